@@ -103,7 +103,14 @@ def multiply_without_options(library: Library, a: Any, b: Any, out: Any = None) 
         nbytes_product = 0
     if nbytes_product < SMALL_BYTES_PRODUCT or is_declined_on_device(library, a, b, nbytes_product):
         try:
-            return library.fast_vendor_product(a, b) if out is None else library.vendor_product(a, b, out)
+            if out is not None:
+                return library.vendor_product(a, b, out)
+            if a.ndim == 3 == b.ndim and nbytes_product and library.is_differentiable:
+                try:
+                    return library.fast_stack_product(a, b)
+                except RuntimeError:  # the stacks have different lengths, which the product below may accept
+                    return library.fast_vendor_product(a, b)
+            return library.fast_vendor_product(a, b)
         except RuntimeError:
             if not (library.is_differentiable and a.is_cuda and type_name(a.dtype) in INTEGERS):
                 raise  # torch has no integer products on CUDA devices

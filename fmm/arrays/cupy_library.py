@@ -26,8 +26,9 @@ from fmm.arrays.library import (
     occupied_bytes,
     product_shape,
 )
-from fmm.arrays.numpy_library import NumpyLikeLibrary
+from fmm.arrays.numpy_library import NumpyLikeLibrary, cancel_first_halves
 from fmm.dtypes import DTYPES, INTEGERS, STORED_TYPES, DType
+from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
 
 try:
     from cupy._core import _routines_linalg as _linalg
@@ -137,6 +138,36 @@ class CupyLibrary(NumpyLikeLibrary):
         if self.options or out is not None:
             return matmul(a, b, out=out, **self.options)
         return self.fast_vendor_product(a, b) if type(a) is type(b) is ndarray else matmul(a, b)
+
+    def has_symmetric_gram(self, a: Any) -> bool:
+        if type(a) is not ndarray or a.dtype.kind != "f" or a.data.ptr % VECTOR_BYTES:
+            return False
+        compute = get_compute_type(a.dtype) if get_compute_type else None
+        key = "symmetric gram", a.shape, a.strides, a.dtype, a.data.device_id, compute
+        found: bool | None = self.cached_calls.get(key)
+        if found is None:
+            stream = get_current_stream().ptr
+            if stream and runtime.streamIsCapturing(stream):
+                return False
+            found = self.cached_calls[key] = self._is_gram_symmetric(a)
+        return found
+
+    def _is_gram_symmetric(self, a: Any) -> bool:
+        """Return True if CuPy's kernel for a product with A's shape and layout computes it symmetric bit for bit.
+
+        The order in which a kernel adds up does not depend on the numbers, so the kernel multiplies other numbers.
+        """
+        is_transposed = not a.flags.c_contiguous
+        shape = a.swapaxes(-1, -2).shape if is_transposed else a.shape
+        if is_transposed and not a.swapaxes(-1, -2).flags.c_contiguous:
+            return False
+        try:
+            x = cupy.sin(1e3 * cupy.arange(a.size, dtype=np.float64)).reshape(shape).astype(a.dtype)
+            x = cancel_first_halves(x.swapaxes(-1, -2) if is_transposed else x)
+            product = self.vendor_product(x, x.swapaxes(-1, -2))
+            return bool((product == product.swapaxes(-1, -2)).all())
+        except self.out_of_memory_error:
+            return False
 
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
         if type(a) is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray):

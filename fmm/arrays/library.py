@@ -240,6 +240,11 @@ class Library(Protocol):
     # ---- the library's own functions
 
     @property
+    def fast_stack_product(self) -> Callable[..., Any]:
+        """The library's product of two stacks of equally many matrices; used if the library is differentiable."""
+        ...
+
+    @property
     def fast_vendor_product(self) -> Callable[..., Any]:
         """The library's fastest function for a product of two arrays without options.
 

@@ -12,6 +12,8 @@ from torch.utils._device import DeviceContext
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 # torch's own function, even if a program sets `torch.matmul = fmm.matmul`
 TORCH_MATMUL: Any = torch._C._VariableFunctions.matmul
+# torch's own product of two stacks of equal length, which takes the host 4 microseconds less than torch.matmul
+TORCH_BMM: Any = torch._C._VariableFunctions.bmm
 
 is_compiling = torch.compiler.is_compiling
 # A faster replacement of torch.compiler.is_compiling: real tensors reach this module only in code that torch.compile

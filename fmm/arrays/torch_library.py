@@ -13,8 +13,8 @@ import torch
 
 from fmm.arrays import host_memory
 from fmm.arrays.library import MemoryNeeds, Operand, Processor, ProductSetting, contiguous_operand, product_shape
-from fmm.arrays.numpy_library import as_integer_factor, tensor_as_numpy
-from fmm.arrays.torch_calls import TORCH_MATMUL, is_observed, is_plain_call, is_tracing
+from fmm.arrays.numpy_library import as_integer_factor, cancel_first_halves, tensor_as_numpy
+from fmm.arrays.torch_calls import TORCH_BMM, TORCH_MATMUL, is_observed, is_plain_call, is_tracing
 from fmm.dtypes import DTYPES, INTEGERS, STORED_TYPES
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.cpu.triangle_product import MIRROR_IN_PLACE, mirror_tasks
@@ -150,6 +150,7 @@ class _TorchLibraryBase:
     def __init__(self, calls: dict[Hashable, Any] | None = None) -> None:
         self.cached_calls = {} if calls is None else calls
         self.fast_vendor_product, self.is_observed, self.is_tracing = TORCH_MATMUL, is_observed, is_tracing
+        self.fast_stack_product = TORCH_BMM
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         if options:
@@ -270,13 +271,17 @@ class TorchLibrary(_TorchLibraryBase):
         super().__init__()
         self._symmetric_products: dict[Hashable, bool] = {}  # results of `has_symmetric_gram`
 
+    def fast_gram(self, a: Any) -> Any:
+        """Return torch's own product of a tensor and its transposed view."""
+        return (self.fast_stack_product if a.ndim == 3 else self.fast_vendor_product)(a, a.mT)
+
     def has_symmetric_gram(self, a: Any) -> bool:
         key = gram_signature(a)
         found = self._symmetric_products.get(key)
         if found is None:
             if torch.cuda.is_current_stream_capturing():
                 return False
-            found = self._symmetric_products[key] = is_gram_symmetric(a)
+            found = self._symmetric_products[key] = is_gram_symmetric(a, self.fast_gram)
         return found
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
@@ -354,23 +359,18 @@ def gram_signature(a: Any) -> Hashable:
     return a.shape, a.stride(), dtype, a.get_device(), is_aligned, precision
 
 
-def is_gram_symmetric(a: Any) -> bool:
-    """Return True if torch's kernel for a product with this signature computes it symmetric bit for bit.
+def is_gram_symmetric(a: Any, multiply: Callable[[Any], Any]) -> bool:
+    """Return True if the product of a tensor with this signature and its transpose is symmetric bit for bit.
 
-    The order in which a kernel adds up does not depend on the numbers. So the kernel multiplies other numbers: the
-    second half of each row is the first half with the sign of the row. The exact product of two rows of different signs
-    is zero, and the computed product is all rounding error, which another order would change.
+    `multiply` returns the product of its argument and its transposed view. The order in which a kernel adds up does not
+    depend on the numbers, so the kernel multiplies numbers whose products show the order.
     """
     if a.is_complex() or a.data_ptr() % VECTOR_BYTES:
         return False
     try:
         x = torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device)
-        half = x.shape[-1] // 2
         x.normal_(generator=torch.Generator(a.device).manual_seed(0))
-        x[..., half:] = 0
-        x[..., half : 2 * half] = x[..., :half]
-        x[..., 1::2, half:] *= -1
-        product = TORCH_MATMUL(x, x.mT)
+        product = multiply(cancel_first_halves(x))
         return bool(torch.equal(product, product.mT))
     except RuntimeError:  # the memory ran out, or elements share memory
         return False

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fmm.arrays.torch_calls import TORCH_MATMUL, is_compiling
+from fmm.arrays.torch_calls import TORCH_BMM, TORCH_MATMUL, is_compiling
 from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, TorchHostLibrary, TorchLibrary
 from fmm.integrations.install_targets import CannotInstallError, UndoFunction
 
@@ -99,11 +99,11 @@ def bypass_fmm_for_vendor(undo: UndoFunction) -> UndoFunction:
         undo()
         _active_undos.remove(undo)
         for library in (TORCH, TORCH_ON_HOST) if not _active_undos else ():
-            library.fast_vendor_product = TORCH_MATMUL
+            library.fast_vendor_product, library.fast_stack_product = TORCH_MATMUL, TORCH_BMM
 
     _active_undos.append(undo)
     for library in (TORCH, TORCH_ON_HOST):
-        library.fast_vendor_product = vendor_matmul
+        library.fast_vendor_product = library.fast_stack_product = vendor_matmul
     return undo_installation
 
 

@@ -337,7 +337,7 @@ def _gram_work(plan: Plan, problem: Problem) -> PlanWork:
     ]
     leaves = [(m, k, n, c * times, max(b, t)) for c, t, w in products for m, k, n, times, b in w.leaves]
     triangles = [
-        TriangleProducts(float(m), float(k), float(c), float(t), leaf, loose)
+        TriangleProducts(float(m), float(k), float(c * problem.batch), float(t * problem.batch), leaf, loose)
         for ((m, k, _), t, leaf, loose), c in parts.triangles.items()
     ]
     traffic = parts.traffic + sum(c * w.traffic for c, _, w in products)

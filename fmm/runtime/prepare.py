@@ -46,7 +46,7 @@ from fmm.runtime.decisions.limits import (
     default_workspace_bytes,
     workspace_valid_until,
 )
-from fmm.runtime.decisions.stacks import is_faster_than_vendor, is_stackable, stacked_decisions
+from fmm.runtime.decisions.stacks import is_stackable, stacked_decisions
 from fmm.runtime.devices import Device, chip_with_tuned_terms
 from fmm.runtime.operands import (
     ByteOffsets,
@@ -297,10 +297,8 @@ def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
         return None
     if call.plan == VENDOR and not _can_vendor_syrk_win(query, problem):
         return None
-    if problem.batch_strides is not None:
-        return (
-            call if query.device.chip is not None and is_faster_than_vendor(call.decision, query.device.chip) else None
-        )
+    if problem.batch_strides is not None:  # the decision compared the triangles with the vendor's whole products
+        return call
     if not query.device.threads:
         return call if is_gram_faster(call.decision, call.limits, query.device) else None
     if call.plan == VENDOR:

@@ -22,7 +22,7 @@ H100 = 132
 
 def own_launches(monkeypatch: pytest.MonkeyPatch, stack: Stack, *steps: tuple[float, float, float]) -> list[Launch]:
     """Return the launches without calls of the vendor."""
-    monkeypatch.setattr(hopper_launches, "vendor_stack_time", lambda op, multiprocessors: float("inf"))
+    monkeypatch.setattr(hopper_launches, "vendor_stack_seconds", lambda op, multiprocessors: float("inf"))
     found = iteration_launches.__wrapped__(stack, steps, 4)
     assert found is not None and all(isinstance(x, Launch) for x in found.steps)
     return list(found.launches)

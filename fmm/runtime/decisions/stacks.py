@@ -1,7 +1,8 @@
-"""Decide whether the launches of a plan compute a whole stack of products, or a group of its matrices at a time.
+"""Decide how a stack of products is computed: by launches that several products share, by one product after the other,
+or by the vendor's batched product.
 
-Without such launches, a plan is launched for one matrix after the other. All matrices of one launch share the
-multiprocessors, so small matrices fill the device too. The vendor's batched product is the rival in both cases.
+All matrices of one launch share the multiprocessors, so small matrices fill the device too. A plan for one matrix was
+compared with the vendor's product of one matrix. The vendor's batched product is faster, so a stack is decided anew.
 """
 
 from __future__ import annotations
@@ -10,36 +11,55 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
+from typing import NamedTuple
 
 from fmm.config import environment
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.ops import GemmOp
-from fmm.kernels.cuda.products.stacked_products import STEP_SECONDS, stack_time, vendor_stack_time
+from fmm.kernels.cuda.products.stacked_products import stack_seconds, vendor_stack_seconds
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, filter_candidates, required_margin
-from fmm.perfmodel.predict import quick_prediction
+from fmm.perfmodel.predict import predict_vendor, quick_prediction
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import calibration_in_force
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.devices import Device
 
-WARPGROUP_PLAN, SMALL_PLAN = Plan.parse("tile"), Plan.parse("small")
+WARPGROUP_PLAN = Plan.parse("tile")
 STACKED_TYPES = ("bfloat16", "float16")  # types whose triangles the warpgroup kernel mirrors
-MIN_MATMUL_GAIN = 1.1  # smallest predicted gain for which the launch replaces the vendor in fmm.matmul(a, a^T)
-MAX_SMALL_COUNT = 65535  # largest third dimension of a grid, which counts the products of the kernel for small products
-# Largest number of multiply-adds of a stack for the kernel for small products, which uses no tensor cores. On an H100,
-# 1000 products of bfloat16 matrices of side 100 take it 215 us, and the vendor 38 us and a pass of the mirror.
-MAX_SMALL_MULTIPLY_ADDS = 1 << 27
-# Largest side of matrices that are multiplied as one batch by the vendor if no launch of fmm computes the stack. Larger
-# matrices fill the device one by one.
-MAX_BATCHED_SIDE = 1024
+# Plans for stacks that are no candidates for one matrix. On an H200, complex64 products of 64 x 512 and 16 x 1024 take
+# 0.71 and 0.41 times as long by residues as by the vendor (predicted 0.77 and 0.47).
+PLANS_FOR_STACKS = {"complex64": (Plan.parse("residues2m(8) > bytes"),)}
+# Share of the vendor's time by which launches for a stack must be predicted to win, in addition to the margin of their
+# plan. On an H200, launches of float32, float64 and complex stacks take 0.8 to 1.2 times as long as predicted.
+STACK_MARGIN = 0.08
+TILE_MARGIN = 0.08  # the same for 16-bit triangles, whose model has an error of 6 %
+# The vendor's shortest time for which a plan may compute a stack: a prepared call takes the host about as long.
+MIN_VENDOR_SECONDS = 25e-6
+# The predicted time of the vendor's triangles of one matrix after the other is multiplied by this factor. On an H200,
+# the triangles of 49 float64 matrices of 1626 x 264 take 1.5 times as long as predicted.
+VENDOR_TRIANGLE_SLOWDOWN = 1.5
+# Additional time of the vendor for triangles with alpha or beta, and for products that are no Gram products: the library
+# mirrors the product by about five launches that read and write C about nine times.
+MIRROR_LAUNCH_SECONDS, MIRROR_PASSES = 25e-6, 9
+# Products share launches in groups whose workspace has at most this number of bytes. On an H200, one group of float64
+# products of 8 x 4096 is 1 % faster than four groups, and needs four times the memory.
+MAX_GROUP_BYTES = 1 << 31
+
+
+class StackPlan(NamedTuple):
+    """A plan for all products of a stack, with the predicted seconds and the required margin."""
+
+    seconds: float
+    margin: float
+    plan: Plan
 
 
 def is_stackable(problem: Problem, limits: Limits) -> bool:
-    """Return True if the launches of a plan may compute several products of a stack of these products."""
+    """Return True if several products of a stack of these products may share launches."""
     if environment.is_disabled() or limits.componentwise or problem.element_type.exact:
         return False
     if not problem.writes_triangle:
@@ -54,41 +74,67 @@ def stacked_decisions(problem: Problem, single: Decision, limits: Limits, device
     """Yield decisions for groups of the stack's products, the best first; `single` is the decision for one matrix.
 
     The problem of a decision has the number of products of a group, which divides the number of products of the stack.
+    Yield nothing if the plan of one matrix after the other is predicted to be the fastest.
     """
-    assert device.chip is not None
-    if problem.writes_triangle:
-        yield from _triangle_decisions(problem, single, device.chip)
+    calibration = calibration_in_force(problem, limits, device)
+    if calibration is None or problem.dtype not in calibration.rates or device.chip is None:
+        return
+    if problem.writes_triangle and problem.dtype in STACKED_TYPES and device.chip.has_warpgroups:
+        seconds, vendor_seconds = _triangle_seconds(problem, device.chip)
+        plans = [StackPlan(seconds, TILE_MARGIN, WARPGROUP_PLAN)]
     else:
-        yield from _product_decisions(problem, single, limits, device, device.chip)
+        vendor_seconds = predict_vendor(replace(problem, op="product", beta=0), calibration).predicted_seconds
+        plans = sorted(_plans_for_stack(problem, calibration, limits))
+    if problem.writes_triangle and (problem.has_factors or problem.op != "gram"):
+        nbytes = problem.batch * problem.m * problem.n * problem.itemsize
+        vendor_seconds += MIRROR_LAUNCH_SECONDS + MIRROR_PASSES * nbytes / calibration.stream
+    single_seconds = problem.batch * _single_seconds(single)
+    if single.plan == VENDOR:
+        single_seconds = VENDOR_TRIANGLE_SLOWDOWN * single_seconds if problem.writes_triangle else inf
+    for seconds, margin, plan in plans if vendor_seconds >= MIN_VENDOR_SECONDS else ():
+        if plan == single.plan:  # one launch is not slower than one launch after the other
+            seconds = min(seconds, single_seconds)
+        if seconds > min((1 - margin) * vendor_seconds, single_seconds):
+            continue
+        gain = f"predicted {vendor_seconds / seconds:.2f}x the vendor's batch"
+        for count in group_sizes(problem, plan):
+            shared = "one launch" if count == problem.batch else f"launches for {count} of them"
+            yield Decision(plan, replace(problem, batch=count), f"{shared} for {problem.batch} products, {gain}")
+    if single_seconds > (1 - calibration.margin) * vendor_seconds or vendor_seconds < MIN_VENDOR_SECONDS:
+        yield Decision(VENDOR, problem, f"the vendor multiplies {problem.batch} matrices as one batch")
 
 
-def _triangle_decisions(problem: Problem, single: Decision, chip: Chip) -> Iterator[Decision]:
-    if problem.dtype in STACKED_TYPES and chip.has_warpgroups:
-        time, vendor_time = _stack_times(problem, chip)
-        if time * STEP_SECONDS < problem.batch * _single_seconds(single):
-            gain = f"{vendor_time / time:.2f}x the vendor"
-            why = f"one launch for a triangle of each of {problem.batch} products, predicted {gain}"
-            yield Decision(WARPGROUP_PLAN, problem, why)
-    n, k = problem.m, problem.k
-    is_small = problem.batch <= MAX_SMALL_COUNT and problem.batch * n * n * k <= MAX_SMALL_MULTIPLY_ADDS
-    if single.plan == SMALL_PLAN and is_small:
-        yield Decision(SMALL_PLAN, problem, f"one launch for a triangle of each of {problem.batch} products")
-    if single.plan in (SMALL_PLAN, VENDOR) and n <= MAX_BATCHED_SIDE:
-        yield Decision(VENDOR, problem, f"the vendor multiplies {problem.batch} small matrices as one batch")
+def _plans_for_stack(problem: Problem, calibration: Calibration, limits: Limits) -> Iterator[StackPlan]:
+    """Yield the plans without levels that may compute a stack by emulation.
+
+    The tiled kernel is no candidate: on an H200, its stacks take 1.0 times the vendor's time in float32.
+    """
+    for plan in (*filter_candidates(problem, calibration), *PLANS_FOR_STACKS.get(problem.dtype, ())):
+        growth = expected_error_growth(plan, problem.dtype, False)
+        if plan.levels or not plan.uses_emulation or not limits.allows_plan(plan, growth):
+            continue
+        if problem.writes_triangle and not plan.leaf_use.leaf.mirrors:
+            continue
+        with suppress(PlanError):
+            seconds = quick_prediction(plan, problem, calibration).predicted_seconds
+            yield StackPlan(seconds, STACK_MARGIN + required_margin(plan, problem, calibration), plan)
 
 
-def is_faster_than_vendor(decision: Decision, chip: Chip | None) -> bool:
-    """Return True if the launch of a stack is predicted to be faster than the vendor's batched product."""
-    if decision.plan != WARPGROUP_PLAN or decision.problem is None or chip is None:
-        return False
-    time, vendor_time = _stack_times(decision.problem, chip)
-    return vendor_time >= MIN_MATMUL_GAIN * time
+def group_sizes(problem: Problem, plan: Plan) -> list[int]:
+    """Return the numbers of products in a group, the best first; all groups of a stack have the same number.
+
+    Larger groups are faster, because a group fills the device at its start and waits for its last tile at its end.
+    """
+    leaf, itemsize = plan.leaf_use.leaf, problem.itemsize
+    divisors = [count for count in range(problem.batch, 0, -1) if problem.batch % count == 0]
+    small = [x for x in divisors if leaf.workspace_bytes(itemsize, *problem.size, x) <= MAX_GROUP_BYTES]
+    return small or divisors[-1:]
 
 
-def _stack_times(problem: Problem, chip: Chip) -> tuple[float, float]:
-    """Return the predicted times of the stack's launch and of the vendor's batched product, in the same unit."""
+def _triangle_seconds(problem: Problem, chip: Chip) -> tuple[float, float]:
+    """Return the predicted seconds of the stack's launch and of the vendor's batched product."""
     (op,) = (op for op in record_operations(WARPGROUP_PLAN, problem).ops if isinstance(op, GemmOp))
-    return stack_time(op, chip.multiprocessors), vendor_stack_time(op, chip.multiprocessors)
+    return stack_seconds(op, chip.multiprocessors), vendor_stack_seconds(op, chip.multiprocessors)
 
 
 def _single_seconds(single: Decision) -> float:
@@ -99,55 +145,4 @@ def _single_seconds(single: Decision) -> float:
     seconds = {c.plan: c.prediction.predicted_seconds for c in single.candidates}
     if single.plan in seconds:
         return seconds[single.plan]
-    return seconds.get(VENDOR, float("inf")) / (single.measured_speedup or 1.0)
-
-
-# ---- products with two different operands
-
-CACHE_SHARE_OF_PLANES = 0.75  # largest share of the L2 cache that the planes of a group take; operands pass through too
-
-
-def _product_decisions(
-    problem: Problem, single: Decision, limits: Limits, device: Device, chip: Chip
-) -> Iterator[Decision]:
-    """Yield the fastest plan without levels for groups, if it beats the vendor's batch; else the vendor's batch.
-
-    Yield nothing if the plan of one matrix, launched for one matrix after the other, is predicted to be the fastest.
-    """
-    calibration = calibration_in_force(problem, limits, device)
-    if calibration is None or problem.dtype not in calibration.rates:
-        return
-    vendor_seconds = quick_prediction(VENDOR, problem, calibration).predicted_seconds
-    single_seconds = problem.batch * _single_seconds(single) if single.plan != VENDOR else inf
-    for seconds, margin, plan in sorted(_stacked_plans(problem, calibration, limits), key=lambda x: x[0]):
-        if seconds > min((1 - margin) * vendor_seconds, single_seconds):
-            break
-        gain = f"{vendor_seconds / seconds:.2f}x the vendor's batch"
-        for count in group_sizes(problem, plan, chip):
-            why = f"{count} of {problem.batch} products in each launch, predicted {gain}"
-            yield Decision(plan, replace(problem, batch=count), why)
-    if single.plan != VENDOR and single_seconds > (1 - calibration.margin) * vendor_seconds:
-        yield Decision(VENDOR, problem, f"the vendor multiplies {problem.batch} matrices as one batch")
-
-
-def _stacked_plans(problem: Problem, calibration: Calibration, limits: Limits) -> Iterator[tuple[float, float, Plan]]:
-    """Yield the predicted seconds, the required margin and the plan, for the plans that may compute a stack."""
-    for plan in filter_candidates(problem, calibration):
-        growth = expected_error_growth(plan, problem.dtype, False)
-        if plan.levels or not plan.uses_emulation or not limits.allows_plan(plan, growth):
-            continue
-        with suppress(PlanError):
-            seconds = quick_prediction(plan, problem, calibration).predicted_seconds
-            yield seconds, required_margin(plan, problem, calibration), plan
-
-
-def group_sizes(problem: Problem, plan: Plan, chip: Chip) -> list[int]:
-    """Return the numbers of products in a group, the best first; all groups of a stack have the same number.
-
-    The planes of a group are written by one launch and read by the next, so they are to fit into the L2 cache.
-    """
-    divisors = [count for count in range(problem.batch, 0, -1) if problem.batch % count == 0]
-    leaf, itemsize = plan.leaf_use.leaf, problem.itemsize
-    most = CACHE_SHARE_OF_PLANES * chip.cache
-    fitting = [x for x in divisors if leaf.workspace_bytes(itemsize, *problem.size, x) <= most]
-    return fitting or divisors[-1:]
+    return seconds.get(VENDOR, inf) / (single.measured_speedup or 1.0)

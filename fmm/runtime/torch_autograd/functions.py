@@ -19,7 +19,6 @@ import torch
 
 from fmm.arrays.library import Library
 from fmm.arrays.torch_calls import (
-    TORCH_MATMUL,
     explain_torch_fallback,
     is_any_autocast_enabled,
     is_observed,
@@ -145,7 +144,7 @@ def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill:
     if is_fast and a.ndim >= 2:
         left = a if rows else a.mT
         if _symmetric_declines.get(gram_signature(left), 0.0) > time.monotonic():
-            return TORCH_MATMUL(left, left.mT)
+            return TORCH.fast_gram(left)
     if not a.is_cuda or not is_plain_call(a, a, out) or a.is_neg() or a.is_conj():
         return None
     if a.requires_grad and torch.is_grad_enabled():

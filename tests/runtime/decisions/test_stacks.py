@@ -11,10 +11,11 @@ from fmm.arrays.library import Operand, ProductSetting, contiguous_operand
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
-from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Layout, Problem
+from fmm.runtime.decisions.stacks import MAX_GROUP_BYTES
 from fmm.runtime.prepare import PreparedCall, ProblemQuery, prepare_query
 from tests.kernels.cuda.products.test_wgmma_kernels import POISON, bits_of, numbers_of
 from tests.support.devices import H200
@@ -42,39 +43,62 @@ def prepared(
 
 
 @pytest.mark.parametrize(
-    "shape", [(16, 2048, 2048), (64, 512, 512), (2, 3, 256, 1024), (24, 768, 3072), (8, 2048, 8192)]
+    "shape", [(16, 2048, 2048), (64, 1024, 1024), (2, 6, 1024, 1024), (24, 768, 3072), (8, 2048, 8192)]
 )
 def test_a_stack_of_half_precision_matrices_is_one_launch(shape: tuple[int, ...]) -> None:
     for params in (GemmParams(op="gram"), GemmParams(2, -0.5, "gram"), GemmParams(2, -0.5, "symmetric")):
-        call = prepared(shape, params=params)
-        assert call.launches is not None and call.offsets == ((0, 0, 0),)
-        (launch,) = call.launches.launches
-        assert "gemm_wgmma" in launch.label and "and its mirror" in launch.label
-        assert launch.maps[0][1].layers == np.prod(shape[:-2])
-        assert not call.uses_graph and call.workspace == 0 and "one launch" in call.decision.reason
+        assert_one_launch(prepared(shape, params=params), shape)
+
+
+def assert_one_launch(call: PreparedCall, shape: tuple[int, ...]) -> None:
+    assert call.launches is not None and call.offsets == ((0, 0, 0),)
+    (launch,) = call.launches.launches
+    assert "gemm_wgmma" in launch.label and "and its mirror" in launch.label
+    assert launch.maps[0][1].layers == np.prod(shape[:-2])
+    assert not call.uses_graph and call.workspace == 0 and "one launch" in call.decision.reason
+
+
+@pytest.mark.parametrize("shape", [(64, 512, 512), (48, 256, 1024), (200, 256, 256), (2, 3, 256, 1024)])
+def test_the_vendor_is_measured_to_be_faster_for_small_triangles(shape: tuple[int, ...]) -> None:
+    """Where the library's product needs no mirror."""
+    assert prepared(shape).plan is None
+    for params in (GemmParams(2, -0.5, "gram"), GemmParams(op="symmetric")):
+        assert_one_launch(prepared(shape, params=params), shape)
 
 
 def test_strided_and_broadcast_stacks() -> None:
-    call = prepared((8, 256, 512), strides=(3 * 256 * 520, 520, 1))
-    assert call.launches is not None and call.launches.problem.batch_strides == (399360, 399360, 65536)
-    call = prepared((8, 256, 512), strides=(0, 512, 1))  # each product is equal
-    assert call.launches is not None and call.launches.problem.batch_strides == (0, 0, 65536)
-    call = prepared((2, 3, 256, 512), strides=(10 * 131072, 131072, 512, 1))  # no constant distance
+    call = prepared((64, 1024, 512), strides=(3 * 1024 * 520, 520, 1))
+    assert call.launches is not None and call.launches.problem.batch_strides == (1597440, 1597440, 1048576)
+    call = prepared((64, 1024, 512), strides=(0, 512, 1))  # each product is equal
+    assert call.launches is not None and call.launches.problem.batch_strides == (0, 0, 1048576)
+    call = prepared((8, 8, 1024, 512), strides=(10 * 524288, 524288, 512, 1))  # no constant distance
     assert call.launches is None or call.launches.problem.batch_strides is None
 
 
 def test_the_vendor_multiplies_small_matrices_as_one_batch() -> None:
-    for shape, dtype in (((1000, 100, 100), "bfloat16"), ((1000, 100, 100), "float32"), ((512, 200, 300), "float64")):
+    for shape, dtype in (
+        ((1000, 100, 100), "bfloat16"),
+        ((1000, 100, 100), "float32"),
+        ((512, 200, 300), "float64"),
+        ((50, 30, 30), "float64"),
+    ):
         call = prepared(shape, dtype)
         assert call.plan is None and call.launches is None
-    call = prepared((50, 30, 30), "float64")
-    assert call.launches is not None and len(call.launches.launches) == 1
-    assert call.launches.launches[0].grid[2] == 50
 
 
-def test_plans_of_large_matrices_are_not_replaced() -> None:
-    call = prepared((16, 2048, 2048), "float32")
-    assert len(call.offsets) == 16 and call.plan not in (VENDOR, None)
+def test_triangles_of_float32_share_launches() -> None:
+    for shape in ((64, 1024, 1024), (24, 768, 3072), (64, 512, 512), (16, 2048, 2048)):
+        call = prepared(shape, "float32")
+        assert call.launches is not None and len(call.offsets) == 1
+        split, product, _ = call.launches.launches
+        assert "splits A" in split.label and "mirror" in product.label and f"batch of {shape[0]}" in product.label
+    assert prepared((64, 1024, 1024), "float32", emulation=False).offsets != ((0, 0, 0),)
+
+
+def test_triangles_of_large_matrices_are_separate_where_a_batch_is_slower() -> None:
+    call = prepared((8, 4096, 4096), "float64")
+    assert call.plan is not None and len(call.offsets) == 8
+    assert prepared((49, 1626, 264), "float64").plan is None  # the vendor's batch
 
 
 def test_other_calls_are_not_stacked() -> None:
@@ -101,14 +125,13 @@ def products(shape: tuple[int, ...], b: tuple[int, ...], dtype: str = "float32",
 
 
 def test_groups_of_products_share_launches() -> None:
-    """As many products as have their planes in the cache together; a group divides the stack."""
-    assert H200.chip is not None
-    for count, group in ((64, 4), (12, 4), (7, 1), (10, 2)):
+    """A group divides the stack, and its workspace is limited."""
+    for count, group in ((64, 64), (300, 150), (7, 7), (257, 1)):
         call = products((count, 1024, 1024), (count, 1024, 1024))
         assert call.launches is not None and call.launches.problem.batch == group
         assert len(call.offsets) == count // group
         assert call.offsets[-1] == (4 * 1024**2 * (count - group),) * 3
-        assert call.launches.workspace <= H200.chip.cache
+        assert call.launches.workspace <= MAX_GROUP_BYTES
         recompute = call.launches.launches[-1]
         assert "recompute" in recompute.label and recompute.parameters[-8:] == group.to_bytes(8, "little")
 

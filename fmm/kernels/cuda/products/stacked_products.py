@@ -21,15 +21,16 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
 STACK_SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128, stages=5), WgmmaSizes(128, 64, stages=6))
 # Triangles can also be computed without clusters: fewer tiles then cross the diagonal, so less is computed in vain.
 STACK_TRIANGLE_SIZES = (*STACK_SIZES, WgmmaSizes(128, 192, stages=4), WgmmaSizes(128, 128, cluster=1, stages=5))
-# The unit of predicted times: one position of the inner dimension, for one row or one column of a tile. A tile takes
-# ((rows + columns) k + TILE_END_STEPS columns) units. The next three numbers are fitted to times of 64 x 512,
-# 12 x 1024, 24 x 768 x 3072, 8 x 2048 x 8192 and 1 x 4096 on an H100, in bfloat16.
-TILE_END_STEPS = 800  # units that the end of a tile takes for each column
-STEP_SECONDS = 3.3e-11  # seconds of a unit
-ALONE_SLOWDOWN = 1.2  # time of a thread block without a cluster, divided by the time of one in a cluster
-# The vendor's batched product computes VENDOR_FLOPS_PER_STEP flops on each multiprocessor in a unit. It takes as long
-# as if the inner dimension were longer by VENDOR_END_STEPS.
-VENDOR_FLOPS_PER_STEP, VENDOR_END_STEPS = 188.0, 256
+# The next numbers are fitted to 35 times of triangles of bfloat16 stacks on an H200: 7 stacks, from 200 x 256 x 256 to
+# 16 x 2048 x 2048, with each of STACK_TRIANGLE_SIZES. The standard deviation of the fit is 6 %.
+LAUNCH_SECONDS = 6.5e-6  # time of a launch that computes nothing
+STEP_SECONDS = 2.5e-11  # seconds of one position of the inner dimension, for one row or one column of a tile
+TILE_START_SECONDS, TILE_COLUMN_SECONDS = 5.7e-7, 1.45e-8  # time of the start of a tile; of the end, for each column
+ALONE_SLOWDOWN = 1.05  # time of a thread block without a cluster, divided by the time of one in a cluster
+# The vendor's batched product has this number of flops per second of each multiprocessor. Its time has in addition the
+# time of a launch, and of this number of steps of the inner dimension. Fitted to the same stacks; the largest error of
+# the fit is 7 %.
+VENDOR_FLOPS_PER_SECOND, VENDOR_LAUNCH_SECONDS, VENDOR_END_STEPS = 6.24e12, 8.1e-6, 133
 
 
 def stack_view(base: str, rows: int, cols: int, dtype: str, offset: int = 0) -> DeviceView:
@@ -79,28 +80,29 @@ def stacked_launch(op: GemmOp, multiprocessors: int, shift: float = 0) -> Launch
 def best_stack_sizes(op: GemmOp, multiprocessors: int) -> WgmmaSizes:
     """Return the tile sizes with the smallest predicted time."""
     among = STACK_TRIANGLE_SIZES if op.triangle else STACK_SIZES
-    return min(among, key=lambda s: _stack_time(op, s, multiprocessors))
+    return min(among, key=lambda s: _stack_seconds(op, s, multiprocessors))
 
 
-def stack_time(op: GemmOp, multiprocessors: int) -> float:
-    """Return the predicted time of a stack's products, in units of STEP_SECONDS."""
-    return _stack_time(op, best_stack_sizes(op, multiprocessors), multiprocessors)
+def stack_seconds(op: GemmOp, multiprocessors: int) -> float:
+    """Return the predicted seconds of a stack's products."""
+    return _stack_seconds(op, best_stack_sizes(op, multiprocessors), multiprocessors)
 
 
-def vendor_stack_time(op: GemmOp, multiprocessors: int) -> float:
-    """Return the predicted time of the vendor's batched product of both triangles, in units of STEP_SECONDS."""
+def vendor_stack_seconds(op: GemmOp, multiprocessors: int) -> float:
+    """Return the predicted seconds of the vendor's batched product, which computes both triangles."""
     flops = 2.0 * op.m * op.n * (op.k + VENDOR_END_STEPS) * op.count
     # A product of few tiles leaves multiprocessors idle: the time is at least that of one of our smallest tiles.
-    single_tile = _tile_time(op, STACK_SIZES[-1])
-    return max(flops / (VENDOR_FLOPS_PER_STEP * multiprocessors), single_tile)
+    single_tile = _tile_seconds(op, STACK_SIZES[-1])
+    return VENDOR_LAUNCH_SECONDS + max(flops / (VENDOR_FLOPS_PER_SECOND * multiprocessors), single_tile)
 
 
-def _stack_time(op: GemmOp, s: WgmmaSizes, multiprocessors: int) -> float:
+def _stack_seconds(op: GemmOp, s: WgmmaSizes, multiprocessors: int) -> float:
     """Return the time of the busiest cluster, which computes tiles one after the other."""
     tiles = count_cluster_tiles(cluster_tiles(op.n, op.m, s), s, op.triangle is not None) * op.count
-    return -(-tiles // max(multiprocessors // s.cluster, 1)) * _tile_time(op, s)
+    return LAUNCH_SECONDS + -(-tiles // max(multiprocessors // s.cluster, 1)) * _tile_seconds(op, s)
 
 
-def _tile_time(op: GemmOp, s: WgmmaSizes) -> float:
-    slowdown = 1.0 if s.cluster > 1 else ALONE_SLOWDOWN
-    return ((s.m_s + s.n_s) * op.k + TILE_END_STEPS * s.n_s) * slowdown
+def _tile_seconds(op: GemmOp, s: WgmmaSizes) -> float:
+    steps = (s.m_s + s.n_s) * op.k * STEP_SECONDS
+    ends = TILE_START_SECONDS + TILE_COLUMN_SECONDS * s.n_s
+    return (steps + ends) * (1.0 if s.cluster > 1 else ALONE_SLOWDOWN)
