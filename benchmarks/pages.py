@@ -29,6 +29,7 @@ SECTIONS: dict[str, SectionLines] = {
         *(
             everywhere.several_gpus,
             everywhere.contraction_speedups,
+            everywhere.stack_speedups,
             everywhere.muon_speedups,
             everywhere.solver_speedups,
             everywhere.tall_qr_speedups,

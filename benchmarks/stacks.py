@@ -57,6 +57,7 @@ class Case:
     m: int
     k: int
     n: int
+    random: bool = False
 
 
 def random_cases(number: int) -> list[Case]:
@@ -72,7 +73,8 @@ def random_cases(number: int) -> list[Case]:
             nbytes = count * (m * k + k * n + m * n) * DTYPES[dtype].itemsize
             if nbytes <= MAX_BYTES and count * m * k * n <= MAX_MULTIPLY_ADDS:
                 is_gram = len(found) % 3 == 0 and not DTYPES[dtype].is_complex
-                found.append(Case(*("gram", dtype, count, m, k, m) if is_gram else ("matmul", dtype, count, m, k, n)))
+                sizes = ("gram", dtype, count, m, k, m) if is_gram else ("matmul", dtype, count, m, k, n)
+                found.append(Case(*sizes, random=True))
     return found
 
 

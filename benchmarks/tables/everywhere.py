@@ -145,6 +145,44 @@ def _muon_rows(results: Path) -> Iterator[tuple[object, ...]]:
             yield environment["device"], f"`fmm.{row['function']}`", size, *times, speedup, *errors
 
 
+STACK_COLUMNS = ("on", "call", "type", "stack", "torch.bmm, µs", "fmm, µs", "speedup", "plan")
+MAX_LOST_MICROSECONDS = 2.0  # time that a declined call may take longer than torch's own
+
+
+def stack_speedups(results: Path) -> Iterator[str]:
+    """Yield a row for each named stack, then a sentence about the random stacks of each device."""
+    yield from table_lines(STACK_COLUMNS, _stack_rows(results))
+    for _, environment, rows in loaded_results(results, "*/stacks.json"):
+        found = [row for row in rows if not row["failure"] and row["random"]]
+        lost = [1e6 * (median(row["samples"]["fmm"]) - median(row["samples"]["torch"])) for row in found]
+        slow = sum(row["speedup"] < 0.98 and x > MAX_LOST_MICROSECONDS for row, x in zip(found, lost, strict=True))
+        fast = sum(row["speedup"] >= FAST_CONTRACTION for row in found)
+        yield ""
+        yield (
+            f"{environment['device']}: of {len(found)} random stacks, {fast} are at least {FAST_CONTRACTION} times as"
+            f" fast as `torch.bmm`; {slow} take more than 2 % and 2 µs longer."
+        )
+
+
+def _stack_rows(results: Path) -> Iterator[tuple[object, ...]]:
+    for _, environment, rows in loaded_results(results, "*/stacks.json"):
+        for row in (row for row in rows if not row["failure"] and not row["random"]):
+            times = [rounded_text(1e6 * median(row["samples"][name])) for name in ("torch", "fmm")]
+            speedup = f"**{row['speedup']:.2f}**" if row["speedup"] >= FAST_CONTRACTION else f"{row['speedup']:.2f}"
+            size = f"{row['count']} of {row['m']} x {row['k']}" + (
+                f" x {row['n']}" if row["function"] == "matmul" else ""
+            )
+            yield (
+                environment["device"],
+                f"`fmm.{row['function']}`",
+                row["dtype"],
+                size,
+                *times,
+                speedup,
+                f"`{row['plan']}`",
+            )
+
+
 TALL_COLUMNS = ("on", "type", "rows", "columns", "torch.linalg.qr, ms", "fmm, ms", "speedup")
 
 
