@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
+from typing import Any
 
 import fmm
 from benchmarks.harness import (
@@ -45,6 +46,7 @@ RANDOM_TYPES = ("float32", "float64", "complex64", "bfloat16")
 SHORTEST, LONGEST, LARGEST_COUNT = 16, 2048, 1024  # sides of random matrices, and matrices of a random stack
 MAX_BYTES, MAX_MULTIPLY_ADDS = 1 << 29, 1 << 37  # of a random stack
 ROUNDS, SAMPLE_SECONDS = 5, 0.003
+CASES_A_FILE = 8  # cases after which the file of results is written again
 
 
 @dataclass(frozen=True)
@@ -78,17 +80,21 @@ def random_cases(number: int) -> list[Case]:
     return found
 
 
+def torch_gram(a: Any) -> Any:
+    """Return A A^T of every matrix by torch.bmm; the transposed view is made in each call, as in fmm.gram."""
+    return a.bmm(a.mT)
+
+
 def measure_case(case: Case, clock: Clock) -> Row:
     """Return the plan, the error and the samples of both calls."""
     import torch
 
-    free_gpu_memory()
     torch.manual_seed(case.m)
     options = {"device": "cuda", "dtype": getattr(torch, case.dtype)}
     a = torch.randn(case.count, case.m, case.k, **options)
     if case.function == "gram":
-        theirs, own, explained = partial(torch.bmm, a, a.mT), partial(fmm.gram, a, rows=True), fmm.explain_gram
-        decision = explained(a, rows=True)
+        theirs, own = partial(torch_gram, a), partial(fmm.gram, a, rows=True)
+        decision = fmm.explain_gram(a, rows=True)
     else:
         b = torch.randn(case.count, case.k, case.n, **options)
         theirs, own, decision = partial(torch.bmm, a, b), partial(fmm.matmul, a, b), fmm.explain(a, b)
@@ -109,6 +115,22 @@ def text_line(row: Row) -> str:
     return f"{head:44}{row['speedup']:6.2f}  {times}; {row['plan']}, error {row['error']:.1e}"
 
 
+def slowest_text(dtype: str, rows: Sequence[Row]) -> str:
+    """Return the slowest of the random stacks of a type, and the largest time that a declined stack lost, as text."""
+    measured = [row for row in rows if not row["failure"]]
+    if not measured:
+        return f"{dtype}: no random stacks"
+    slowest = min(measured, key=lambda row: float(row["speedup"]))
+    seconds = [
+        [median(row["samples"][name]) for name in ("fmm", "torch")] for row in measured if row["plan"] == "vendor"
+    ]
+    lost = sorted(1e6 * (own - theirs) for own, theirs in seconds) or [0.0]
+    return (
+        f"{dtype}: {len(measured)} random stacks, slowest {slowest['speedup']:.2f} ({text_line(slowest)}); "
+        f"{len(seconds)} declined, which lost {median(lost):.1f} us, at most {lost[-1]:.1f} us"
+    )
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return 1 if a case failed."""
     parser = benchmark_parser("stacks", __doc__, time_limit=1e9, device="0")
@@ -117,4 +139,13 @@ def main(arguments: Sequence[str]) -> int:
     machine = machine_of(options.device)
     cases = [*(Case(*case) for case in NAMED), *random_cases(options.random)]
     measure = recorded_failure(lambda case: measure_case(case, machine.clock), asdict)
-    return has_failures(run_cases(options, machine, "stacks.json", cases, measure, text_line))
+
+    def measure_several(some: Sequence[Case]) -> list[Row]:
+        free_gpu_memory()
+        return [measure(case) for case in some]
+
+    parts = [cases[i : i + CASES_A_FILE] for i in range(0, len(cases), CASES_A_FILE)]
+    rows = run_cases(options, machine, "stacks.json", parts, measure_several, text_line)
+    for dtype in RANDOM_TYPES if options.random else ():
+        print(slowest_text(dtype, [row for row in rows if row["random"] and row["dtype"] == dtype]))
+    return has_failures(rows)

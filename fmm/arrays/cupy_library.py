@@ -139,11 +139,14 @@ class CupyLibrary(NumpyLikeLibrary):
             return matmul(a, b, out=out, **self.options)
         return self.fast_vendor_product(a, b) if type(a) is type(b) is ndarray else matmul(a, b)
 
+    def gram_signature(self, a: Any) -> Hashable:
+        memory, compute = a.data, get_compute_type(a.dtype) if get_compute_type else None
+        return a.shape, a.strides, a.dtype, memory.device_id, memory.ptr % VECTOR_BYTES == 0, compute
+
     def has_symmetric_gram(self, a: Any) -> bool:
         if type(a) is not ndarray or a.dtype.kind != "f" or a.data.ptr % VECTOR_BYTES:
             return False
-        compute = get_compute_type(a.dtype) if get_compute_type else None
-        key = "symmetric gram", a.shape, a.strides, a.dtype, a.data.device_id, compute
+        key = "symmetric gram", self.gram_signature(a)
         found: bool | None = self.cached_calls.get(key)
         if found is None:
             stream = get_current_stream().ptr

@@ -211,6 +211,17 @@ class _TorchLibraryBase:
             return False
         return not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad))
 
+    def fast_gram(self, a: Any, rows: bool = True) -> Any:
+        transposed = a.mT
+        multiply = self.fast_stack_product if a.ndim == 3 else self.fast_vendor_product
+        return multiply(a, transposed) if rows else multiply(transposed, a)
+
+    def gram_signature(self, a: Any) -> Hashable:
+        dtype = a.dtype
+        is_aligned = a.data_ptr() % VECTOR_BYTES == 0
+        precision = float32_precision() if dtype is float32 else ""
+        return a.shape, a.stride(), dtype, a.get_device(), is_aligned, precision
+
     def has_symmetric_gram(self, a: Any) -> bool:
         return False
 
@@ -267,21 +278,13 @@ class TorchLibrary(_TorchLibraryBase):
     processor: Processor = "cuda"
     out_of_memory_error: type[BaseException] = torch.OutOfMemoryError
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._symmetric_products: dict[Hashable, bool] = {}  # results of `has_symmetric_gram`
-
-    def fast_gram(self, a: Any) -> Any:
-        """Return torch's own product of a tensor and its transposed view."""
-        return (self.fast_stack_product if a.ndim == 3 else self.fast_vendor_product)(a, a.mT)
-
     def has_symmetric_gram(self, a: Any) -> bool:
-        key = gram_signature(a)
-        found = self._symmetric_products.get(key)
+        key = "symmetric gram", self.gram_signature(a)
+        found: bool | None = self.cached_calls.get(key)
         if found is None:
             if torch.cuda.is_current_stream_capturing():
                 return False
-            found = self._symmetric_products[key] = is_gram_symmetric(a, self.fast_gram)
+            found = self.cached_calls[key] = is_gram_symmetric(a, self.fast_gram)
         return found
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
@@ -349,14 +352,6 @@ class TorchLibrary(_TorchLibraryBase):
 
     def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
         return torch._C._cuda_getCurrentRawStream(device), _cupy_device(device)
-
-
-def gram_signature(a: Any) -> Hashable:
-    """Return the properties of a tensor on which torch's kernel for its product with its transpose depends."""
-    dtype = a.dtype
-    is_aligned = a.data_ptr() % VECTOR_BYTES == 0
-    precision = float32_precision() if dtype is float32 else ""
-    return a.shape, a.stride(), dtype, a.get_device(), is_aligned, precision
 
 
 def is_gram_symmetric(a: Any, multiply: Callable[[Any], Any]) -> bool:

@@ -23,7 +23,14 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.problem import Fill
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.early_declines import CallKey, OnDecline, find_declined_call, ignore_decline
+from fmm.runtime.decisions.early_declines import (
+    CallKey,
+    OnDecline,
+    find_declined_call,
+    ignore_decline,
+    is_declined_symmetric_gram,
+    remember_symmetric_gram,
+)
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, GramKey, PlanConstraints
 from fmm.runtime.matmul import describe_kernels, run_cached_gram, run_with_fallback
 from fmm.runtime.operands import may_overlap
@@ -193,8 +200,9 @@ def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Tri
     if library.processor == "cpu":
         return None
     call = prepare_call(library, a, None, out, GRAM_KEYS[rows, fill], _prepare_recurring_gram)
-    if call.plan is None:
-        return None
+    if call.plan is None:  # without `out`, CuPy's own product may be symmetric
+        is_whole = out is None and fill == "full" and not library.is_differentiable
+        return run_symmetric_gram(library, a, rows) if is_whole else None
     if out is not None and not _can_write_at_address(call, library.data_pointer(a), library.data_pointer(out)):
         return None
     try:
@@ -207,6 +215,11 @@ def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Tri
                 target, written = (library.transposed_view(out), "lower") if fill == "upper" else (out, fill)
                 library.write_triangle(whole, target, 1.0, 0.0, written)
         raise
+
+
+def run_symmetric_gram(library: Library, a: Any, rows: bool) -> Any:
+    """Return the library's own product of a device array and its transpose if its decline is cached; else None."""
+    return library.fast_gram(a, rows) if is_declined_symmetric_gram(library, a, rows) else None
 
 
 GRAM_KEYS = {(rows, fill): GramKey(rows, fill) for rows in (False, True) for fill in TRIANGLES}
@@ -369,6 +382,8 @@ def _compute_gram(library: Library, operands: GramOperands, constraints: PlanCon
         return _run_vendor(library, operands)
     if call.plan is None:
         on_decline(library, mirrors)
+        if mirrors and library.processor == "cuda" and operands.out is None and constraints is NO_CONSTRAINTS:
+            remember_symmetric_gram(library, left)
         return _run_vendor(library, operands, mirrors)
     c = run_with_fallback(library, call, left, right, chosen.out, constraints._replace(params=chosen.params))
     if c is None:

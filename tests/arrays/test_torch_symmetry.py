@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+torch: Any = pytest.importorskip("torch")
 
 from fmm.arrays import torch_library  # noqa: E402
-from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, gram_signature, is_gram_symmetric  # noqa: E402
+from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, is_gram_symmetric  # noqa: E402
+from fmm.runtime.decisions.early_declines import remember_symmetric_gram  # noqa: E402
+from fmm.runtime.gram import run_symmetric_gram  # noqa: E402
+from tests.support.own_calls import called_functions  # noqa: E402
 
 
 def tensor(*shape: int, dtype: Any = torch.float32) -> Any:
@@ -54,12 +57,31 @@ def test_a_signature_is_multiplied_once(monkeypatch: pytest.MonkeyPatch) -> None
         return True
 
     monkeypatch.setattr(torch_library, "is_gram_symmetric", is_symmetric)
-    monkeypatch.setattr(TORCH, "_symmetric_products", {})
+    monkeypatch.setattr(TORCH, "cached_calls", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     x, y = tensor(3, 5, 7), tensor(3, 7, 5).mT
     for a in (x, x, y, x):
         assert TORCH.has_symmetric_gram(a)
-    assert len(calls) == 2 and gram_signature(x) != gram_signature(y)
+    assert len(calls) == 2 and TORCH.gram_signature(x) != TORCH.gram_signature(y)
+
+
+def test_a_declined_product_takes_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor on the host stands for one on a device; the cache has its decline for both orders of the factors."""
+    monkeypatch.setattr(TORCH, "cached_calls", {})
+    x = torch.randn(3, 5, 7)
+
+    def checked(y: Any) -> Any:
+        assert run_symmetric_gram(TORCH, y, True) is None  # a tensor of a transform has no address
+        return y
+
+    assert run_symmetric_gram(TORCH, x, True) is None
+    remember_symmetric_gram(TORCH, x)
+    assert torch.equal(run_symmetric_gram(TORCH, x, True), torch.bmm(x, x.mT))
+    assert torch.equal(run_symmetric_gram(TORCH, x.mT, False), torch.bmm(x, x.mT))
+    assert run_symmetric_gram(TORCH, x, False) is None and run_symmetric_gram(TORCH, x[:2], True) is None
+    assert len(called_functions(lambda: run_symmetric_gram(TORCH, x, True))) <= 6
+    torch.func.vmap(checked)(x)
+    assert run_symmetric_gram(TORCH, x.to_sparse(), True) is None
 
 
 def test_random_numbers_of_the_program_stay() -> None:

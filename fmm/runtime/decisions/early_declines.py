@@ -223,6 +223,25 @@ def find_declined_call(key: CallKey) -> DeclinedCall | None:
     return declined if declined is not None and declined.expiry > time.monotonic() else None
 
 
+def is_declined_symmetric_gram(library: Library, a: Any, rows: bool) -> bool:
+    """Return True if the cache has a decline of the product A A^T of a device array (without `rows` A^T A)."""
+    try:
+        expiry: float | None = library.cached_calls.get((library.gram_signature(a), rows))
+    except RuntimeError:  # a sparse tensor has no strides, and a tensor of a transform no address
+        return False
+    return expiry is not None and expiry > time.monotonic()
+
+
+def remember_symmetric_gram(library: Library, a: Any) -> None:
+    """Cache the decline of the product A A^T, which the library's kernel computes symmetric bit for bit."""
+    calls = library.cached_calls
+    if len(calls) >= MAX_REMEMBERED_CALLS:
+        calls.clear()
+    expiry = time.monotonic() + CALL_DECLINE_SECONDS
+    calls[library.gram_signature(a), True] = expiry
+    calls[library.gram_signature(library.transposed_view(a)), False] = expiry
+
+
 class OnDecline(Protocol):
     """A function that is called if the library must compute a call and all later calls with the same key."""
 

@@ -10,9 +10,7 @@ the product and its gradients. G is the gradient of C, dX the gradient of X, and
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,19 +19,20 @@ from fmm.arrays.library import Library
 from fmm.arrays.torch_calls import (
     explain_torch_fallback,
     is_any_autocast_enabled,
-    is_observed,
     is_plain_call,
     is_refused_out,
+    is_tracing,
     resolve_marks,
+    tracing_state,
 )
-from fmm.arrays.torch_library import TORCH, gram_signature, torch_gemm, torch_library_of
+from fmm.arrays.torch_library import TORCH, torch_gemm, torch_library_of
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime import gram as array_gram
 from fmm.runtime import matmul as array_matmul
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.early_declines import CALL_DECLINE_SECONDS, MAX_REMEMBERED_CALLS, OnDecline, ignore_decline
-from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
+from fmm.runtime.decisions.early_declines import OnDecline, ignore_decline
+from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.runtime.gemm import BlasGemmParams, explain_gemm, run_gemm
 from fmm.runtime.gram import GramParams, Triangle, run_gram
 from fmm.runtime.prepare import prepare_call
@@ -117,35 +116,18 @@ def gram_tensors(
         if out is not None:
             return TORCH.vendor_product(a, other, out)  # raises torch's own error
         return Gram.apply(a, b, params, constraints)
-    if b is None and out is None and constraints is NO_CONSTRAINTS and params == GramParams(params.rows):
-        on_decline = partial(_remember_decline, on_decline, a if params.rows else a.mT)
     return run_gram(torch_library_of(a), a, b, out, params, constraints, on_decline)
-
-
-# For each signature of products that torch's kernel computes symmetric bit for bit, the value of time.monotonic() at
-# which the decline of the calls expires.
-_symmetric_declines: dict[Hashable, float] = {}
-
-
-def _remember_decline(on_decline: OnDecline, left: Any, library: Library, vendor_mirrors: bool = False) -> None:
-    """Cache the decline of a product of a CUDA tensor and its transpose if torch's product is symmetric."""
-    on_decline(library, vendor_mirrors)
-    if vendor_mirrors and left.is_cuda:
-        if len(_symmetric_declines) >= MAX_REMEMBERED_CALLS:
-            _symmetric_declines.clear()
-        _symmetric_declines[gram_signature(left)] = time.monotonic() + CALL_DECLINE_SECONDS
 
 
 def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill: Triangle) -> Any:
     """Return the product of a CUDA tensor and its adjoint by a cached call; None if gram_tensors must decide."""
-    is_fast = (
-        _symmetric_declines and out is None and fill == "full" and not (is_observed() or is_any_autocast_enabled())
-    )
-    if is_fast and a.ndim >= 2:
-        left = a if rows else a.mT
-        if _symmetric_declines.get(gram_signature(left), 0.0) > time.monotonic():
-            return TORCH.fast_gram(left)
-    if not a.is_cuda or not is_plain_call(a, a, out) or a.is_neg() or a.is_conj():
+    if not a.is_cuda:
+        return None
+    if out is None and fill == "full" and tracing_state() is None and not (is_tracing() or is_any_autocast_enabled()):
+        c = array_gram.run_symmetric_gram(library, a, rows)
+        if c is not None:
+            return c
+    if not is_plain_call(a, a, out) or a.is_neg() or a.is_conj():
         return None
     if a.requires_grad and torch.is_grad_enabled():
         return None
