@@ -63,12 +63,10 @@ constexpr int DEPTH = 16;  // numbers of the inner dimension in shared memory at
 
 // Load a tile of an operand to shared memory as tile[inner][outer], where outer is a row of A or a column of B. Numbers
 // beyond the operand's edge are zero. If `conjugates` is not zero, the numbers are conjugated.
-template <class Element, int TILE, class Number>
-__device__ __forceinline__ void fetch(Number (*tile)[TILE], const Operand& x, long long outer_step, long long inner_step,
+template <class Element, int TILE, class Stored, class Number>
+__device__ __forceinline__ void fetch(Number (*tile)[TILE], const Stored* data, long long outer_step, long long inner_step,
                                       long long outer, long long outers, long long inner, long long inners,
                                       long long conjugates) {
-    using Stored = typename Traits<Element>::Stored;
-    const Stored* data = static_cast<const Stored*>(x.data);
     const bool along_inner = inner_step == 1;  // neighbouring threads read neighbouring elements
 #pragma unroll
     for (int i = threadIdx.x; i < TILE * DEPTH; i += THREADS) {
@@ -80,8 +78,9 @@ __device__ __forceinline__ void fetch(Number (*tile)[TILE], const Operand& x, lo
     }
 }
 
+// Compute one tile of product `layer` of a batch.
 template <class Element, int EACH>
-__device__ __forceinline__ void classical_tile(const ClassicalParams& p, long long row, long long col) {
+__device__ __forceinline__ void classical_tile(const ClassicalParams& p, long long layer, long long row, long long col) {
     using Stored = typename Traits<Element>::Stored;
     using Number = typename Traits<Element>::Sum;
     constexpr int TILE = SIDE * EACH;
@@ -89,6 +88,8 @@ __device__ __forceinline__ void classical_tile(const ClassicalParams& p, long lo
     Number(*left)[TILE] = reinterpret_cast<Number(*)[TILE]>(memory);
     Number(*right)[TILE] = left + DEPTH;
     const int y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
+    const Stored* const a = static_cast<const Stored*>(p.a.data) + layer * p.layer[0];
+    const Stored* const b = static_cast<const Stored*>(p.b.data) + layer * p.layer[1];
 
     Number sums[EACH][EACH];
 #pragma unroll
@@ -98,8 +99,8 @@ __device__ __forceinline__ void classical_tile(const ClassicalParams& p, long lo
 
     for (long long inner = 0; inner < p.k; inner += DEPTH) {
         __syncthreads();
-        fetch<Element, TILE>(left, p.a, p.a.row, p.a.col, row, p.m, inner, p.k, p.conjugates[0]);
-        fetch<Element, TILE>(right, p.b, p.b.col, p.b.row, col, p.n, inner, p.k, p.conjugates[1]);
+        fetch<Element, TILE>(left, a, p.a.row, p.a.col, row, p.m, inner, p.k, p.conjugates[0]);
+        fetch<Element, TILE>(right, b, p.b.col, p.b.row, col, p.n, inner, p.k, p.conjugates[1]);
         __syncthreads();
         // Positions beyond k are skipped: multiplying their zeros would only take time.
         const int depth = p.k - inner < DEPTH ? static_cast<int>(p.k - inner) : DEPTH;
@@ -115,7 +116,7 @@ __device__ __forceinline__ void classical_tile(const ClassicalParams& p, long lo
                 for (int j = 0; j < EACH; ++j) sums[i][j] = multiply_add(l[i], r[j], sums[i][j]);
         }
     }
-    Stored* c = static_cast<Stored*>(p.c.data);
+    Stored* const c = static_cast<Stored*>(p.c.data) + layer * p.layer[2];
 #pragma unroll
     for (int i = 0; i < EACH; ++i)
 #pragma unroll
@@ -126,17 +127,6 @@ __device__ __forceinline__ void classical_tile(const ClassicalParams& p, long lo
         }
 }
 
-// Return the parameters of one product of a batch.
-template <class Element>
-__device__ __forceinline__ ClassicalParams product_of(const ClassicalParams& p, long long layer) {
-    using Stored = typename Traits<Element>::Stored;
-    ClassicalParams one = p;
-    one.a.data = static_cast<Stored*>(p.a.data) + layer * p.layer[0];
-    one.b.data = static_cast<Stored*>(p.b.data) + layer * p.layer[1];
-    one.c.data = static_cast<Stored*>(p.c.data) + layer * p.layer[2];
-    return one;
-}
-
 template <class Element, int EACH>
 __device__ __forceinline__ void recompute_product(const ClassicalParams& p) {
     if (!is_flag_up(&p.slot->flag)) return;
@@ -144,7 +134,7 @@ __device__ __forceinline__ void recompute_product(const ClassicalParams& p) {
     const long long down = (p.m + TILE - 1) / TILE, across = (p.n + TILE - 1) / TILE;
     for (long long tile = blockIdx.x; tile < down * across * p.layers; tile += gridDim.x) {
         const long long row = tile / across % down * TILE, col = tile % across * TILE;
-        if (!p.lower || col < row + TILE) classical_tile<Element, EACH>(product_of<Element>(p, tile / across / down), row, col);
+        if (!p.lower || col < row + TILE) classical_tile<Element, EACH>(p, tile / across / down, row, col);
     }
     finish_recompute(p.slot, p.count);
 }
