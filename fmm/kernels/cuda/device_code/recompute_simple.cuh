@@ -7,8 +7,8 @@
 // product has them. The host does not wait: a later call reads a count in host memory. `scan` raises the flag for
 // kernels that do not raise it themselves.
 //
-// Index map: thread block b computes the tiles b, b + gridDim.x, ... of 16 EACH x 16 EACH numbers of all products. Each of 16 x 16
-// threads computes EACH x EACH numbers that are 16 rows and 16 columns apart.
+// Index map: thread block b computes the tiles b, b + gridDim.x, ... of all products. A tile has 16 EACH x 16 EACH
+// numbers. Each of 16 x 16 threads computes EACH x EACH numbers that are 16 rows and 16 columns apart.
 #pragma once
 
 #include "block_sums.cuh"
