@@ -5,10 +5,9 @@ The docstring of each count names the paper's equation. Times are counted in cyc
 the paper, the slowest resource determines the time. The model extends the paper's model in three respects.
 First, reads of shared memory and other instructions take issue slots from the multiply-adds. Second, a warp
 waits at every tile, and other warps of the multiprocessor run meanwhile. Third, in the last round of tiles a
-multiprocessor may run fewer thread blocks than fit. fmm.perfmodel.papers.huang_blocks computes the paper's
-bounds and rates. The model leaves out the sharing of the L2 cache, conflicts of register banks, and clocks
-that fall at the power limit. For float64 the model counts only the number of rounds of tiles over the
-multiprocessors.
+multiprocessor may run fewer thread blocks than it can hold. fmm.perfmodel.papers.huang_blocks computes the paper's
+bounds and rates. The model leaves out the sharing of the L2 cache, conflicts of register banks, and clocks that fall at
+the power limit. For float64 the model counts only the number of rounds of tiles over the multiprocessors.
 """
 
 from __future__ import annotations
@@ -229,7 +228,7 @@ def wait_cycles(
 def shared_memory_cycles(s: TileSizes, w: OperandBlocks, contiguous_axes: ContiguousAxes, chip: Chip) -> float:
     """Return the cycles for which one thread block's tile occupies shared memory, by Huang's Equation 14.
 
-    Its reads of fragments are reduced by a fitted share, since one read may serve several threads.
+    The term for reads of fragments is reduced by a fitted share, since one read may serve several threads.
     """
     elements = chip.fitted.share * sum(fragment_load_elements(s, s.k_s)) + sum(
         x.shared_memory_elements for x in operand_tiles(s, w, contiguous_axes)
@@ -242,8 +241,8 @@ def tile_cycles(
 ) -> float:
     """Return a multiprocessor's cycles for one tile of each resident thread block, limited by the slowest resource.
 
-    A scheduler with v warps is idle while all v warps wait. If each warp waits during the share p of the time, all
-    warps wait at once during the share p^v.
+    A scheduler with v warps is idle while all v warps wait. If each of the v warps waits for the share p of the time,
+    all of them wait at once for the share p^v.
     """
     issue, wait = issue_cycles(s, w, contiguous_axes, chip), wait_cycles(s, w, contiguous_axes, chip, touched_bytes)
     warps = ceil(blocks * s.thread_count / THREADS_PER_WARP / chip.warp_schedulers)
@@ -321,8 +320,8 @@ def fastest_float32_tile(
     triangle: bool = False,
     strategies: Sequence[TileSizes] = (*H200_STRATEGIES, *STRATEGIES),
 ) -> TileSizes:
-    """Return the fastest tile sizes for `count` float32 products; `triangle`: each product has one triangle
-    only."""
+    """Return the fastest tile sizes for `count` float32 products; with `triangle`, each product computes only one
+    triangle."""
     fitting = [s for s in strategies if resident_blocks(s, GEMM_OPERANDS, chip.limits)]
     return min(fitting, key=lambda s: launch_seconds(s, GEMM_OPERANDS, shape, chip, count, contiguous_axes, triangle))
 

@@ -110,7 +110,7 @@ class Calibration:
     stream: float  # bytes/s that sums read and write
     small: float = 0.0  # bytes of traffic with which one pass of a sum reaches half of the rate `stream`
     launch: float = 0.0  # seconds of each launch of a product or sum
-    overlap: float = 0.0  # share of the time of sums that products hide, for sums below an overlapped level
+    overlap: float = 0.0  # share of the sums' time that is hidden behind products, for sums below an overlapped level
     batches: bool = False  # True if equal products of a batched level start together, as on a GPU
     # A plan is chosen only if its predicted time is below the vendor's time by at least the share `margin`. For
     # products by fmm's own kernels the share is `tiled_margin`, since their predicted time is less certain.
@@ -139,8 +139,8 @@ class Calibration:
     idle: float = 0.0  # seconds in which CPU threads are idle at a plan's beginning and end
     spin: float = 0.0  # seconds lost to BLAS's own threads, which spin on half of a processor after each product
     apart: float = 1.0  # share of `stream` that the sums of small plans reach, since these plans run one step at a time
-    # Measured bounds on the number of levels, by baseline, the plan without its levels; plans with another baseline
-    # have no bound. The thresholds in a config contain the bounds on the number of levels.
+    # Measured bounds on the number of levels. A key is the text of a baseline, that is of a plan without its levels;
+    # plans with another baseline have no bound. The thresholds in a config contain the bounds on the number of levels.
     level_bounds: tuple[LevelBounds, ...] = ()
 
     def bounding_side(self, problem: Problem) -> float:

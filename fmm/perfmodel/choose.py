@@ -60,14 +60,14 @@ class Limits:
 
     @property
     def forbids_vendor(self) -> bool:
-        """True if the error growth must be below 1, the error growth of the vendor's product."""
+        """True if the allowed error growth is below 1, which is the error growth of the vendor's product."""
         return self.error_growth < 1
 
     def allows_plan(self, plan: Plan, growth: float) -> bool:
         """Return True if a plan with the expected error growth `growth` respects all limits except the workspace.
 
-        An error growth limit of 1 requires the vendor's error in each entry; emulation does not reach this error. An
-        error growth limit below 1 bounds the error relative to the norms of rows and columns.
+        A limit of 1 on the error growth requires the vendor's accuracy in every entry of C, which no emulation
+        guarantees. A limit below 1 bounds the error relative to the norms of rows and columns.
         """
         strict = not self.emulation or self.error_growth == 1
         allowed = growth <= self.error_growth and not (strict and plan.uses_emulation)
@@ -195,14 +195,13 @@ UNPADDED_SIDE_SHARE = 0.7
 # The shortest allowed sides (m, k, n) of a product on a GPU, in rows. For thinner products the predicted time of the
 # vendor is too long, so that plans seem to win. The numbers are measured on an H100, see
 # results/nvidia-h100-80gb-hbm3/thin.json and held-out.jsonl.gz.
-# Level 3m: in complex types the datasheet's formula leaves out that the vendor cuts a long inner side. The predicted
-# time is 1.5 to 2.8 times the vendor's for 128 to 240 rows or columns of C. Level 3m in complex64 has 0.61 to 1.15 of
-# the vendor's speed for sides below 176.
-# `f16x3`: for 64 to 127 rows of C the predicted time is 1.2 to 1.4 times the vendor's, and `f16x3` has 0.32 to 0.93 of
-# the vendor's speed. For 66 to 127 columns of C the choices of the model have 1.10 to 1.73 times the vendor's speed.
-# Few products with less than 64 columns were measured.
-# `tile`: for inner sides below 96 the predicted time is 1.1 to 1.3 times the vendor's, and `tile` has 0.93 to 1.18 of
-# the vendor's speed.
+# Level 3m: the formula of a datasheet's calibration ignores that the vendor cuts a long inner side of complex products.
+# The predicted time is 1.5 to 2.8 times the vendor's for 128 to 240 rows or columns of C. Level 3m in complex64 has
+# 0.61 to 1.15 of the vendor's speed for sides below 176. `f16x3`: for 64 to 127 rows of C the predicted time is 1.2 to
+# 1.4 times the vendor's, and `f16x3` has 0.32 to 0.93 of the vendor's speed. For 66 to 127 columns of C the choices of
+# the model have 1.10 to 1.73 times the vendor's speed. Few products with less than 64 columns were measured. `tile`:
+# for inner sides below 96 the predicted time is 1.1 to 1.3 times the vendor's, and `tile` has 0.93 to 1.18 of the
+# vendor's speed.
 SHORTEST_COMPLEX_SIDES = (176, 176, 176)
 SHORTEST_EMULATED_SIDES = (128, 0, 64)
 SHORTEST_TILED_SIDES = (0, 96, 0)
@@ -379,9 +378,9 @@ def host_call_seconds(plan: Plan, problem: Problem, calibration: Calibration) ->
 
 # All margins are shares of the vendor's time.
 
-# The margin grows by FEW_TILES_MARGIN divided by the number of C's tiles. The formula of the model leaves out how far
-# the last wave of tiles fills the device. An H200 computes 132 tiles at a time. On an H200 the error of predicted
-# speedups is 8 to 15 % if C has fewer than 800 tiles, and 4 % from 1600 tiles on.
+# The margin grows by FEW_TILES_MARGIN divided by the number of C's tiles. The model's formula ignores how much of the
+# device the last wave of tiles fills. An H200 computes 132 tiles at a time. On an H200 the error of predicted speedups
+# is 8 to 15 % if C has fewer than 800 tiles, and 4 % from 1600 tiles on.
 FEW_TILES_MARGIN = 45.0
 # For complex types, the number of tiles of C is counted with tiles of at least this number of rows and
 # columns. FEW_TILES_MARGIN was determined with tiles of 128 rows and columns, as in a datasheet's
@@ -420,17 +419,18 @@ TRIANGLE_CUT_MARGIN = 0.08
 def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     """Return the required margin of a plan: the share of the vendor's time by which the plan must be predicted to win.
 
-    The vendor's triangle has a margin, too: the triangle may replace the vendor's whole product.
+    The vendor's triangle product also needs a margin, since it replaces the vendor's whole product.
     """
     return sum(margin_parts(plan, problem, calibration))
 
 
 def margin_parts(plan: Plan, problem: Problem, calibration: Calibration) -> tuple[float, float]:
-    """Return the two parts of a plan's required margin: the calibration's margin, and the addition for the shape.
+    """Return the two parts of a plan's required margin: the calibration's margin, and an additional margin for the
+    shape.
 
     The calibration's margin is larger for products by fmm's own kernels, since the model predicts the vendor's products
-    best. The tiled kernel without a level needs none: the kernel has no sums, and near the vendor's time either choice
-    is good.
+    best. The tiled kernel without a level needs no margin: the kernel has no sums, and where its time is close to the
+    vendor's, either choice is good.
     """
     leaf, tiled = plan.leaf_use.leaf, plan.uses_tile_model
     margin = calibration.tiled_margin if tiled or leaf.rate else calibration.margin
@@ -458,7 +458,7 @@ def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration
 def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:
     """Return the additional margin for a small number of tiles of C; the margin is larger for fewer tiles.
 
-    In the number of tiles, a complex entry of C counts as two real entries. For one triangle only half of the tiles are
+    A complex entry of C counts as two real entries in the number of tiles. For one triangle only half of the tiles are
     computed.
     """
     rate, entries = calibration.require_rate(problem.dtype), float(problem.m * problem.n * problem.batch)
@@ -485,7 +485,8 @@ def pick_candidate(candidates: Sequence[Candidate], limits: Limits) -> Candidate
 def _winning_candidates(candidates: Sequence[Candidate], limits: Limits) -> list[Candidate]:
     """Return the candidates that win within all limits except the workspace, which takes longer to count.
 
-    An error growth limit below 1 forbids the vendor's product too, so every allowed plan wins, however slow it is.
+    A limit below 1 on the error growth forbids the vendor's product too, so every allowed plan wins, however slow it
+    is.
     """
     allowed = [c for c in candidates if limits.allows_plan(c.plan, c.error_growth)]
     return allowed if limits.forbids_vendor else [c for c in allowed if c.beats_vendor]

@@ -32,7 +32,8 @@ LeafCounts = tuple[tuple[Shape, int], ...]  # pairs of a shape (m, k, n) and the
 class Cost:
     """The exact counts of one plan on one problem; bytes are counted with the problem's item size."""
 
-    # sum of 2mkn over the leaf products of any type; about half of 2mkn for a product with one computed triangle of C
+    # sum of 2mkn over all leaf products, of any type; a product with one computed triangle of C counts about half of
+    # 2mkn
     flops: int
     additions: int  # number of elements that sums add or subtract
     bytes_read: int  # number of bytes that the sums of all levels read

@@ -3,10 +3,10 @@
 Errors are measured in the Frobenius norm. A leaf product is modelled as a classical product in which every partial sum
 is rounded. The variance of a leaf product's error is therefore the sum of the squares of all partial sums. Random
 vectors estimate the squares of partial sums without a product of matrices. The estimate includes the effects of sums of
-blocks: cancellation, large rows added to small rows, and positive numbers that lose their sign.
-fmm.perfmodel.stability.expected_error_growth needs no data and assumes independent random numbers of equal size. The
-model leaves out the rounding of sums of operands (1/k of the error) and the dependence of roundings in one product. The
-model also leaves out rows and columns beyond the last whole block.
+blocks: cancellation, large rows that are added to small rows, and differences of positive numbers, which have both
+signs. fmm.perfmodel.stability.expected_error_growth needs no data and assumes independent random numbers of equal size.
+The model leaves out the rounding of sums of operands (1/k of the error) and the dependence of roundings in one product.
+The model also leaves out rows and columns beyond the last whole block.
 """
 
 from __future__ import annotations

@@ -90,9 +90,9 @@ def with_integer_rates(found: Calibration) -> Calibration:
     return replace(found, rates=MappingProxyType(rates))
 
 
-# Costs of concurrent products in seconds, measured on two cores with AVX-512. HAND_OVER_SECONDS is the time to pass a
-# step to a thread. IDLE_SECONDS is the time to begin and end a plan. SPIN_SECONDS is the time lost to OpenBLAS's other
-# thread. OpenBLAS's other thread spins for 2^28 clock ticks after a product, and takes half of a core for 0.1 s.
+# Costs of concurrent products in seconds, measured on two cores with AVX-512. HAND_OVER_SECONDS is the time to pass one
+# step to another thread. IDLE_SECONDS is the time to begin and end a plan. SPIN_SECONDS is the time lost to OpenBLAS's
+# other thread. OpenBLAS's other thread spins for 2^28 clock ticks after a product, and takes half of a core for 0.1 s.
 HAND_OVER_SECONDS, IDLE_SECONDS, SPIN_SECONDS = 1e-4, 0.008, 0.025
 
 
@@ -107,10 +107,10 @@ def with_concurrent_products(found: Calibration, lanes: int) -> Calibration:
 
 # ---- GPUs: the vendor's products and the sums
 
-# The shares of the datasheet's peak and bandwidth that the vendor's products and the sums reach on large problems. On
-# an H200 products reach 0.76 to 0.80 of the peak in float32 and 0.80 to 0.94 in float64. Products reach 0.70 to 0.78 of
-# the peak in bfloat16 and 0.68 to 0.73 in TF32. Splitting operands reaches 0.65 to 0.8 of the bandwidth, and joining
-# results 0.77 to 0.87.
+# The share of the datasheet's peak that the vendor's products reach on large problems (SUM_BANDWIDTH_SHARE is the share
+# of the bandwidth that sums reach). On an H200 products reach 0.76 to 0.80 of the peak in float32 and 0.80 to 0.94 in
+# float64. Products reach 0.70 to 0.78 of the peak in bfloat16 and 0.68 to 0.73 in TF32. Splitting operands reaches 0.65
+# to 0.8 of the bandwidth, and joining results 0.77 to 0.87.
 PEAK_SHARES_BY_TYPE = {"bfloat16": 0.72, "float16": 0.72, "tf32": 0.7}
 DEFAULT_PEAK_SHARE = 0.8
 # The share of the peak on the GPUs of Li, Ranka and Sahni, by compute capability. The cores of these GPUs read one
@@ -162,7 +162,7 @@ SYRK_TIME_SHARES = {"float32": 0.51, "float64": 0.57}
 # for 16933 rows of 355 numbers. Shorter inner dimensions were not measured in float64; for them the model assumes
 # gemm's time.
 SYRK_MIN_STEPS, SHORT_SYRK_TIME_SHARES = 256.0, {"float32": 2.0}
-# With this number of rows a triangle takes twice as long, if several triangles run one after the other. The measured
+# With this number of rows, a triangle takes twice as long if several triangles run one after the other. The measured
 # time in float32 is 0.65 of gemm's time with 4096 rows, and 0.69 with 2048 rows.
 SYRK_DOUBLING_ROWS = {"float32": 800.0}
 # The pairs (half_by_tiles, half_edge) of ProductRate for triangles by fmm's own kernels. In bfloat16 a triangle takes
@@ -331,7 +331,7 @@ def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, ProductRate], stream: fl
 
 def _small_leaf_rate(gpu: Datasheet, seconds: float) -> ProductRate:
     """Return the rate of the leaf `small`: one thread block computes each tile on or below the diagonal."""
-    # number of tiles at a time, including the skipped half of the tiles above the diagonal
+    # number of tiles that run at a time; the tiles above the diagonal, which are skipped, count too
     at_once = 2 * SMALL_BLOCKS_PER_SM * gpu.sms
     flops = at_once * SMALL_TILE_SIDE**3 / seconds
     return ProductRate(flops, 0.0, 0.0, tile=SMALL_TILE_SIDE, slots=at_once, half_by_tiles=0.5)
@@ -387,7 +387,7 @@ def _residue_rate(float16: ProductRate, stream: float, moduli: int, levels: int,
 
     int8 products are twice as fast as float16 products. The kernels read each number of A and B twice and write its
     residues; then they read the residues of C and write C. The time for residues grows with the number of elements of
-    A, B and C. A complex number takes the time of its two real numbers, with a plane for each modulus.
+    A, B and C. A complex number has two planes for each modulus and takes the time of two real numbers.
     """
     each = planes_per_modulus(dtype.is_complex)
     item = dtype.itemsize // each  # bytes of a real number

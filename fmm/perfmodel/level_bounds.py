@@ -16,7 +16,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.problem import Shape
 
 NO_LEVEL_BOUND = 99  # a number of levels that no plan exceeds
-NEVER_WINS_SIDE = float(1 << 20)  # side that stands for the crossover of a number of levels that never wins
+NEVER_WINS_SIDE = float(1 << 20)  # crossover that is recorded for a number of levels that never wins
 # The number of additions of blocks of A, B and C in one level of Winograd's variant of Strassen's algorithm.
 ADDITIONS_A, ADDITIONS_B, ADDITIONS_C = 4, 4, 7
 

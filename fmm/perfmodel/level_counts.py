@@ -120,7 +120,8 @@ def _sum_key(step: Sum | ProductWithSums) -> _SumKey:
 
 
 def _product_type_flags(places: Sequence[Place]) -> tuple[bool, ...]:
-    """Return True for each array with the products' element type, like temporaries and parts of complex numbers."""
+    """Return for each array whether it has the products' element type, as temporaries and parts of complex numbers
+    have."""
     return tuple([p.part is not None or p.name not in OPERAND_NAMES for p in places])
 
 

@@ -21,7 +21,7 @@ E (ends) is 0, or with c products at a time on a CPU idle + min(spin, (P + S + i
 
 The names in the formula are fields of ProductRate and Calibration; c is `Calibration.lanes`. With c products at a time
 on a CPU, a leaf product counts as one of a batch of c products. With c products at a time, P and S are the times in
-which all threads are busy. The check of A and B for overflow counts as a sum.
+which all threads are busy. The check of A and B for overflow counts as a sum, because it reads them once.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def predict(plan: Plan, problem: Problem, calibration: Calibration) -> Predictio
 
 
 def quick_prediction(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:
-    """Return the predicted time of a plan from estimated counts; the estimate takes microseconds."""
+    """Return the predicted time of a plan from estimated counts, which take microseconds."""
     return predict_from_work(plan, problem, estimated_work(plan, problem), calibration)
 
 
@@ -145,12 +145,12 @@ def concurrent_product_count(plan: Plan, problem: Problem, calibration: Calibrat
 
 
 def hidden_sum_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
-    """Return the share of the time of sums that the plan's products hide, for sums below an overlapped level.
+    """Return the share of the sums' time that is hidden behind products, for sums below an overlapped level.
 
     The share is 0 for a leaf with a kernel that occupies every multiprocessor until the kernel's last tile is done. The
     share was tested on an H200 with 61 plans that take 0.8 to 52 ms, with `f16x3` below overlapped and batched levels.
-    With the share 0.58 of the vendor's products, the median ratio of predicted to measured time is 0.79. With the share
-    0 the median ratio is 0.93, and 1.0 for plans of at least 5 ms.
+    With 0.58, the share for the vendor's products, the median ratio of predicted to measured time is 0.79. With the
+    share 0 the median ratio is 0.93, and 1.0 for plans of at least 5 ms.
     """
     rate = calibration.find_rate(plan.rate_name(dtype))
     # True if fmm's own kernel multiplies the leaf's planes; False if the vendor does
@@ -162,7 +162,7 @@ def hidden_sum_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
 
 
 def weighted_sum_bytes(plan: Plan, problem: Problem, work: PlanWork, calibration: Calibration, lanes: int) -> float:
-    """Return t * w, the bytes that the sums move; bytes of slower kinds of sums count more."""
+    """Return t * w, the bytes that the sums move. A byte of a slower kind of sum counts more than once."""
     traffic = work.traffic
     for rate_share, moved_share in (
         (calibration.sequential, work.sequential),
@@ -264,11 +264,12 @@ LEFT_PREPARATION_PASSES, RIGHT_PREPARATION_PASSES = 2, 3
 
 
 def _rate_with_operands_from_sums(rate: ProductRate, last: Level) -> ProductRate:
-    """Return the rate of a leaf if the splits of the last level write the operands in the leaf's own form.
+    """Return the rate of a leaf; it is higher if the splits of the last level write operands in the form that the leaf
+    reads.
 
     One pass over the blocks of an operand replaces the leaf's own passes over the operand. Three levels in one pass
-    cannot write the leaf's form, since each thread has one number. The model leaves out layouts and
-    coefficients for which other splits cannot write the leaf's form.
+    cannot write this form, since each thread holds one number. The model ignores that some layouts and coefficients
+    also prevent a split from writing this form.
     """
     scheme = last.bilinear
     is_complex_split = last.itemsize_below(1) != 1  # splits of real or imaginary parts cannot write the leaf's form
@@ -280,7 +281,7 @@ def _rate_with_operands_from_sums(rate: ProductRate, last: Level) -> ProductRate
 
 
 class PlanePasses(NamedTuple):
-    """The slowdown of one pass over the planes of B, in rows of C, and over the planes of A, in columns of C."""
+    """The slowdown by one pass over the planes: `rows` for the planes of B, `cols` for the planes of A."""
 
     rows: float
     cols: float
@@ -355,7 +356,7 @@ def _round_slowdown(rate: ProductRate, m: float, k: float, n: float, together: f
 
 @lru_cache(maxsize=4096)  # cached: a fit needs the same options thousands of times
 def _split_k_options(sms: float, m: float, n: float, together: float) -> tuple[tuple[float, float], ...]:
-    """Return pairs (slowdown for a very long k, number of sections of each tile), fewer sections first.
+    """Return pairs (slowdown for a very long k, number of sections of each tile), sorted by the number of sections.
 
     An option with more sections is left out if it is not faster.
     """
@@ -409,10 +410,11 @@ def tiled_slowdown(tiles: LeafTiles, rate: ProductRate, m: float, k: float, n: f
 # the kernel `f16x3` leaves out that clocks fall under load.
 
 WIDE_TILE = F16X3_SIZES[0]
-# NARROW_TILE_STEP_SHARE and NARROW_TILE_END_SHARE compare a tile of half the width with a wide tile: the time of the
-# steps, and of beginning and end. The two shares, UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR and the rate of `f16x3`
-# are fitted to 289 products of an H200. The error of the formula is 2.7 % at the median and 7.6 % at the ninth decile.
-# Without rounds and without the fitted constants, the error is 12 % at the median and 31 % at the ninth decile.
+# A tile of half the width takes NARROW_TILE_STEP_SHARE of a wide tile's time for each step, and NARROW_TILE_END_SHARE
+# of a wide tile's time for its beginning and end. The two shares, UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR and the
+# rate of `f16x3` are fitted to 289 products of an H200. The error of the formula is 2.7 % at the median and 7.6 % at
+# the ninth decile. Without rounds and without the fitted constants, the error is 12 % at the median and 31 % at the
+# ninth decile.
 NARROW_TILE_STEP_SHARE, NARROW_TILE_END_SHARE = 0.70, 0.41
 # Factor on the time of a tile's beginning and end if rows of C do not begin at multiples of 8 bytes. If rows of C are
 # not aligned to 8 bytes, the kernel writes each number separately.
@@ -441,11 +443,10 @@ def f16x3_slowdown(rate: ProductRate, m: float, k: float, n: float, together: fl
     return far * alone * rounds * (steps + end) * rate.blocks * WIDE_TILE.m_s * WIDE_TILE.n_s / (m * k * n * together)
 
 
-# A thread of the split kernel holds the first numbers of a row of A in registers. Rows of A with more than
-# HELD_ROW_LENGTH numbers are read twice beyond this length: REREAD_BYTES bytes for each number, beside the
-# HELD_NUMBER_BYTES bytes that are read and written anyway.
+# A thread of the split kernel holds the first HELD_ROW_LENGTH numbers of a row of A in registers and reads the rest
+# twice. Each number costs HELD_NUMBER_BYTES bytes of traffic, and a number that is read twice costs REREAD_BYTES more.
 HELD_ROW_LENGTH, REREAD_BYTES, HELD_NUMBER_BYTES = 4 * SPLIT_THREADS * MAX_REGISTER_LOADS, 4.0, 8.0
-# SPLIT_CLUSTER_BLOCKS thread blocks split a strip of PLANE_CHUNK_LENGTH columns of B, each at most
+# SPLIT_CLUSTER_BLOCKS thread blocks split a strip of PLANE_CHUNK_LENGTH columns of B. Each thread block moves at most
 # STRIP_BLOCK_BANDWIDTH bytes per second. A B with fewer than about 1000 columns has too few strips to fill the device.
 # STRIP_BLOCK_BANDWIDTH was measured on an H100 for B with 65536 rows and 512 columns.
 STRIP_BLOCK_BANDWIDTH, STRIP_NUMBER_BYTES = 17.5e9, 12.0
@@ -454,7 +455,7 @@ STRIP_BLOCK_BANDWIDTH, STRIP_NUMBER_BYTES = 17.5e9, 12.0
 def split_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float, has_strips: bool = True) -> float:
     """Return the part of the slowdown s in which the planes of A and B are computed, before the product.
 
-    `has_strips`: B is row-major, and its planes are computed from B itself, unless `rate.rows` is 0.
+    `has_strips` is True if B is row-major and its planes are computed during the call from B itself.
     """
     reread = 1 + REREAD_BYTES / HELD_NUMBER_BYTES * max(1 - HELD_ROW_LENGTH / k, 0.0)
     streamed = rate.rows / m + rate.cols * reread / n

@@ -65,7 +65,7 @@ def _scaled_rate(
 
     `bandwidth` and `multiprocessors` are the ratios for numbers that a datasheet's calibration does not have.
     """
-    # The ratio for `rows` and `cols`, the sides of C with which reading an operand takes as long as multiplying.
+    # The ratio for `rows` and `cols`: the sides of C with which reading an operand takes as long as multiplying.
     reads = of_relative.flops / of_measured.flops / bandwidth
     without_datasheet = {"memory": bandwidth, "rows": reads, "cols": reads, "waves": multiprocessors}
     scaled = {}
@@ -81,8 +81,8 @@ def _scaled_bounds(
 ) -> LevelBounds | None:
     """Return the crossovers multiplied by the ratio of alpha / pi, as in Equation 3 of D'Alberto and Nicolau.
 
-    The result is None if the baseline has no rate. NEVER_WINS_SIDE, the crossover of a number of levels that never
-    wins, is not scaled.
+    The result is None if the baseline has no rate. NEVER_WINS_SIDE, the crossover recorded for a number of levels that
+    never wins, is not scaled.
     """
     rate = Plan.parse(bounds.baseline).rate_name(dtype)
     if rate not in rates:

@@ -136,7 +136,7 @@ class _ErrorWalk:
         return max(errors.values())
 
     def read_block(self, place: Place) -> _BlockValue:
-        """Return the value of a block, or the value with the largest error if the block covers several values."""
+        """Return the value of a place; if the place covers several blocks, the value with the largest error."""
         place = place.untransposed_place
         if place.name in ("A", "B"):
             return self.add_atom(place.origin)
@@ -185,12 +185,12 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
     """Return the expected (root mean square) error of a plan as a multiple of the error of the vendor's product.
 
     The data are assumed to be random numbers of equal size, and the rounding errors independent. If numbers of one sign
-    have a larger error growth, the result is the larger growth. Numbers of one sign have the larger growth for
-    Strassen's levels on a CPU (Scheme.error_growth_one_sign), and for complex products from three real products. The
-    growth does not depend on the sizes: the thin strips of a fringe count as if their error grew too. In types that are
-    summed up in their own precision, the growth is the product of the levels' growths (Scheme.error_growth). The
-    growths of levels include the rounding inside the products. In other types the rounding inside products is small
-    compared with the rounding of stored numbers.
+    have a larger error growth, the result is the larger growth. Numbers of one sign have the larger growth in two
+    cases: for Strassen's levels on a CPU (Scheme.error_growth_one_sign), and for complex products from three real
+    products. The growth does not depend on the sizes: the thin strips of a fringe are counted as if they also had the
+    larger error. In types that are summed up in their own precision, the growth is the product of the levels' growths
+    (Scheme.error_growth). The growths of levels include the rounding inside the products. In other types the rounding
+    inside products is small compared with the rounding of stored numbers.
 
     `in_pieces` is True if the vendor's product adds up a long sum in several partial sums, as BLAS does on a CPU. With
     partial sums the vendor's error grows slowly with k, so that the shorter products of a plan gain less accuracy. With
@@ -265,7 +265,8 @@ def _variance_rounded_in_memory(shares: _VarianceShares, inner: float) -> float:
 
 
 class _VarianceShares(NamedTuple):
-    """The variance of C's relative error, averaged over C's blocks, if each product of a scheme has the variance 1.
+    """The variance of the relative error of C, averaged over its blocks, if each product of a scheme has the variance
+    1.
 
     `plain_left` is the share from products with a single block as left operand, which is not rounded. `plain_right` is
     the share from products with a single block as right operand.
@@ -274,7 +275,7 @@ class _VarianceShares(NamedTuple):
     all: float
     plain_left: float
     plain_right: float
-    sums: float  # the share of C's blocks that are sums of several products
+    sums: float  # the share of the blocks of C that are sums of several products
 
 
 @lru_cache(maxsize=256)

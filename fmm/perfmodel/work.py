@@ -33,7 +33,7 @@ LeafProducts = tuple[float, float, float, float, float]
 
 
 class TriangleProducts(NamedTuple):
-    """Equal self-adjoint leaf products C = A A^T; the leaf computes one triangle of each C."""
+    """Several equal self-adjoint leaf products C = A A^T; the leaf computes one triangle of each C."""
 
     rows: float  # rows of A
     k: float  # columns of A
@@ -81,7 +81,7 @@ class PlanWork:
     alone: bool = False  # True if A has unaligned rows and B has aligned rows
     tiles: LeafTiles | None = None  # tiles of the tiled kernel; None if another kernel multiplies
     triangles: tuple[TriangleProducts, ...] = ()
-    # The shares `unaligned` and `odd` of the traffic of triangle products, which read A, B and C and no temporaries.
+    # The shares `unaligned` and `odd` for triangle products, which read A, B and C and no temporaries.
     triangles_unaligned: float = 0.0
     triangles_odd: float = 0.0
 
@@ -185,7 +185,7 @@ class _SumTraffic:
 
 
 def _sum_traffic(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) -> tuple[_SumTraffic, float]:
-    """Return the counts of the sums, and the share of leaf products with A, B or C as an operand."""
+    """Return the counts of the sums, and the share of leaf products that read or write A, B or C itself."""
     found, direct, below_overlapped = _SumTraffic(), 1.0, False
     itemsize = problem.itemsize
     for level, f in zip(plan.levels, footprints, strict=True):
@@ -249,13 +249,15 @@ def are_rows_aligned(problem: Problem, unit: int) -> bool:
 
 
 def aligned_operands(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
-    """Return True for each of A, B and C if all rows begin at multiples of `unit` bytes when the first row does."""
+    """Return three flags, for A, B and C: True if all rows begin at multiples of `unit` bytes, provided the first row
+    does."""
     b = problem.n * problem.itemsize % unit == 0
     return problem.k * problem.itemsize % unit == 0, b, b
 
 
 def sum_access_bytes(products: float, itemsize: int) -> int:
-    """Return the bytes of one access of a level's sums on aligned rows; `products` is the level's number of products.
+    """Return the bytes that a level's sums move in one access on aligned rows; `products` is the level's number of
+    products.
 
     A GPU thread that sums three levels in one pass has registers for at most two numbers.
     """
@@ -279,8 +281,8 @@ def _vendor_row_alignment(itemsize: int) -> int:
 def _alignment_shares(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
     """Return the fields of PlanWork that depend on the alignment of rows and on tiles.
 
-    `direct` is the share of leaf products with A, B or C as an operand. A batch of products reads only temporaries, and
-    temporaries have aligned rows.
+    `direct` is the share of leaf products that read or write A, B or C itself. A batch of products reads only
+    temporaries, and temporaries have aligned rows.
     """
     vectors, words = (
         aligned_operands(problem, _vendor_row_alignment(problem.itemsize)),

@@ -158,7 +158,7 @@ def huang_fig7() -> PaperTable:
 
 
 def huang_bounds() -> PaperTable:
-    """Return a table of section 5.2's rates and of the bounds on block sizes that follow from these rates."""
+    """Return a table of the rates in section 5.2 and of the bounds on block sizes that follow from these rates."""
     rows = tuple(
         (name, printed, computed, None if printed is None else computed - printed)
         for name, printed, computed in (*_printed_rates(), *_printed_block_sizes(), *_printed_limits())
@@ -247,7 +247,7 @@ def huang_admitted() -> PaperTable:
 
 
 def huang_footnote15() -> PaperTable:
-    """Return a table of footnote 15's active thread blocks per SM, with the computed registers per thread."""
+    """Return a table of the active thread blocks per SM in footnote 15, with the computed registers per thread."""
     rows = tuple(_occupancy_row(*case) for case in FOOTNOTE_15_BLOCKS)
     columns = (
         *("strategy", "kernel", "printed", "computed", "difference", "(16) alone", "with footnote 14"),
@@ -283,7 +283,7 @@ def _occupancy_row(name: str, level: int, printed: int) -> tuple[Cell, ...]:
 
 
 def huang_fig10(sizes: tuple[int, ...] = tuple(range(1024, 20481, 1024))) -> PaperTable:
-    """Return a table of Figure 10's modelled curves: effective TFLOPS with 0, 1 and 2 levels for m = k = n."""
+    """Return a table of the modelled curves in Figure 10: effective TFLOPS with 0, 1 and 2 levels for m = k = n."""
     rows = tuple((s, size, *modelled_tflops(s, size, paper_v100())) for s in ("Huge", "Small") for size in sizes)
     notes = (
         "Figure 10 is a plot without numbers, so the table has computed values only.",

@@ -200,7 +200,7 @@ def min_square_thread_tile(m_s: float, gpu: ModelledDevice) -> float:
 
 
 def max_square_thread_tile(w: OperandBlocks, gpu: ModelledDevice, reserved_registers: int = 0) -> float:
-    """Return the upper bound (exclusive) on m_R = n_R by Equation 16, without the reserved registers."""
+    """Return the upper bound (exclusive) on m_R = n_R by Equation 16 if `reserved_registers` of a thread are in use."""
     half = (4 + w[0] + w[1]) / 2
     elements = (gpu.limits.max_registers_per_thread - reserved_registers) / float(gpu.registers_per_element)
     return sqrt(half * half + elements) - half
@@ -216,7 +216,7 @@ class RegisterModel:
     per_pointer: int = 1  # number of registers for each block of A and B (footnote 14); 2 if addresses have 64 bits
     loop: int = 5  # number of registers for the loop (footnote 14)
     unprinted: int = 0  # number of registers that no formula of the paper counts
-    # the compiler spills registers so that this number of thread blocks fits on a multiprocessor; 0: it never spills
+    # the compiler spills registers until this number of thread blocks fits on a multiprocessor; 0: it never spills
     least_blocks: int = 0
 
     def count_registers(self, s: TileSizes, w: OperandBlocks, gpu: ModelledDevice) -> int:

@@ -50,7 +50,7 @@ def number_cells(printed: Cell, computed: int | Fraction | float) -> tuple[Cell,
     return printed, computed, computed - printed
 
 
-# Figure 11 as printed: kernel, transactions, and volume in bytes, for m x m blocks. Kernels listed below `mul` have the
+# Figure 11 as printed: kernel, transactions, and volume in bytes, for m x m blocks. The rows below `mul` have the
 # amounts that Figure 11 adds to the transactions T and the volume V of `mul`.
 FIGURE_11_KERNELS: Final[tuple[tuple[str, str, str], ...]] = (
     ("add", "3m^2/32", "12m^2"),
@@ -277,8 +277,7 @@ def _rounded_reduction_rows(
 ) -> list[tuple[Cell, ...]]:
     """Return a row for each reduction that the text prints as one rounded percentage for all three quantities.
 
-    The difference cell compares whole percents. `text` is the row's name, with braces in the place of the quantity's
-    name.
+    The difference cell compares whole percents. `text` is the name of the row; {} in it stands for the quantity.
     """
     found: list[tuple[Cell, ...]] = []
     for k, n, q in product(levels, sizes, QUANTITIES):
@@ -321,7 +320,7 @@ def li_section7() -> PaperTable:
 
 
 def _two_input_kernels_row(method: str, printed: int) -> tuple[Cell, ...]:
-    """Return the row with the number of a level's sum kernels that read two blocks and write one block."""
+    """Return the row for the sum kernels that read two blocks and write one block: their number in one level."""
     outer = step_table(METHOD_STEP_TABLES[method][1])
     found = sum(
         1 for s in outer.steps if not s.kernel.product and len(s.kernel.read_blocks) + len(s.kernel.written_blocks) == 3

@@ -283,8 +283,7 @@ def _error_ratios() -> tuple[tuple[str, str, float], ...]:
 def _temporaries_share(n: int = 64) -> float:
     """Return the number of elements of Figure 2's temporaries at all levels, as a share of n^2.
 
-    Each level needs a quarter of the next outer level's temporaries: all levels need 4/3 of the first level's
-    temporaries.
+    Each level needs a quarter of the temporaries of the level above it, so all levels need 4/3 of the first level's.
     """
     steps = lower_level(Plan((level_with_options("li-fig2"),)), n, n, n)
     assert steps is not None

@@ -117,7 +117,7 @@ def saved_flops(shape: Shape, work: BlockWork = STRASSEN_WORK) -> int:
 
 
 def added_elements(shape: Shape, work: BlockWork = STRASSEN_WORK) -> Fraction:
-    """Return the number of elements in the passes of one level, the bracket of Equation 2.
+    """Return the number of elements that the passes of one level move; this is the bracket in Equation 2.
 
     A block of A or B counts with the size of the largest block, a block of C with the average size.
     """
@@ -189,7 +189,7 @@ def level_speedups(
     """Return sp_1, sp_2, ...: the shares of the classical time that the levels save; negative if a level costs time.
 
     The sum of the shares sp_i is the estimated speedup. The paper gives only sp_1 and says that sp_2 and sp_3 are
-    smaller. In this function sp_i is the share that level i saves in all of its products**(i-1) products.
+    smaller. In this function sp_i is the share that level i saves; level i splits products**(i-1) products.
     """
     m, k, n = check_positive_shape(shape)
     shares: list[float] = []

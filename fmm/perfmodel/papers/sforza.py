@@ -89,7 +89,7 @@ def multiplication_share(plan: Plan, n: int) -> float:
 
 @cache
 def speedup_limit(plan: Plan, dtype: str, n: int) -> float:
-    """Return n^3 divided by the plan's multiplications: the speedup over gemm if multiplications took all the time."""
+    """Return n^3 divided by the plan's multiplications: the speedup over gemm if only multiplications took time."""
     return 1 / multiplication_share(plan, n)
 
 
