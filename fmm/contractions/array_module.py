@@ -62,10 +62,29 @@ def is_complex_array(x: Any) -> bool:
 
 
 def multiply_matrices(a: Any, b: Any) -> Any:
-    """Return fmm's product of two matrices or stacks."""
+    """Return fmm's product of two matrices or stacks; CuPy's matrices times vectors are cuBLAS's GEMV."""
     if is_jax_array(a) or is_jax_array(b):
         return import_module("fmm.jax").matmul(a, b)  # fmm.jax imports JAX, so only JAX arrays load it
+    if array_kind(a) == "cupy" and a.ndim == b.ndim == 2:
+        if b.shape[1] == 1 and can_use_gemv(a, b):
+            return multiply_by_vector(a, b).reshape(-1, 1)
+        if a.shape[0] == 1 and can_use_gemv(b, a):
+            return multiply_by_vector(b.T, a).reshape(1, -1)
     return api.matmul(a, b)
+
+
+def can_use_gemv(matrix: Any, vector: Any) -> bool:
+    """Return True if cuBLAS's GEMV takes this matrix of CuPy and this vector; it counts elements with 32 bits."""
+    is_contiguous = matrix.flags.c_contiguous or matrix.flags.f_contiguous
+    return is_contiguous and matrix.dtype == vector.dtype and matrix.dtype.char in "fdFD" and 0 < matrix.size < 1 << 31
+
+
+def multiply_by_vector(matrix: Any, vector: Any) -> Any:
+    """Return a matrix times a vector by cuBLAS's GEMV; cupy.matmul calls GEMM, which reads a wide matrix slower."""
+    cupy = sys.modules["cupy"]
+    result = cupy.empty(matrix.shape[0], matrix.dtype)
+    import_module("cupy.cublas").gemv("N", 1.0, matrix, cupy.ascontiguousarray(vector).reshape(-1), 0.0, result)
+    return result
 
 
 def write_to(out: Any, result: Any) -> Any:

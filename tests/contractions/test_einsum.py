@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,6 +14,7 @@ import pytest
 
 import fmm
 from fmm.contractions import array_module, pairs
+from fmm.contractions.array_module import multiply_matrices
 from fmm.contractions.einsum import plan_contraction
 from fmm.contractions.pairs import LabeledArray, contract_pair, plan_pair
 
@@ -67,16 +70,45 @@ def random_arrays(expression: str, seed: int = 0, dtype: str = "float64") -> lis
     return found
 
 
-@pytest.mark.parametrize("expression", EXPRESSIONS[:-1])  # the last one has a number as an operand
-def test_a_small_contraction_of_cupys_arrays_is_one_call(expression: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = import_module("fmm.contractions.einsum")
-    monkeypatch.setattr(module, "SMALL_HOST_MULTIPLY_ADDS", 1 << 15)
-    monkeypatch.setattr(module, "array_kind", lambda x: "cupy")
-    arrays = random_arrays(expression)
-    expected, library = np.einsum(expression, *arrays), Mock(wraps=np.einsum)
-    monkeypatch.setattr(np, "einsum", library)
-    np.testing.assert_allclose(fmm.einsum(expression, *arrays), expected, rtol=1e-12, atol=1e-12)
-    assert library.call_count == 1 and library.call_args.kwargs["optimize"][0] == "einsum_path"
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "int64"])
+def test_cupys_matrices_times_vectors_are_gemv(dtype: str, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gemv(trans: str, alpha: float, a: Any, x: Any, beta: float, y: Any) -> None:
+        assert trans == "N" and a.dtype == x.dtype and a.ndim == 2
+        assert x.flags.c_contiguous and (a.flags.c_contiguous or a.flags.f_contiguous)
+        y[:] = alpha * (a @ x)
+
+    library = Mock(wraps=SimpleNamespace(gemv=gemv))
+    monkeypatch.setattr(array_module, "array_kind", lambda x: "cupy")
+    monkeypatch.setitem(sys.modules, "cupy", np)
+    monkeypatch.setitem(sys.modules, "cupy.cublas", library)
+    (a, b), (x, y) = (random_arrays("pa,ia", dtype=dtype), random_arrays("a,p", dtype=dtype))
+    a, expected = np.asarray(a, order=order), 2 * (dtype != "int64")
+    for vector in (x[:, None], np.repeat(x, 2)[::2, None]):  # the second one is strided
+        np.testing.assert_allclose(multiply_matrices(a, vector), a @ vector, rtol=1e-5)
+    assert library.gemv.call_count == expected
+    np.testing.assert_allclose(multiply_matrices(y[None], a), y[None] @ a, rtol=1e-5)
+    assert library.gemv.call_count == 3 * (dtype != "int64")
+    assert multiply_matrices(a[:, :0], x[:0, None]).shape == (len(a), 1)
+    assert multiply_matrices(a, b.T).shape == (len(a), len(b))
+    assert library.gemv.call_count == 3 * (dtype != "int64")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128", "int64"])
+def test_cupys_arrays_are_contracted(dtype: str) -> None:
+    import cupy
+
+    chains = ("pmn,mi,na->pia", "pmn,mn->p", "pmn,p->mn", "eqrs,qi,rj,sk->eijk", "ilab,jkcl->ijkabc")
+    for expression in (*EXPRESSIONS[:-1], *chains):  # the last one has a number as an operand
+        arrays = random_arrays(expression, dtype=dtype)
+        expected = np.einsum(expression, *arrays)
+        stored = [cupy.asarray(x) for x in arrays]
+        strided = [cupy.repeat(x, 2, axis=-1)[..., ::2] for x in stored]
+        for operands in (stored, [x.T.copy().T for x in stored], strided):
+            found = fmm.einsum(expression, *operands)
+            assert found.dtype == expected.dtype
+            np.testing.assert_allclose(cupy.asnumpy(found), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_devices_outer_product_is_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
