@@ -180,10 +180,12 @@ def kernel_shares(seconds: Mapping[str, float]) -> dict[str, float]:
     """Return the share of matrix products in the time of all kernels, and of the longest other kernels."""
     shares: defaultdict[str, float] = defaultdict(float)
     total = sum(seconds.values())
+    if not total:  # no kernel, or only calls of the driver
+        return {}
     for name, value in seconds.items():
         shares["products" if is_product_kernel(name) else short_kernel_name(name)] += value / total
     longest = sorted(shares.keys() - {"products"}, key=lambda name: -shares[name])[:SHOWN_KERNELS]
-    return {name: round(shares[name], 3) for name in ("products", *longest)} if total else {}
+    return {name: round(shares[name], 3) for name in ("products", *longest)}
 
 
 def short_kernel_name(name: str) -> str:

@@ -78,10 +78,13 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
     plan = plan_contraction(subscripts, tuple(tuple(x.shape) for x in arrays), path_key)
     work = plan.largest_multiply_adds
     is_small = work < SMALL_HOST_MULTIPLY_ADDS or (work < SMALL_MULTIPLY_ADDS and is_on_device(arrays[0]))
-    # fmm.matmul passes small products on to CuPy in less time than a call of cupy.einsum takes on the host
-    by_library = is_small and array_kind(arrays[0]) != "cupy"
+    # A small product takes the host less time than a call of cupy.einsum; other pairs are cupy.einsum's as a whole.
+    is_cupy = array_kind(arrays[0]) == "cupy"
+    if is_small and is_cupy and not plan.has_only_products and subscripts.isascii():
+        path = ["einsum_path", *plan.path]
+        return write_to(out, array_module(arrays[0]).einsum(subscripts, *arrays, optimize=path))
     terms = [LabeledArray(x, labels) for x, labels in zip(arrays, plan.inputs, strict=True)]
-    return write_to(out, ordered_result(contract_terms(terms, plan, by_library), plan.output))
+    return write_to(out, ordered_result(contract_terms(terms, plan, is_small and not is_cupy), plan.output))
 
 
 class ContractionPlan(NamedTuple):
@@ -93,6 +96,7 @@ class ContractionPlan(NamedTuple):
     needed_labels: tuple[frozenset[str], ...]  # for each step, the labels that later steps or the output need
     results: tuple[Labels, ...]  # for each step, the labels of its result in the order of the library's einsum
     next_pairs: tuple[NextPair | None, ...]  # for each step, the pair that contracts its result
+    has_only_products: bool  # each step is a product of two matrices or stacks, without reductions of one operand
     largest_multiply_adds: int  # number of multiply-adds of the largest step
 
 
@@ -118,15 +122,26 @@ def plan_contraction(subscripts: str, shapes: tuple[tuple[int, ...], ...], optim
         for label, n in zip(labels, shape, strict=True):
             sizes[label] = max(n, sizes.get(label, 1))
     left, kept, results, work = list(terms), list[frozenset[str]](), list[Labels](), [0]
+    has_only_products = True
     for step in path:
         chosen = [left.pop(i) for i in sorted(step, reverse=True)]
         kept.append(frozenset(output).union(*left))
+        has_only_products &= is_product(chosen, kept[-1])
         labels = tuple(dict.fromkeys(label for term in chosen for label in term if label in kept[-1]))
         results.append(labels if left else tuple(output))
         left.append(labels)
         work.append(prod(sizes[label] for label in set().union(*chosen)))
     following = next_pairs(terms, path, kept, results)
-    return ContractionPlan(tuple(terms), tuple(output), tuple(path), tuple(kept), tuple(results), following, max(work))
+    steps = tuple(path), tuple(kept), tuple(results), following
+    return ContractionPlan(tuple(terms), tuple(output), *steps, has_only_products, max(work))
+
+
+def is_product(terms: Sequence[Labels], kept: frozenset[str]) -> bool:
+    """Return True if the contraction of these terms is one product: two terms, and only shared labels are summed."""
+    if len(terms) != 2 or any(len(set(labels)) < len(labels) for labels in terms):
+        return False
+    a, b = map(set, terms)
+    return kept >= a ^ b and bool(a & b - kept) and a != b
 
 
 def next_pairs(

@@ -70,6 +70,24 @@ def random_arrays(expression: str, seed: int = 0, dtype: str = "float64") -> lis
     return found
 
 
+@pytest.mark.parametrize(
+    ("expression", "is_librarys"),
+    [("ij,jk,kl->il", False), ("bij,bjk->bik", False), ("ij,j->i", False), ("ii,ij->j", True), ("ij,ij->ij", True)],
+)
+def test_a_small_contraction_of_cupys_arrays_is_products_or_one_call(
+    expression: str, is_librarys: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = import_module("fmm.contractions.einsum")
+    monkeypatch.setattr(module, "SMALL_HOST_MULTIPLY_ADDS", 1 << 15)
+    monkeypatch.setattr(module, "array_kind", lambda x: "cupy")
+    arrays = random_arrays(expression)
+    expected, library = np.einsum(expression, *arrays), Mock(wraps=np.einsum)
+    monkeypatch.setattr(np, "einsum", library)
+    np.testing.assert_allclose(fmm.einsum(expression, *arrays), expected, rtol=1e-12, atol=1e-12)
+    assert library.call_count == is_librarys
+    assert not is_librarys or library.call_args.kwargs["optimize"][0] == "einsum_path"
+
+
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["float64", "complex64", "int64"])
 def test_cupys_matrices_times_vectors_are_gemv(dtype: str, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,6 +320,21 @@ def test_the_order_of_summed_labels_copies_the_smaller_operand() -> None:
     assert plan.a.order == (2, 0, 1) and plan.b.order == (1, 0, 2)  # the larger operand, A, is not copied
     assert np.shares_memory(plan.a.apply(a), a) and not np.shares_memory(plan.b.apply(b), b)
     np.testing.assert_allclose(contract_pair(left, right, frozenset("ij")).array, np.full((50, 2), 12.0))
+
+
+def test_the_innermost_dimension_of_an_operand_is_that_of_its_copy() -> None:
+    """In A_ikac, neither i a nor the summed k c nest: the copy has the order iakc, and the matrix is its transpose."""
+    a, b = np.random.default_rng(0).standard_normal((5, 4, 3, 2)), np.ones((4, 2))
+    left, right = LabeledArray(b, tuple("kc")), LabeledArray(a, tuple("ikac"))
+    plan = plan_pair(left.layout, right.layout, frozenset("ia"), False, True)
+    matrix = plan.b.apply(a)
+    assert plan.b.order == (0, 2, 1, 3) and matrix.shape == (8, 15) and matrix.flags.f_contiguous
+    np.testing.assert_allclose(contract_pair(left, right, frozenset("ia")).array, a.sum((1, 3)), rtol=1e-12)
+    stack = LabeledArray(np.ones((7, 5, 4, 3, 2)), tuple("xikac"))
+    batched = plan_pair(
+        LabeledArray(np.ones((7, 4, 2)), tuple("xkc")).layout, stack.layout, frozenset("xia"), False, True
+    )
+    assert batched.b.apply(stack.array).shape == (7, 8, 15)
 
 
 def test_a_contraction_of_small_pairs_is_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
