@@ -16,13 +16,13 @@ import numpy as np
 from fmm import linalg
 from fmm.integrations.product_functions import names_bound_to, replace_attributes, replacement_function
 from fmm.linalg.arguments import is_square
-from fmm.linalg.cholesky_recursion import cholesky_levels
+from fmm.linalg.cholesky_recursion import cholesky_side
 from fmm.linalg.inverse import inverse_levels
 from fmm.linalg.least_squares import is_tall_system
 from fmm.linalg.lu_recursion import lu_width
 from fmm.linalg.qr_factors import QR_MODES, factors_by_products
-from fmm.linalg.solver_library import solver_library
-from fmm.linalg.split_levels import SMALLEST_GAINING_SIDE, SOLVER_TYPES
+from fmm.linalg.solver_library import SOLVER_TYPES, solver_library
+from fmm.linalg.split_levels import SMALLEST_GAINING_SIDE
 from fmm.linalg.triangular_recursion import triangular_levels
 
 SolverFunction = Callable[..., Any]  # returns the function's result, or None where the library's own must run
@@ -32,7 +32,7 @@ SolverFunction = Callable[..., Any]  # returns the function's result, or None wh
 
 def cholesky(a: Any, /, *, upper: bool = False) -> Any:
     """Compute numpy.linalg.cholesky and CuPy's."""
-    return linalg.cholesky(a, upper=upper) if cholesky_levels(solver_library(a), a, None) else None
+    return linalg.cholesky(a, upper=upper) if cholesky_side(solver_library(a), a, None) else None
 
 
 def inv(a: Any) -> Any:

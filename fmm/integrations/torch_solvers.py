@@ -17,7 +17,7 @@ from fmm.integrations.torch_kernels import bypass_fmm, bypass_state
 from fmm.linalg import qr_factors
 from fmm.linalg.arguments import is_square
 from fmm.linalg.cholesky_qr import factor_tall_stacks
-from fmm.linalg.cholesky_recursion import cholesky_levels, factor_stacks
+from fmm.linalg.cholesky_recursion import cholesky_side, factor_stacks
 from fmm.linalg.inverse import inverse_levels, invert_stacks
 from fmm.linalg.lu_factors import factor_stacks as factor_stacks_by_lu
 from fmm.linalg.lu_factors import solve_by_factors
@@ -40,7 +40,7 @@ def no_errors(a: Any) -> Any:
 
 def cholesky_ex(library: TorchSolvers, a: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
     """Compute aten::linalg_cholesky_ex."""
-    if not cholesky_levels(library, a, None):
+    if not cholesky_side(library, a, None):
         return None
     # the upper factor, the adjoint of a row-major lower factor, is column-major
     factor = factor_stacks(library, library.adjoint(a) if upper else a, None, column_major=not upper)

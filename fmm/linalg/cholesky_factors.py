@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fmm.linalg.arguments import common_arrays, write_result
-from fmm.linalg.cholesky_recursion import cholesky_levels, factor_stacks
+from fmm.linalg.cholesky_recursion import cholesky_side, factor_stacks
 from fmm.linalg.triangular import solve_triangular
 
 
@@ -48,7 +48,7 @@ def cholesky(a: Any, /, *, upper: bool = False, out: Any = None, max_error_growt
            [1., 2.]])
     """
     library, (a,) = common_arrays(a)
-    if not cholesky_levels(library, a, max_error_growth) or not library.is_plain(a):
+    if not cholesky_side(library, a, max_error_growth) or not library.is_plain(a):
         factor = library.cholesky(a, upper)
     elif library.needs_gradient(a):
         from fmm.linalg.torch_gradients import CholeskyFactor

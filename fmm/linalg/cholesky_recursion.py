@@ -1,4 +1,9 @@
-"""The recursion of Cholesky factors: the first half, the panel below, the rest less the panel's product."""
+"""The recursion of Cholesky factors: the first half, the panel below, the rest less the panel's product.
+
+The blocks on the diagonal are factored by the library's own function. On a GPU smaller blocks of these factors are
+inverted once, and all panels below them are products with these inverses. torch does not wait for the GPU before all
+work is launched.
+"""
 
 from __future__ import annotations
 
@@ -8,46 +13,106 @@ import numpy as np
 
 from fmm import api
 from fmm.linalg.arguments import is_square
-from fmm.linalg.solver_library import NumpySolvers
-from fmm.linalg.split_levels import CHOLESKY_RULE, first_half, solver_levels
-from fmm.linalg.triangular_recursion import solve_in_place, triangular_side
+from fmm.linalg.diagonal_inverses import MAX_BLOCK_GROWTH, block_growth, write_inverses
+from fmm.linalg.solver_library import InvertedBlock, NumpySolvers
+from fmm.linalg.split_levels import (
+    CHOLESKY_RULE,
+    INVERTED_RULE,
+    POSITIVE_RULE,
+    block_side,
+    first_blocks,
+    inverted_side,
+    rows_of_blocks,
+    solver_levels,
+)
+from fmm.linalg.triangular_recursion import TriangularBlocks, multiplies_by_inverses, solve_blocks
 
 
-def cholesky_levels(library: NumpySolvers, a: Any, limit: float | None) -> int:
-    """Return how often to halve; 0 where the library's own function factors, or rejects, the whole array."""
+def cholesky_side(library: NumpySolvers, a: Any, limit: float | None) -> int:
+    """Return the rows of the blocks on the diagonal; 0 where the library's own function factors, or rejects, a."""
     if not is_square(a):
         return 0
-    return solver_levels(library, a, None, limit, CHOLESKY_RULE)
+    if multiplies_by_inverses(library, a):
+        return inverted_side(library, a, a.shape[-1], limit, POSITIVE_RULE)
+    levels = solver_levels(library, a, None, limit, CHOLESKY_RULE)
+    return block_side(a.shape[-1], levels) if levels else 0
+
+
+def inverse_side(library: NumpySolvers, a: Any, side: int) -> int:
+    """Return the rows of the blocks of the factor that are inverted, for blocks of `side` rows that are factored."""
+    return min(side, rows_of_blocks(library, a, INVERTED_RULE)) if multiplies_by_inverses(library, a) else side
 
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
 def factor_stacks(library: NumpySolvers, a: Any, limit: float | None, column_major: bool = False) -> Any:
-    """Return the lower factors of a stack in a new array; `linalg_error` where a matrix has none."""
-    levels, factor = cholesky_levels(library, a, limit), library.empty(tuple(a.shape), a)
-    factor = library.write(library.transpose(factor) if column_major else factor, library.module.tril(a))
-    failures: list[Any] = []
-    for i in np.ndindex(*a.shape[:-2]):
-        failures += factor_in_place(library, factor[i], levels, limit)
-    if failures and bool((library.module.stack(failures) != 0).any()):
-        raise library.linalg_error("a block is not positive definite")
-    return factor
+    """Return the lower factors of a stack in a new array; `linalg_error` where a matrix has none.
 
-
-def factor_in_place(library: NumpySolvers, a: Any, levels: int, limit: float | None) -> list[Any]:
-    """Replace a lower triangle by its Cholesky factor: the first half, the panel below, the rest less their product.
-
-    Return numbers on the device, of which one is not zero if there is no factor.
+    Where inverses of blocks are not accurate, the library's own function factors the stack.
     """
-    n = a.shape[0]
-    if levels == 0 or n < 2:
-        block, failure = library.cholesky_block(a)
-        library.write(a, block)
-        return [] if failure is None else [failure]
-    h = first_half(n)
-    first, panel, rest = a[:h, :h], a[h:, :h], a[h:, h:]
-    failures = factor_in_place(library, first, levels - 1, limit)
-    # X L^H = P is conj(L) X^T = P^T
-    side = triangular_side(library, first, n - h, limit)
-    solve_in_place(library, library.conjugate(first), library.transpose(panel), (True, False), side, limit)
-    api.gram(panel, out=rest, rows=True, fill="lower", alpha=-1, beta=1, max_error_growth=limit)
-    return failures + factor_in_place(library, rest, levels - 1, limit)
+    side, factor = cholesky_side(library, a, limit) or a.shape[-1], library.empty(tuple(a.shape), a)
+    factor = library.write(library.transpose(factor) if column_major else factor, library.module.tril(a))
+    factorizations = [CholeskyFactorization(library, factor[i], side, limit) for i in np.ndindex(*a.shape[:-2])]
+    for factorization in factorizations:
+        factorization.factor_rows(0, a.shape[-1])
+    if any(factorization.has_failed() for factorization in factorizations):
+        raise library.linalg_error("a block is not positive definite")
+    if all(factorization.is_accurate() for factorization in factorizations):
+        return factor
+    return library.write(factor, library.cholesky(a))
+
+
+class CholeskyFactorization:
+    """The state of one factorization: the matrix, and on a GPU the inverses of blocks on its diagonal.
+
+    The library factors blocks of `side` rows. Blocks of `small` rows of their factors are inverted. `failures` are
+    numbers on the device; a number that is not zero means that a block has no factor.
+    """
+
+    def __init__(self, library: NumpySolvers, a: Any, side: int, limit: float | None) -> None:
+        self.library, self.a, self.side, self.limit = library, a, side, limit
+        self.small = small = inverse_side(library, a, side)
+        is_inverted = side < a.shape[0] and multiplies_by_inverses(library, a)
+        self.inverses: Any = library.zeros((a.shape[0] // small, small, small), a) if is_inverted else None
+        self.failures: list[Any] = []
+
+    def factor_rows(self, first: int, last: int) -> None:
+        """Replace the lower triangle of the rows and columns first to last - 1 by its factor."""
+        if last - first <= self.side:
+            self._factor_block(first, last)
+            return
+        middle = first + first_blocks(last - first, self.side)
+        left, rest = slice(first, middle), slice(middle, last)
+        self.factor_rows(first, middle)
+        self._solve_panel(left, rest)
+        panel, trailing = self.a[rest, left], self.a[rest, rest]
+        api.gram(panel, out=trailing, rows=True, fill="lower", alpha=-1, beta=1, max_error_growth=self.limit)
+        self.factor_rows(middle, last)
+
+    def _factor_block(self, first: int, last: int) -> None:
+        """Factor a block on the diagonal, and invert the smaller blocks of its factor if panels follow."""
+        library, block, small = self.library, self.a[first:last, first:last], self.small
+        factor, failure = library.cholesky_block(block)
+        library.write(block, factor)
+        if failure is not None:
+            self.failures.append(failure)
+        if self.inverses is not None and last < self.a.shape[0]:
+            inverses = self.inverses[first // small : last // small]
+            write_inverses(library, block, inverses, InvertedBlock(small, small, 0, True, False))
+
+    def _solve_panel(self, left: slice, rest: slice) -> None:
+        """Replace the panel P below the factor L by X with X L^H = P, which is conj(L) X^T = P^T."""
+        library, inverses, small = self.library, self.inverses, self.small
+        if inverses is not None:
+            inverses = library.conjugate(inverses[left.start // small : left.stop // small])
+        blocks = TriangularBlocks(library, True, False, small, self.limit, inverses)
+        solve_blocks(blocks, library.conjugate(self.a[left, left]), library.transpose(self.a[rest, left]))
+
+    def has_failed(self) -> bool:
+        """Return True if a block has no factor."""
+        return bool(self.failures) and bool((self.library.module.stack(self.failures) != 0).any())
+
+    def is_accurate(self) -> bool:
+        """Return True if all inverses that were multiplied are accurate."""
+        if self.inverses is None:
+            return True
+        return bool((block_growth(self.library, self.a, self.inverses, True, False) <= MAX_BLOCK_GROWTH).all())

@@ -10,8 +10,8 @@ from typing import Any
 
 from fmm.linalg.arguments import check_square, check_trans, common_arrays
 from fmm.linalg.cholesky_qr import step_conditions
-from fmm.linalg.cholesky_recursion import cholesky_levels
-from fmm.linalg.inverse import inverse_levels, positive_inverse_levels
+from fmm.linalg.cholesky_recursion import cholesky_side, inverse_side
+from fmm.linalg.inverse import inverse_levels, positive_inverse_side
 from fmm.linalg.least_squares import is_tall_system
 from fmm.linalg.lu_recursion import lu_width
 from fmm.linalg.qr_factors import factors_by_products
@@ -60,9 +60,16 @@ def explain_cholesky(
     """Return the decision for a call of cholesky."""
     library, (a,) = common_arrays(a)
     check_square(a)
-    n, levels = a.shape[-1], cholesky_levels(library, a, max_error_growth) if library.is_plain(a) else 0
-    steps = cholesky_steps(n, levels, blocks_of_systems(library, a, max_error_growth))
-    return decision("cholesky", library, a, max_error_growth, steps, Step("cholesky", n, n, n))
+    n, limit = a.shape[-1], max_error_growth
+    steps = steps_of_factor(library, a, limit) if library.is_plain(a) else iter((Step("cholesky", n, n, n),))
+    return decision("cholesky", library, a, limit, steps, Step("cholesky", n, n, n))
+
+
+def steps_of_factor(library: NumpySolvers, a: Any, limit: float | None) -> Iterator[Step]:
+    """Return the steps of the Cholesky factor of a."""
+    side = cholesky_side(library, a, limit)
+    blocks = DiagonalBlocks(inverse_side(library, a, side), multiplies_by_inverses(library, a))
+    return cholesky_steps(a.shape[-1], side, blocks)
 
 
 def explain_inv(
@@ -75,8 +82,9 @@ def explain_inv(
     steps: Iterator[Step] = iter((vendor,))
     if library.is_plain(a) and not library.needs_gradient(a):
         blocks_of = blocks_of_systems(library, a, limit)
-        if assume_a == "pos" and (levels := positive_inverse_levels(library, a, limit)):
-            steps = positive_inverse_steps(n, cholesky_levels(library, a, limit), levels, blocks_of)
+        if assume_a == "pos" and (side := positive_inverse_side(library, a, limit)):
+            blocks = DiagonalBlocks(side, multiplies_by_inverses(library, a))
+            steps = positive_inverse_steps(n, steps_of_factor(library, a, limit), blocks)
         elif assume_a == "gen" and inverse_levels(library, a, limit):
             steps = general_inverse_steps(n, lu_width(library, a, limit), blocks_of(n, n))
     return decision("inv", library, a, limit, steps, vendor)

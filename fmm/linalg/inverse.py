@@ -11,8 +11,16 @@ from fmm.linalg.arguments import common_arrays, is_square, write_result
 from fmm.linalg.cholesky_factors import cholesky
 from fmm.linalg.lu_recursion import factor_matrix, lu_width
 from fmm.linalg.solver_library import NumpySolvers
-from fmm.linalg.split_levels import LU_RULE, TRIANGULAR_RULE, first_half, solver_levels
-from fmm.linalg.triangular_recursion import solve_in_place, triangular_side
+from fmm.linalg.split_levels import (
+    INVERTED_RULE,
+    LU_RULE,
+    TRIANGULAR_RULE,
+    block_side,
+    first_blocks,
+    rows_of_blocks,
+    solver_levels,
+)
+from fmm.linalg.triangular_recursion import TriangularBlocks, solve_blocks, triangular_side, unchecked_blocks
 
 MATRIX_KINDS = ("gen", "pos")
 
@@ -85,12 +93,15 @@ def inverse_levels(library: NumpySolvers, a: Any, limit: float | None) -> int:
 
 def inverse_gains(library: NumpySolvers, a: Any, assume_a: str, limit: float | None) -> bool:
     """Return True if products gain in the inverses of an array."""
-    return (positive_inverse_levels if assume_a == "pos" else inverse_levels)(library, a, limit) > 0
+    return (positive_inverse_side if assume_a == "pos" else inverse_levels)(library, a, limit) > 0
 
 
-def positive_inverse_levels(library: NumpySolvers, a: Any, limit: float | None) -> int:
-    """Return how often to halve positive definite matrices; 0 where the library's own function inverts the array."""
-    return solver_levels(library, a, None, limit, TRIANGULAR_RULE)
+def positive_inverse_side(library: NumpySolvers, a: Any, limit: float | None) -> int:
+    """Return the rows of the blocks of positive definite matrices; 0 where the library's own function inverts them."""
+    levels = solver_levels(library, a, None, limit, TRIANGULAR_RULE)
+    if not levels or library.device(a) == "cpu":
+        return block_side(a.shape[-1], levels) if levels else 0
+    return rows_of_blocks(library, a, INVERTED_RULE)
 
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
@@ -103,38 +114,50 @@ def invert_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
             return library.inv(a)
         x = library.write(inverse[i], library.identity(n, a))
         library.exchange_rows(x, factors.pivots, 0)
-        solve_in_place(library, factors.lu, x, (True, True), side, limit)
-        solve_in_place(library, factors.lu, x, (False, False), side, limit)
+        checks = []
+        for lower in (True, False):
+            blocks, read_usable = unchecked_blocks(library, factors.lu, lower, lower, side, limit)
+            solve_blocks(blocks, factors.lu, x)
+            checks.append(read_usable)
+        if not all(all(read_usable()) for read_usable in checks):
+            return library.inv(a)
     return inverse
 
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
 def invert_positive_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
     """Return the inverses of a stack of positive definite matrices: the product of the inverse factor with itself."""
-    levels = positive_inverse_levels(library, a, limit)
+    side = positive_inverse_side(library, a, limit)
     inverse = cholesky(a, max_error_growth=limit)
     for i in np.ndindex(*a.shape[:-2]):
-        invert_triangle_in_place(library, inverse[i], levels, limit)
+        blocks, read_usable = unchecked_blocks(library, inverse[i], True, False, side, limit)
+        invert_triangle_in_place(blocks, inverse[i])
+        if not all(read_usable()):
+            return library.inv(a)
         library.write(inverse[i], api.gram(inverse[i], max_error_growth=limit))
     return inverse
 
 
-def invert_triangle_in_place(library: NumpySolvers, a: Any, levels: int, limit: float | None) -> None:
+def invert_triangle_in_place(blocks: TriangularBlocks, a: Any, index: int = 0) -> None:
     """Replace a lower triangular matrix L by its inverse Y; the block below is -(Y22 L21) L11^-1.
 
-    In this order Y L - I is small, so that the inverse Y^H Y of L L^H is as accurate as LAPACK's.
+    In this order Y L - I is small, so that the inverse Y^H Y of L L^H is as accurate as LAPACK's. `index` is the number
+    of the first block on the diagonal.
     """
-    n = a.shape[0]
-    if levels == 0 or n < 2:
-        x = library.identity(n, a)
-        library.solve_block(a, x, True, False)
-        library.write(a, x)
+    library, side, n = blocks.library, blocks.side, a.shape[0]
+    if n <= side:
+        is_inverted = blocks.inverses is not None and index < len(blocks.inverses)
+        inverse = blocks.inverses[index] if is_inverted else library.identity(n, a)
+        if not is_inverted:
+            library.solve_block(a, inverse, True, False)
+        library.write(a, inverse)
         return
-    h = first_half(n)
+    h = first_blocks(n, side)
     first, panel, rest = a[:h, :h], a[h:, :h], a[h:, h:]
-    invert_triangle_in_place(library, rest, levels - 1, limit)
-    library.write(panel, api.gemm(rest, panel, alpha=-1, max_error_growth=limit))
+    invert_triangle_in_place(blocks, rest, index + h // side)
+    library.write(panel, api.gemm(rest, panel, alpha=-1, max_error_growth=blocks.limit))
     # X L = P is L^T X^T = P^T
-    side = triangular_side(library, first, n - h, limit)
-    solve_in_place(library, library.transpose(first), library.transpose(panel), (False, False), side, limit)
-    invert_triangle_in_place(library, first, levels - 1, limit)
+    inverses = blocks.inverses if blocks.inverses is None else library.transpose(blocks.inverses)
+    upper = blocks._replace(lower=False, inverses=inverses)
+    solve_blocks(upper, library.transpose(first), library.transpose(panel), index)
+    invert_triangle_in_place(blocks, first, index)

@@ -19,7 +19,8 @@ CLUSTER = 16  # thread blocks of a cluster
 FACTOR_THREADS = 512
 ROW_CAPACITY = CLUSTER * FACTOR_THREADS  # rows of a panel of which each thread has one
 MAX_ROWS_PER_THREAD = 4
-TILE, TILE_THREADS, COLUMN_THREADS = 64, 256, 32  # as in lu_panel.cuh
+TILE, TILE_THREADS = 64, 256  # as in lu_panel.cuh
+SWAP_COLUMNS, SWAP_THREADS = 32, 256
 INVERTED_SIDE, INVERSE_THREADS = 128, 256  # rows of the blocks that one kernel inverts; threads of a thread block
 NON_PORTABLE_CLUSTER_ATTRIBUTE = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 REGISTER_BYTES = 256  # bytes of registers in which a thread has its rows
@@ -68,15 +69,15 @@ def _factor_launch(shape: PanelShape, first: int, width: int, block: int) -> Lau
     each = rows_per_thread(shape.rows - first)
     # as BlockMemory in lu_panel.cuh: 33 rows, as messages of 16 bytes and a candidate; L and U; candidates and pivots
     item = ITEM_BYTES[shape.dtype]
-    shared = 33 * (16 + block * item) + block * (block + each * FACTOR_THREADS) * item
+    shared = 33 * (16 + block * item) + (block * block + each * FACTOR_THREADS * (block + 1)) * item
     shared += 16 + FACTOR_THREADS // 32 * 12 + 4 * block + 64
     kernel = Kernel(factor_source, (shape.dtype, block, each), "fmm_lu_factor", FACTOR_THREADS, shared)
     return _panel_launch("factor_block", kernel, (CLUSTER, 1, 1), shape, first, width)
 
 
 def _swap_launch(shape: PanelShape, first: int, width: int, block: int) -> Launch:
-    kernel = Kernel(swap_source, (shape.dtype, block), "fmm_lu_swap", COLUMN_THREADS)
-    return _panel_launch("swap_and_solve", kernel, (-(-shape.columns // COLUMN_THREADS), 1, 1), shape, first, width)
+    kernel = Kernel(swap_source, (shape.dtype, block), "fmm_lu_swap", SWAP_THREADS)
+    return _panel_launch("swap_and_solve", kernel, (-(-shape.columns // SWAP_COLUMNS), 1, 1), shape, first, width)
 
 
 def _product_launch(shape: PanelShape, first: int, width: int, block: int) -> Launch:
@@ -114,7 +115,7 @@ def swap_source(dtype: str, width: int) -> str:
     """Return the CUDA source of the kernel that exchanges the rows of the other columns."""
     number = CPP_NUMBERS[dtype]
     body = f"__shared__ fmm::lu::SolveMemory<{number}, {width}> memory;", "fmm::lu::swap_and_solve(p, memory);"
-    return entry_source(f"fmm::lu::Panel<{number}>", body, "lu_panel.cuh", (COLUMN_THREADS,), entry="fmm_lu_swap")
+    return entry_source(f"fmm::lu::Panel<{number}>", body, "lu_panel.cuh", (SWAP_THREADS,), entry="fmm_lu_swap")
 
 
 def product_source(dtype: str, width: int) -> str:

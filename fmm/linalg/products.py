@@ -7,7 +7,7 @@ from typing import Any
 
 from fmm import api
 from fmm.kernels.plans.plan import VENDOR
-from fmm.linalg.solver_library import NumpySolvers
+from fmm.linalg.solver_library import SOLVER_TYPES, NumpySolvers
 
 
 def subtract_product(library: NumpySolvers, a: Any, b: Any, c: Any, limit: float | None) -> None:
@@ -19,19 +19,26 @@ def subtract_product(library: NumpySolvers, a: Any, b: Any, c: Any, limit: float
     if _is_column_major(library, c):
         a, b, c = library.transpose(b), library.transpose(a), library.transpose(c)
     (m, k), n = a.shape, b.shape[1]
-    if has_plan(m, k, n, library.product_type(a), library.device(a), limit):
+    device = library.device(a)
+    if has_plan(m, k, n, library.product_type(a), device, limit):
         c -= api.matmul(a, b, max_error_growth=limit)
-    else:
+    elif device == "cpu":
         api.gemm(a, b, c, alpha=-1, beta=1, out=c, max_error_growth=limit)
+    else:  # at once: hundreds of thin products of a solver wait for Python
+        library.subtract_own_product(a, b, c)
 
 
 def multiply_in_place(library: NumpySolvers, a: Any, x: Any, limit: float | None) -> None:
     """Replace x by a x."""
+    left, right = a, x
     if _is_column_major(library, x):
-        x = library.transpose(x)
-        library.write(x, api.matmul(x, library.transpose(a), max_error_growth=limit))
+        left, right = library.transpose(x), library.transpose(a)
+        x = left
+    (m, k), n, device = left.shape, right.shape[1], library.device(a)
+    if device == "cpu" or has_plan(m, k, n, library.product_type(a), device, limit):
+        library.write(x, api.matmul(left, right, max_error_growth=limit))
     else:
-        library.write(x, api.matmul(a, x, max_error_growth=limit))
+        library.write(x, library.module.matmul(left, right))
 
 
 def _is_column_major(library: NumpySolvers, x: Any) -> bool:
@@ -43,6 +50,8 @@ def _is_column_major(library: NumpySolvers, x: Any) -> bool:
 @lru_cache(maxsize=4096)
 def has_plan(m: int, k: int, n: int, dtype: str, device: str, limit: float | None) -> bool:
     """Return True if fmm multiplies by a plan; results are cached until the process ends."""
+    if dtype not in SOLVER_TYPES:
+        return False
     try:
         return api.plan(m, k, n, dtype=dtype, device=device, max_error_growth=limit).plan != VENDOR
     except ImportError:  # tensors on a GPU without CuPy: products are torch's own

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from fmm.linalg.solver_steps import Step
-from fmm.linalg.split_levels import first_blocks, first_half, middle_column
+from fmm.linalg.split_levels import first_blocks, middle_column
 
 
 class DiagonalBlocks(NamedTuple):
@@ -33,35 +33,41 @@ def triangular_steps(n: int, columns: int, blocks: DiagonalBlocks, lower: bool =
     yield from triangular_steps(second, columns, blocks, lower)
 
 
-def cholesky_steps(n: int, levels: int, blocks_of: BlocksOfSystem) -> Iterator[Step]:
-    """Yield the steps of a Cholesky factor: the first half, the panel below, the panel's Gram matrix, the rest."""
-    if levels == 0 or n < 2:
+def cholesky_steps(n: int, side: int, blocks: DiagonalBlocks) -> Iterator[Step]:
+    """Yield the steps of a Cholesky factor: the first half, the panel below, the panel's Gram matrix, the rest.
+
+    Blocks of `side` rows are factored; 0: the whole matrix is one block. `blocks` are those of the triangular systems.
+    """
+    side = side or n
+    if n <= side:
         yield Step("cholesky", n, n, n)
         return
-    h = first_half(n)
-    yield from cholesky_steps(h, levels - 1, blocks_of)
-    yield from triangular_steps(h, n - h, blocks_of(h, n - h))
+    h = first_blocks(n, side)
+    yield from cholesky_steps(h, side, blocks)
+    yield from triangular_steps(h, n - h, blocks)
     yield Step("gram", n - h, h, n - h)
-    yield from cholesky_steps(n - h, levels - 1, blocks_of)
+    yield from cholesky_steps(n - h, side, blocks)
 
 
-def positive_inverse_steps(n: int, factor_levels: int, levels: int, blocks_of: BlocksOfSystem) -> Iterator[Step]:
+def positive_inverse_steps(n: int, factor: Iterator[Step], blocks: DiagonalBlocks) -> Iterator[Step]:
     """Yield the steps of the inverse of a positive definite matrix: the factor, its inverse, and a Gram matrix."""
-    yield from cholesky_steps(n, factor_levels, blocks_of)
-    yield from triangle_inverse_steps(n, levels, blocks_of)
+    yield from factor
+    yield from triangle_inverse_steps(n, blocks)
     yield Step("gram", n, n, n)
 
 
-def triangle_inverse_steps(n: int, levels: int, blocks_of: BlocksOfSystem) -> Iterator[Step]:
+def triangle_inverse_steps(n: int, blocks: DiagonalBlocks) -> Iterator[Step]:
     """Yield the steps of the inverse of a triangular matrix in its place."""
-    if levels == 0 or n < 2:
-        yield Step("solve_triangular", n, n, n)
+    side = blocks.side or n
+    if n <= side:
+        if not (blocks.are_inverted and n == side):
+            yield Step("solve_triangular", n, n, n)
         return
-    h = first_half(n)
-    yield from triangle_inverse_steps(n - h, levels - 1, blocks_of)
+    h = first_blocks(n, side)
+    yield from triangle_inverse_steps(n - h, blocks)
     yield Step("product", n - h, n - h, h)
-    yield from triangular_steps(h, n - h, blocks_of(h, n - h), lower=False)
-    yield from triangle_inverse_steps(h, levels - 1, blocks_of)
+    yield from triangular_steps(h, n - h, blocks, lower=False)
+    yield from triangle_inverse_steps(h, blocks)
 
 
 def general_inverse_steps(n: int, width: int, blocks: DiagonalBlocks) -> Iterator[Step]:

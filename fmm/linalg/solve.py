@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from fmm.linalg.arguments import check_square, common_arrays, write_result
 from fmm.linalg.cholesky_factors import cho_solve, cholesky
-from fmm.linalg.cholesky_recursion import cholesky_levels
+from fmm.linalg.cholesky_recursion import cholesky_side
 from fmm.linalg.lu_factors import solve_systems
 from fmm.linalg.lu_recursion import lu_width
 from fmm.linalg.refinement import RefinementReport, refine_solution
@@ -133,7 +133,7 @@ def _check_system(a: Any, b: Any, assume_a: str) -> tuple[NumpySolvers, Any, Any
 
 def solve_columns(library: NumpySolvers, a: Any, b: Any, assume_a: str, limit: float | None) -> Any:
     """Return the solutions of checked systems."""
-    if assume_a == "pos" and (library is not NUMPY_SOLVERS or cholesky_levels(library, a, limit)):
+    if assume_a == "pos" and (library is not NUMPY_SOLVERS or cholesky_side(library, a, limit)):
         return cho_solve((cholesky(a, max_error_growth=limit), True), b, max_error_growth=limit)
     if assume_a == "pos" or not lu_width(library, a, limit) or not library.is_plain(a, b):
         return library.solve(a, b, assume_a)

@@ -29,6 +29,7 @@ from fmm.linalg.panel_launches import (
 
 PANEL_WIDTH = 256  # columns of a panel of an LU factorization
 SINGLE_TYPES = ("float32", "complex64")
+SOLVER_TYPES = ("float32", "float64", "complex64", "complex128")
 MIN_MULTIPROCESSORS = 100  # of a GPU that holds a panel in one cluster; parts of a GPU (MIG) have fewer
 
 
@@ -160,6 +161,10 @@ class NumpySolvers:
         """Return the inverse by the library's own function."""
         return self.module.linalg.inv(a)
 
+    def subtract_own_product(self, a: Any, b: Any, c: Any) -> None:
+        """Replace c by c - a b, by the library's own functions."""
+        c -= self.module.matmul(a, b)
+
     # ---- LU factors
 
     def panel_width(self, a: Any) -> int:
@@ -238,6 +243,10 @@ class NumpySolvers:
     def to_host(self, x: Any) -> Any:
         """Return a NumPy array."""
         return x
+
+    def start_copy_to_host(self, x: Any) -> Callable[[], Any]:
+        """Start a copy to the host, and return the function that waits for the copy and returns a NumPy array."""
+        return lambda: self.to_host(x)
 
     def from_host(self, x: Any, like: Any) -> Any:
         """Return a NumPy array as an array of the library, on the device of `like`."""
@@ -364,6 +373,15 @@ class CupySolvers(DeviceSolvers):
         """Return a NumPy array."""
         return x.get()
 
+    def start_copy_to_host(self, x: Any) -> Callable[[], Any]:
+        """Start a copy to the host, and return the function that waits for the copy and returns a NumPy array."""
+        from cupyx import empty_pinned
+
+        copy = empty_pinned(x.shape, x.dtype)
+        x.get(out=copy, blocking=False)
+        event = self.module.cuda.get_current_stream().record()
+        return lambda: (event.synchronize(), copy)[1]
+
     def from_host(self, x: Any, like: Any) -> Any:
         """Return a NumPy array as an array on the current device."""
         return self.module.asarray(x)
@@ -431,6 +449,10 @@ class TorchSolvers(DeviceSolvers):
     def solve_block(self, a: Any, x: Any, lower: bool, unit_diagonal: bool) -> None:
         """Replace x by the solution of a y = x by torch.linalg.solve_triangular."""
         x.copy_(self.module.linalg.solve_triangular(a, x, upper=not lower, unitriangular=unit_diagonal))
+
+    def subtract_own_product(self, a: Any, b: Any, c: Any) -> None:
+        """Replace c by c - a b, by torch's own function."""
+        c.addmm_(a, b, alpha=-1)
 
     def check_singular(self, diagonal: Any) -> None:
         """Do nothing: torch returns inf and NaN for singular matrices."""
@@ -507,6 +529,14 @@ class TorchSolvers(DeviceSolvers):
     def to_host(self, x: Any) -> Any:
         """Return a NumPy array."""
         return x.cpu().numpy()
+
+    def start_copy_to_host(self, x: Any) -> Callable[[], Any]:
+        """Start a copy to the host, and return the function that waits for the copy and returns a NumPy array."""
+        if not x.is_cuda:
+            return super().start_copy_to_host(x)
+        copy = self.module.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+        event = self.module.cuda.current_stream(x.device).record_event()
+        return lambda: (event.synchronize(), copy.numpy())[1]
 
     def from_host(self, x: Any, like: Any) -> Any:
         """Return a NumPy array as a tensor on the device of `like`."""

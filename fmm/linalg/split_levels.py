@@ -12,9 +12,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from fmm import api
-from fmm.linalg.solver_library import SINGLE_TYPES, NumpySolvers
+from fmm.linalg.solver_library import SINGLE_TYPES, SOLVER_TYPES, NumpySolvers
 
-SOLVER_TYPES = ("float32", "float64", "complex64", "complex128")
 SMALLEST_GAINING_SIDE = 1024  # a matrix without a longer side is the library's own, on any device
 ALIGNMENT = 128  # halves of large matrices are multiples of this number of rows: products of aligned operands are fast
 
@@ -28,12 +27,13 @@ class SplitRule(NamedTuple):
 
 
 class InvertedRule(NamedTuple):
-    """When a GPU solves triangular systems by products with inverted blocks on the diagonal."""
+    """When a GPU computes by products with inverted blocks on the diagonal, in single and in double precision."""
 
-    smallest: int  # rows of the smallest matrix
+    single_smallest: int  # rows of the smallest matrix
+    double_smallest: int
     fewest_columns: int  # smallest number of right sides
-    single_side: int  # rows of a block on the diagonal, in single precision
-    double_side: int  # rows of a block on the diagonal, in double precision
+    single_side: int  # rows of a block on the diagonal
+    double_side: int
     gain: float  # least speedup of the product between two halves
 
 
@@ -41,7 +41,8 @@ class InvertedRule(NamedTuple):
 # less, the vendor's solvers are slow on small blocks, and Python's time for each step counts. In float64 no Cholesky
 # factorization up to 16384 gains.
 TRIANGULAR_RULE = SplitRule(4096, 1.05, 1.5)
-INVERTED_RULE = InvertedRule(8192, 4096, 1024, 512, 1.2)
+INVERTED_RULE = InvertedRule(8192, 8192, 4096, 1024, 512, 1.2)
+POSITIVE_RULE = InvertedRule(8192, 16384, 0, 2048, 2048, 1.2)  # Cholesky factors; the library factors the blocks
 CHOLESKY_RULE = SplitRule(4096, 1.05, 3.0)
 # A panel of 256 columns takes 0.5 to 1.5 ms. No gain is measured on hosts.
 LU_RULE = SplitRule(8192, float("inf"), 1.5)
@@ -71,14 +72,21 @@ def block_side(n: int, levels: int) -> int:
     return n
 
 
-def inverted_side(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:
-    """Return the rows of the blocks that a GPU inverts; 0 if the library's own function solves the whole system."""
-    n, rule = a.shape[-1], INVERTED_RULE
-    if n < rule.smallest or columns < rule.fewest_columns or (dtype := library.product_type(a)) not in SOLVER_TYPES:
+def inverted_side(library: NumpySolvers, a: Any, columns: int, limit: float | None, rule: InvertedRule) -> int:
+    """Return the rows of the blocks that a GPU inverts; 0 if the library's own function is to compute the whole."""
+    n = a.shape[-1]
+    if n < min(rule.single_smallest, rule.double_smallest) or columns < rule.fewest_columns:
+        return 0
+    dtype = library.product_type(a)
+    if dtype not in SOLVER_TYPES or n < (rule.single_smallest if dtype in SINGLE_TYPES else rule.double_smallest):
         return 0
     gain = product_speedup(first_half(n), columns, dtype, library.device(a), limit)
-    side = rule.single_side if dtype in SINGLE_TYPES else rule.double_side
-    return side if gain >= rule.gain else 0
+    return rows_of_blocks(library, a, rule) if gain >= rule.gain else 0
+
+
+def rows_of_blocks(library: NumpySolvers, a: Any, rule: InvertedRule) -> int:
+    """Return the rows of a block on the diagonal by a rule."""
+    return rule.single_side if library.type_name(a) in SINGLE_TYPES else rule.double_side
 
 
 def solver_levels(library: NumpySolvers, a: Any, columns: int | None, limit: float | None, rule: SplitRule) -> int:

@@ -246,6 +246,34 @@ def test_inverses_of_stacks_and_of_singular_matrices() -> None:
         fmm.linalg.inv(stack)
 
 
+# ---- blocks on the diagonal multiplied by their inverses, as on a GPU
+
+
+@pytest.mark.usefixtures("inverted_blocks")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [4, 17, 64])
+def test_factors_and_inverses_by_inverted_blocks(n: int, dtype: str) -> None:
+    for name, a in positive_matrices(n, dtype).items():
+        for upper in (False, True):
+            factor = fmm.linalg.cholesky(a, upper=upper)
+            product = factor.conj().T @ factor if upper else factor @ factor.conj().T
+            assert np.linalg.norm(product - a) <= tolerance(dtype, n) * np.linalg.norm(a), (name, upper)
+        allowed = 10 * backward_error(a, np.linalg.inv(a), np.eye(n, dtype=dtype)) + tolerance(dtype, n)
+        assert backward_error(a, fmm.linalg.inv(a, assume_a="pos"), np.eye(n, dtype=dtype)) <= allowed, name
+
+
+@pytest.mark.usefixtures("inverted_blocks")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_systems_of_ill_conditioned_blocks_are_solved_again(dtype: str) -> None:
+    """The inverse of one block is not accurate: this block alone is substituted."""
+    n, b = 16, random_matrix(16, 5, dtype)
+    a = np.tril(random_matrix(n, n, dtype)) + 8 * np.eye(n, dtype=dtype)
+    a[4:8, 4:8] = np.tril(np.full((4, 4), 1e6, dtype), -1) + np.eye(4, dtype=dtype)
+    assert backward_error(a, fmm.linalg.solve_triangular(a, b, lower=True), b) < tolerance(dtype, n)
+    x = fmm.linalg.solve_triangular(a, b.T, "T", True, left=False)
+    assert backward_error(a, x.T, b) < tolerance(dtype, n)
+
+
 # ---- where products do not gain
 
 
@@ -298,7 +326,8 @@ def test_an_h200_computes_what_was_measured_to_gain(monkeypatch: pytest.MonkeyPa
 
     def side(n: int, dtype: str) -> int:
         monkeypatch.setattr(NUMPY_SOLVERS, "device", lambda x: "cuda:0")
-        return split_levels.inverted_side(NUMPY_SOLVERS, np.broadcast_to(np.zeros(1, dtype), (n, n)), n, None)
+        a = np.broadcast_to(np.zeros(1, dtype), (n, n))
+        return split_levels.inverted_side(NUMPY_SOLVERS, a, n, None, split_levels.INVERTED_RULE)
 
     assert [side(n, "float32") > 0 for n in (512, 16384)] == [False, True]
 

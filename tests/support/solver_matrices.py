@@ -10,7 +10,7 @@ import pytest
 
 from fmm import api
 from fmm.linalg import qr_factors, solver_library, split_levels
-from fmm.linalg.split_levels import SplitRule
+from fmm.linalg.split_levels import InvertedRule, SplitRule
 
 Array = np.ndarray[Any, Any]
 DTYPES = ("float32", "float64", "complex64", "complex128")
@@ -25,11 +25,13 @@ SPLIT_RULES = (
 
 
 def solve_everything_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Halve every matrix down to blocks of two rows and panels of four columns; factor tall matrices by Cholesky QR."""
+    """Halve every matrix down to blocks of 2 or 4 rows and panels of 4 columns; factor tall ones by Cholesky QR."""
     monkeypatch.setattr(split_levels, "product_speedup", lambda *_: 2.0)
     monkeypatch.setattr(solver_library, "PANEL_WIDTH", 4)
     for name in SPLIT_RULES:
         monkeypatch.setattr(f"fmm.linalg.{name}", SplitRule(2, 1.0, 1.0))
+    monkeypatch.setattr("fmm.linalg.cholesky_recursion.POSITIVE_RULE", InvertedRule(1, 1, 0, 4, 4, 1.0))
+    monkeypatch.setattr("fmm.linalg.cholesky_recursion.INVERTED_RULE", InvertedRule(1, 1, 1, 2, 2, 1.0))
     monkeypatch.setattr(qr_factors, "gains_by_products", lambda m, n, *_: m >= n)
 
 

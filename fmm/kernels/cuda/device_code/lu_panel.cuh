@@ -6,7 +6,7 @@
 //     all thread blocks of the cluster exchange messages once. Entries of L stay in shared memory until the last
 //     column, because the final position of each row is known only then.
 // swap_and_solve: exchange the rows of the panel's other columns, and solve L11 X = A12 for the columns right of the
-//     block. A thread has one column.
+//     block. A thread block has 32 columns.
 // subtract_product: A22 -= L21 U12 right of the block.
 //
 // If several rows have the greatest magnitude, the first of them becomes the pivot, as in LAPACK. NaN counts as the
@@ -18,7 +18,8 @@
 namespace fmm::lu {
 
 constexpr int NO_POSITION = 0x7fffffff;  // the position of a thread's rows beyond the panel's last row
-constexpr int TILE = 64, TILE_THREADS = 256, COLUMN_THREADS = 32;
+constexpr int TILE = 64, TILE_THREADS = 256;
+constexpr int SWAP_COLUMNS = 32, SWAP_THREADS = 256;
 
 template <class Number>
 struct Panel {
@@ -86,7 +87,7 @@ struct BlockMemory {
     Candidate of_warps[THREADS / 32];
     int pivots[WIDTH];
     Number upper[WIDTH][WIDTH];          // row j of U from column j on
-    Number lower[WIDTH][ROWS][THREADS];  // the entries of L in each thread's rows
+    Number lower[ROWS][THREADS][WIDTH + 1];  // the entries of L in each thread's rows; one more avoids bank conflicts
 };
 
 // The loop over the columns is not unrolled. Instead, registers are shifted in each step, so that x[i][0] is always the
@@ -111,23 +112,45 @@ struct BlockFactorizer {
     __device__ __forceinline__ BlockFactorizer(const Panel<Number>& p, Memory& memory)
         : p(p), memory(memory), thread(threadIdx.x), lane(threadIdx.x % 32), rank(cluster_rank()) {}
 
+    // In a row-major matrix a warp reads and writes the rows of its threads one after another, because neighbours in a row
+    // are neighbours in memory.
     __device__ __forceinline__ void read() {
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) {
-            const int row = (i * CLUSTER + rank) * THREADS + thread;
-            const bool inside = row < p.rows - p.first;
-            position[i] = inside ? row : NO_POSITION;
+            const int row = (i * CLUSTER + rank) * THREADS + thread, count = p.rows - p.first;
+            position[i] = row < count ? row : NO_POSITION;
+            if (p.column_step == 1) {
+#pragma unroll 16
+                for (int t = lane; t < 32 * WIDTH; t += 32) {
+                    const int r = row - lane + t / WIDTH, k = t % WIDTH;
+                    const bool inside = r < count && k < p.width;
+                    memory.lower[i][thread - lane + t / WIDTH][k] = inside ? p.at(p.first + r, p.first + k) : Number(0);
+                }
+                __syncwarp();
 #pragma unroll
-            for (int k = 0; k < WIDTH; ++k) x[i][k] = inside && k < p.width ? p.at(p.first + row, p.first + k) : Number(0);
+                for (int k = 0; k < WIDTH; ++k) x[i][k] = memory.lower[i][thread][k];
+            } else {
+#pragma unroll
+                for (int k = 0; k < WIDTH; ++k)
+                    x[i][k] = row < count && k < p.width ? p.at(p.first + row, p.first + k) : Number(0);
+            }
         }
+    }
+    __device__ __forceinline__ void write_entry(int i, int its_thread, int its_position, int k) const {
+        if (its_position != NO_POSITION && k < min(its_position, p.width))
+            p.at(p.first + its_position, p.first + k) = memory.lower[i][its_thread][k];
     }
     __device__ __forceinline__ void write() const {
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) {
-            if (position[i] == NO_POSITION) continue;
-            const int end = min(position[i], p.width);
+            if (p.column_step == 1) {
+#pragma unroll 8
+                for (int t = lane; t < 32 * WIDTH; t += 32)
+                    write_entry(i, thread - lane + t / WIDTH, __shfl_sync(~0u, position[i], t / WIDTH), t % WIDTH);
+            } else {
 #pragma unroll 4
-            for (int k = 0; k < end; ++k) p.at(p.first + position[i], p.first + k) = memory.lower[k][i][thread];
+                for (int k = 0; k < WIDTH; ++k) write_entry(i, thread, position[i], k);
+            }
         }
         if (rank) return;
         for (int t = thread; t < WIDTH * WIDTH; t += THREADS) {
@@ -188,7 +211,7 @@ struct BlockFactorizer {
             if (position[i] == found) position[i] = j;
             else if (position[i] == j) position[i] = found;
             const Number factor = pivot == Number(0) ? x[i][0] : x[i][0] / pivot;
-            if (position[i] > j) memory.lower[j][i][thread] = factor;
+            if (position[i] > j) memory.lower[i][thread][j] = factor;
 #pragma unroll
             for (int k = 0; k < WIDTH - 1; ++k) x[i][k] = x[i][k + 1] - factor * row[k + 1];
             x[i][WIDTH - 1] = Number(0);
@@ -214,48 +237,54 @@ __device__ __forceinline__ void factor_block(const Panel<Number>& p, void* memor
 template <class Number, int WIDTH>
 struct SolveMemory {
     int pivots[WIDTH], target[2 * WIDTH], source[2 * WIDTH];  // the exchanges together move row `source` to `target`
-    Number lower[WIDTH][WIDTH];                // L11
+    Number lower[WIDTH][WIDTH];  // the transpose of L11
+    Number rows[2 * WIDTH][SWAP_COLUMNS];
 };
 
 template <class Number, int WIDTH>
-__device__ __forceinline__ void swap_and_solve(const Panel<Number>& p, SolveMemory<Number, WIDTH>& memory) {
-    const int thread = threadIdx.x, column = static_cast<int>(blockIdx.x) * COLUMN_THREADS + thread;
-    for (int i = thread; i < p.width; i += COLUMN_THREADS) memory.pivots[i] = p.pivots[p.first + i];
+__device__ __forceinline__ void trace_sources(const Panel<Number>& p, SolveMemory<Number, WIDTH>& memory) {
+    const int thread = threadIdx.x;
+    if (thread < p.width) memory.pivots[thread] = p.pivots[p.first + thread];
     __syncthreads();
-    for (int t = thread; t < 2 * p.width; t += COLUMN_THREADS) {
-        int row = t < p.width ? p.first + t : memory.pivots[t - p.width];
-        memory.target[t] = row;
+    if (thread < 2 * p.width) {
+        int row = thread < p.width ? p.first + thread : memory.pivots[thread - p.width];
+        memory.target[thread] = row;
+#pragma unroll 8
         for (int i = p.width - 1; i >= 0; --i) {  // from the last exchange back to the first
             const int pivot = memory.pivots[i], exchanged = p.first + i;
             row = row == exchanged ? pivot : row == pivot ? exchanged : row;
         }
-        memory.source[t] = row;
+        memory.source[thread] = row;
     }
-    for (int t = thread; t < WIDTH * WIDTH; t += COLUMN_THREADS) {
+}
+
+template <class Number, int WIDTH>
+__device__ __forceinline__ void swap_and_solve(const Panel<Number>& p, SolveMemory<Number, WIDTH>& memory) {
+    constexpr int STEP = SWAP_THREADS / SWAP_COLUMNS;
+    const int thread = threadIdx.x, first_row = thread / SWAP_COLUMNS, across = thread % SWAP_COLUMNS;
+    const int column = static_cast<int>(blockIdx.x) * SWAP_COLUMNS + across, end = p.first + p.width;
+    const bool is_swapped = column < p.columns && (column < p.first || column >= end);
+    trace_sources(p, memory);
+    for (int t = thread; t < WIDTH * WIDTH; t += SWAP_THREADS) {
         const int i = t / WIDTH, k = t % WIDTH;
-        memory.lower[i][k] = k < i && i < p.width ? p.at(p.first + i, p.first + k) : Number(0);
+        memory.lower[k][i] = k < i && i < p.width ? p.at(p.first + i, p.first + k) : Number(0);
     }
     __syncthreads();
-    if (column >= p.columns || (column >= p.first && column < p.first + p.width)) return;
-    Number top[WIDTH], below[WIDTH];
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i) {
-        if (i >= p.width) break;
-        top[i] = p.at(memory.source[i], column);
-        below[i] = p.at(memory.source[p.width + i], column);
-    }
-    // A pivot's row can be one of the first rows of the block: then `top` and `below` are written to the same row. Only
-    // `top` is solved, so it is written last.
+    for (int t = first_row; t < 2 * WIDTH; t += STEP)
+        if (is_swapped && t < 2 * p.width) memory.rows[t][across] = p.at(memory.source[t], column);
+    __syncthreads();
+    for (int t = p.width + first_row; t < 2 * p.width; t += STEP)
+        if (is_swapped && memory.target[t] >= end) p.at(memory.target[t], column) = memory.rows[t][across];
+    if (thread >= SWAP_COLUMNS || !is_swapped) return;
+    Number top[WIDTH];
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i)
-        if (i < p.width) p.at(memory.target[p.width + i], column) = below[i];
+    for (int i = 0; i < WIDTH; ++i) top[i] = i < p.width ? memory.rows[i][across] : Number(0);
     if (column > p.first) {
 #pragma unroll
-        for (int k = 0; k < WIDTH; ++k) {
-            if (k >= p.width) break;
+        for (int k = 0; k < WIDTH; ++k)
 #pragma unroll
-            for (int i = k + 1; i < WIDTH; ++i) top[i] -= memory.lower[i][k] * top[k];
-        }
+            for (int i = k + 1; i < WIDTH; ++i) top[i] -= memory.lower[k][i] * top[k];
     }
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i)
