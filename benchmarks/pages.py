@@ -32,6 +32,7 @@ SECTIONS: dict[str, SectionLines] = {
             everywhere.stack_speedups,
             everywhere.muon_speedups,
             everywhere.solver_speedups,
+            everywhere.random_solver_speedups,
             everywhere.tall_qr_speedups,
             everywhere.solver_family_errors,
             everywhere.unchanged_programs,

@@ -107,7 +107,7 @@ def _contraction_cells(row: Row) -> tuple[str, ...]:
 
 # Solvers
 
-SOLVER_COLUMNS = ("on", "function", "type", "n", "torch.linalg, ms", "fmm, ms", "speedup", "backward error", "torch's")
+SOLVER_COLUMNS = ("on", "function", "type", "size", "torch.linalg, ms", "fmm, ms", "speedup", "backward error", "torch's")
 
 
 def solver_speedups(results: Path) -> Iterator[str]:
@@ -121,7 +121,26 @@ def _solver_rows(results: Path) -> Iterator[tuple[object, ...]]:
             times = [rounded_text(1e3 * median(row["samples"][name])) for name in ("torch", "fmm")]
             errors = [f"{row['errors'][name]:.1e}" for name in ("fmm", "torch")]
             speedup = f"**{row['speedup']:.2f}**" if row["speedup"] >= FAST_CONTRACTION else f"{row['speedup']:.2f}"
-            yield environment["device"], f"`{row['function']}`", row["dtype"], row["side"], *times, speedup, *errors
+            size = row["side"] if row["columns"] == row["side"] else f"{row['side']} x {row['columns']}"
+            yield environment["device"], f"`{row['function']}`", row["dtype"], size, *times, speedup, *errors
+
+
+RANDOM_SOLVER_COLUMNS = ("on", "function", "problems", "slowest", "median", "fastest")
+
+
+def random_solver_speedups(results: Path) -> Iterator[str]:
+    """Yield a row for each solver: the least, the median and the largest speedup on random problems."""
+    yield from table_lines(RANDOM_SOLVER_COLUMNS, _random_solver_rows(results))
+
+
+def _random_solver_rows(results: Path) -> Iterator[tuple[object, ...]]:
+    for _, environment, rows in loaded_results(results, "*/random-solvers.json*"):
+        speedups: dict[str, list[float]] = {}
+        for row in (row for row in rows if not row["failure"]):
+            speedups.setdefault(row["function"], []).append(row["speedup"])
+        for function, found in speedups.items():
+            numbers = (f"{x:.2f}" for x in (min(found), median(found), max(found)))
+            yield environment["device"], f"`{function}`", len(found), *numbers
 
 
 # Muon

@@ -124,6 +124,12 @@ def test_a_shared_product_stands_beside_what_was_predicted_of_it(tmp_path: Path)
     assert shared == "| 2 x a card | float32 | 8 | `fmm.distributed.matmul` | 150 | 153 | **3.50** |  |"
 
 
+def test_random_solvers_have_their_least_and_largest_speedup(tmp_path: Path) -> None:
+    rows = [{"failure": "", "function": "inv", "speedup": x} for x in (1.5, 0.99, 1.0)]
+    write_rows(tmp_path / "cards" / "random-solvers.json", [*rows, {"failure": "no memory", "function": "inv"}])
+    assert list(everywhere.random_solver_speedups(tmp_path))[2:] == ["| a card | `inv` | 3 | 0.99 | 1.00 | 1.50 |"]
+
+
 def test_min_plus_products_through_a_ring_are_counted(tmp_path: Path) -> None:
     folder, n = tmp_path / "nvidia-h200", 8192
     write_rows(folder / "integers.json", [{"dtype": "int8", "side": n, "equal": True, "candidate": [0.001]}])

@@ -9,6 +9,7 @@ import pytest
 
 import fmm
 from fmm.linalg import solver_library
+from fmm.linalg.split_levels import InvertedRule
 from tests.support.device_arrays import CupyLibrary, TorchLibrary
 from tests.support.solver_matrices import DTYPES, backward_error, every_layout, positive_matrices, random_matrix
 
@@ -96,6 +97,48 @@ def test_large_systems_are_as_accurate_as_the_librarys(library: Any, dtype: str)
     for y in (inverse, fmm.linalg.inv(s)):
         own = residual(s, library.xp.linalg.inv(s), identity)
         assert residual(s, y, identity) < 10 * own + 8 * eps
+
+
+@pytest.fixture
+def blocks_of_512(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Factor blocks of 1024 rows, and invert blocks of 512 rows, from 1025 rows on."""
+    rule = InvertedRule(1025, 1025, 1, 512, 512, 0.0)
+    for module in ("triangular_recursion", "cholesky_recursion", "inverse"):
+        monkeypatch.setattr(f"fmm.linalg.{module}.INVERTED_RULE", rule)
+    monkeypatch.setattr("fmm.linalg.cholesky_recursion.POSITIVE_RULE", InvertedRule(1025, 1025, 0, 1024, 1024, 0.0))
+
+
+@pytest.mark.usefixtures("blocks_of_512")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_are_factored_and_multiplied_by_inverses(library: Any, dtype: str) -> None:
+    n, eps = 2500, float(np.finfo(dtype).eps)
+    host = positive_matrices(n, dtype)["normal"]
+    a, b = library.array(host), library.array(random_matrix(n, 600, dtype))
+    factor = fmm.linalg.cholesky(a)
+    assert not library.host(factor)[np.triu_indices(n, 1)].any()
+    x = library.host(fmm.linalg.cho_solve((factor, True), b))
+    assert backward_error(host, x, library.host(b)) < 50 * eps
+    host[2000, 2000] = -1
+    try:
+        expected = library.host(library.xp.linalg.cholesky(library.array(host)))
+    except Exception as error:
+        with pytest.raises(type(error)) as found:
+            fmm.linalg.cholesky(library.array(host))
+        assert str(found.value) == str(error)
+    else:
+        found_bits = np.isfinite(library.host(fmm.linalg.cholesky(library.array(host))))
+        assert (found_bits == np.isfinite(expected)).all()
+
+
+@pytest.mark.usefixtures("blocks_of_512")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ill_conditioned_blocks_are_solved_again(library: Any, dtype: str) -> None:
+    n = 1500
+    host = np.tril(random_matrix(n, n, dtype)) / 40 + np.eye(n, dtype=dtype)
+    host[4:8, 4:8] = np.tril(np.full((4, 4), 1e6), -1) + np.eye(4)  # |A^-1| |A| is far above 1e5
+    a, b = library.array(host.astype(dtype)), library.array(random_matrix(n, 30, dtype))
+    x = library.host(fmm.linalg.solve_triangular(a, b, lower=True))
+    assert backward_error(library.host(a), x, library.host(b)) < 50 * float(np.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
