@@ -107,7 +107,7 @@ def _contraction_cells(row: Row) -> tuple[str, ...]:
 
 # Solvers
 
-SOLVER_COLUMNS = ("on", "function", "type", "size", "torch.linalg, ms", "fmm, ms", "speedup", "backward error", "torch's")
+SOLVER_COLUMNS = "on", "function", "type", "size", "torch.linalg, ms", "fmm, ms", "speedup", "backward error", "torch's"
 
 
 def solver_speedups(results: Path) -> Iterator[str]:

@@ -12,15 +12,21 @@ from fmm.linalg.cholesky_factors import cholesky
 from fmm.linalg.lu_recursion import factor_matrix, lu_width
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.split_levels import (
-    INVERTED_RULE,
     LU_RULE,
+    POSITIVE_INVERSE_RULE,
     TRIANGULAR_RULE,
     block_side,
     first_blocks,
-    rows_of_blocks,
+    inverted_side,
     solver_levels,
 )
-from fmm.linalg.triangular_recursion import TriangularBlocks, solve_blocks, triangular_side, unchecked_blocks
+from fmm.linalg.triangular_recursion import (
+    TriangularBlocks,
+    multiplies_by_inverses,
+    solve_blocks,
+    triangular_side,
+    unchecked_blocks,
+)
 
 MATRIX_KINDS = ("gen", "pos")
 
@@ -98,10 +104,10 @@ def inverse_gains(library: NumpySolvers, a: Any, assume_a: str, limit: float | N
 
 def positive_inverse_side(library: NumpySolvers, a: Any, limit: float | None) -> int:
     """Return the rows of the blocks of positive definite matrices; 0 where the library's own function inverts them."""
+    if multiplies_by_inverses(library, a):
+        return inverted_side(library, a, a.shape[-1], limit, POSITIVE_INVERSE_RULE)
     levels = solver_levels(library, a, None, limit, TRIANGULAR_RULE)
-    if not levels or library.device(a) == "cpu":
-        return block_side(a.shape[-1], levels) if levels else 0
-    return rows_of_blocks(library, a, INVERTED_RULE)
+    return block_side(a.shape[-1], levels) if levels else 0
 
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN

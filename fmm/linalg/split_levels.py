@@ -43,6 +43,7 @@ class InvertedRule(NamedTuple):
 TRIANGULAR_RULE = SplitRule(4096, 1.05, 1.5)
 INVERTED_RULE = InvertedRule(8192, 8192, 4096, 1024, 512, 1.2)
 POSITIVE_RULE = InvertedRule(8192, 16384, 0, 2048, 2048, 1.2)  # Cholesky factors; the library factors the blocks
+POSITIVE_INVERSE_RULE = InvertedRule(8192, 8192, 0, 1024, 1024, 1.0)  # the library's own inverse factors by LU
 CHOLESKY_RULE = SplitRule(4096, 1.05, 3.0)
 # A panel of 256 columns takes 0.5 to 1.5 ms. No gain is measured on hosts.
 LU_RULE = SplitRule(8192, float("inf"), 1.5)

@@ -23,5 +23,5 @@ def inverted_blocks(deep_recursion: None, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         triangular_recursion, "triangular_side", lambda library, a, columns, limit: 4 if a.shape[-1] > 4 else 0
     )
-    for module in ("triangular_recursion", "lu_recursion", "cholesky_recursion", "explain_solvers"):
+    for module in ("triangular_recursion", "lu_recursion", "cholesky_recursion", "inverse", "explain_solvers"):
         monkeypatch.setattr(f"fmm.linalg.{module}.multiplies_by_inverses", lambda *_: True)

@@ -31,6 +31,7 @@ def solve_everything_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in SPLIT_RULES:
         monkeypatch.setattr(f"fmm.linalg.{name}", SplitRule(2, 1.0, 1.0))
     monkeypatch.setattr("fmm.linalg.cholesky_recursion.POSITIVE_RULE", InvertedRule(1, 1, 0, 4, 4, 1.0))
+    monkeypatch.setattr("fmm.linalg.inverse.POSITIVE_INVERSE_RULE", InvertedRule(1, 1, 0, 4, 4, 1.0))
     monkeypatch.setattr("fmm.linalg.cholesky_recursion.INVERTED_RULE", InvertedRule(1, 1, 1, 2, 2, 1.0))
     monkeypatch.setattr(qr_factors, "gains_by_products", lambda m, n, *_: m >= n)
 
