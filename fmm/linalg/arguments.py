@@ -43,7 +43,7 @@ def is_square(a: Any) -> bool:
 
 def check_trans(trans: Any) -> str:
     """Return "N", "T" or "C" for one of SciPy's names; ValueError with the valid names for anything else."""
-    if not isinstance(trans, int | str) or trans not in TRANS_CODES:
+    if not isinstance(trans, (int, str)) or trans not in TRANS_CODES:  # a tuple: unions are made anew in each call
         raise ValueError(f"unknown trans {trans!r}; valid: 0, 1, 2, 'N', 'T', 'C'")
     return TRANS_CODES[trans]
 

@@ -24,11 +24,13 @@ from fmm.linalg.triangular_recursion import (
     TriangularBlocks,
     multiplies_by_inverses,
     solve_blocks,
+    solve_in_place,
+    triangular_blocks,
     triangular_side,
-    unchecked_blocks,
 )
 
 MATRIX_KINDS = ("gen", "pos")
+LU_INVERTED_SIDE = 512  # largest side of the inverted blocks of L and U: larger ones of U are often ill-conditioned
 
 
 def inv(
@@ -114,19 +116,14 @@ def positive_inverse_side(library: NumpySolvers, a: Any, limit: float | None) ->
 def invert_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
     """Return the inverses of a stack by LU and two triangular solves."""
     n, width, inverse = a.shape[-1], lu_width(library, a, limit), library.empty(tuple(a.shape), a)
-    side = triangular_side(library, a, n, limit)
+    side = min(triangular_side(library, a, n, limit), LU_INVERTED_SIDE)
     for i in np.ndindex(*a.shape[:-2]):
         if (factors := factor_matrix(library, a[i], width, limit)) is None:
             return library.inv(a)
         x = library.write(inverse[i], library.identity(n, a))
         library.exchange_rows(x, factors.pivots, 0)
-        checks = []
         for lower in (True, False):
-            blocks, read_usable = unchecked_blocks(library, factors.lu, lower, lower, side, limit)
-            solve_blocks(blocks, factors.lu, x)
-            checks.append(read_usable)
-        if not all(all(read_usable()) for read_usable in checks):
-            return library.inv(a)
+            solve_in_place(library, factors.lu, x, (lower, lower), side, limit)
     return inverse
 
 
@@ -136,10 +133,10 @@ def invert_positive_stacks(library: NumpySolvers, a: Any, limit: float | None) -
     side = positive_inverse_side(library, a, limit)
     inverse = cholesky(a, max_error_growth=limit)
     for i in np.ndindex(*a.shape[:-2]):
-        blocks, read_usable = unchecked_blocks(library, inverse[i], True, False, side, limit)
-        invert_triangle_in_place(blocks, inverse[i])
-        if not all(read_usable()):
+        blocks = triangular_blocks(library, inverse[i], True, False, side, limit)
+        if not all(blocks.is_usable or ()):
             return library.inv(a)
+        invert_triangle_in_place(blocks, inverse[i])
         library.write(inverse[i], api.gram(inverse[i], max_error_growth=limit))
     return inverse
 

@@ -80,6 +80,10 @@ class NumpySolvers:
         """Return True if the result must have gradients: for torch alone."""
         return False
 
+    def is_measured(self, x: Any) -> bool:
+        """Return True if solvers were measured for the array's type on a GPU like the array's."""
+        return False
+
     def rank(self, rank: int, like: Any) -> Any:
         """Return a rank as the library's lstsq returns it."""
         return rank
@@ -244,10 +248,6 @@ class NumpySolvers:
         """Return a NumPy array."""
         return x
 
-    def start_copy_to_host(self, x: Any) -> Callable[[], Any]:
-        """Start a copy to the host, and return the function that waits for the copy and returns a NumPy array."""
-        return lambda: self.to_host(x)
-
     def from_host(self, x: Any, like: Any) -> Any:
         """Return a NumPy array as an array of the library, on the device of `like`."""
         return x
@@ -277,14 +277,18 @@ class DeviceSolvers(NumpySolvers):
         dtype = self.type_name(x)
         return dtype if dtype in CPP_NUMBERS and self.device(x).startswith("cuda") and has_cupy() else ""
 
-    def panel_width(self, a: Any) -> int:
-        """Return the number of columns of a panel that `factor_panel` factors; 0 if there is no such function."""
-        if not self.kernel_type(a) or a.shape[-2] > MAX_ROWS_PER_THREAD * ROW_CAPACITY:
-            return 0
+    def is_measured(self, x: Any) -> bool:
+        """Return True for float32 and float64 on a whole GPU of compute capability 9.0."""
+        if not self.kernel_type(x):
+            return False
         from fmm.kernels.cuda.launch.device_facts import chip_of
 
-        chip = chip_of(self.adapter.device_number(a))
-        return PANEL_WIDTH if chip.version // 10 == 9 and chip.multiprocessors >= MIN_MULTIPROCESSORS else 0
+        chip = chip_of(self.adapter.device_number(x))
+        return chip.version // 10 == 9 and chip.multiprocessors >= MIN_MULTIPROCESSORS
+
+    def panel_width(self, a: Any) -> int:
+        """Return the number of columns of a panel that `factor_panel` factors; 0 if there is no such function."""
+        return PANEL_WIDTH if self.is_measured(a) and a.shape[-2] <= MAX_ROWS_PER_THREAD * ROW_CAPACITY else 0
 
     def factor_panel(self, a: Any, pivots: Any) -> None:
         """Factor a panel in place, and write the pivot rows, counted from the panel's first row."""
@@ -372,15 +376,6 @@ class CupySolvers(DeviceSolvers):
     def to_host(self, x: Any) -> Any:
         """Return a NumPy array."""
         return x.get()
-
-    def start_copy_to_host(self, x: Any) -> Callable[[], Any]:
-        """Start a copy to the host, and return the function that waits for the copy and returns a NumPy array."""
-        from cupyx import empty_pinned
-
-        copy = empty_pinned(x.shape, x.dtype)
-        x.get(out=copy, blocking=False)
-        event = self.module.cuda.get_current_stream().record()
-        return lambda: (event.synchronize(), copy)[1]
 
     def from_host(self, x: Any, like: Any) -> Any:
         """Return a NumPy array as an array on the current device."""
@@ -530,14 +525,6 @@ class TorchSolvers(DeviceSolvers):
         """Return a NumPy array."""
         return x.cpu().numpy()
 
-    def start_copy_to_host(self, x: Any) -> Callable[[], Any]:
-        """Start a copy to the host, and return the function that waits for the copy and returns a NumPy array."""
-        if not x.is_cuda:
-            return super().start_copy_to_host(x)
-        copy = self.module.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
-        event = self.module.cuda.current_stream(x.device).record_event()
-        return lambda: (event.synchronize(), copy.numpy())[1]
-
     def from_host(self, x: Any, like: Any) -> Any:
         """Return a NumPy array as a tensor on the device of `like`."""
         return self.module.from_numpy(x).to(like.device)
@@ -564,7 +551,7 @@ def solver_library(*arrays: Any) -> NumpySolvers:
     """Return the functions of the arrays' library; TypeError if the arrays are of several libraries."""
     cls = type(arrays[0])
     known = _libraries_by_class.get(cls)
-    if known is not None and all(type(x) is cls for x in arrays):
+    if known is not None and (len(arrays) == 1 or all(type(x) is cls for x in arrays[1:])):
         return known
     check_dense("fmm.linalg", *arrays)
     kinds = {array_kind(x) for x in arrays}

@@ -34,19 +34,19 @@ class InvertedRule(NamedTuple):
     fewest_columns: int  # smallest number of right sides
     single_side: int  # rows of a block on the diagonal
     double_side: int
-    gain: float  # least speedup of the product between two halves
+    gain: float  # least speedup of the product between two halves, on GPUs that were not measured
 
 
-# Measured on an H100 beside torch.linalg, which calls cuBLAS and cuSOLVER. Smaller halves lose: their products gain
-# less, the vendor's solvers are slow on small blocks, and Python's time for each step counts. In float64 no Cholesky
-# factorization up to 16384 gains.
+# On hosts.
 TRIANGULAR_RULE = SplitRule(4096, 1.05, 1.5)
-INVERTED_RULE = InvertedRule(8192, 8192, 4096, 1024, 512, 1.2)
-POSITIVE_RULE = InvertedRule(8192, 16384, 0, 2048, 2048, 1.2)  # Cholesky factors; the library factors the blocks
-POSITIVE_INVERSE_RULE = InvertedRule(8192, 8192, 0, 1024, 1024, 1.0)  # the library's own inverse factors by LU
 CHOLESKY_RULE = SplitRule(4096, 1.05, 3.0)
-# A panel of 256 columns takes 0.5 to 1.5 ms. No gain is measured on hosts.
-LU_RULE = SplitRule(8192, float("inf"), 1.5)
+# Measured in float32 and float64 on an H200 beside torch.linalg, which calls cuBLAS and cuSOLVER.
+INVERTED_RULE = InvertedRule(3072, 3072, 512, 1024, 512, 1.5)
+POSITIVE_RULE = InvertedRule(6144, 12288, 0, 4096, 4096, 3.0)  # Cholesky factors; the library factors the blocks
+POSITIVE_INVERSE_RULE = InvertedRule(1024, 1024, 0, 1024, 1024, 1.5)  # the library's own inverse factors by LU
+UNMEASURED_SMALLEST = 8192  # rows of the smallest matrix on other GPUs, and of complex matrices
+# GPUs that have a kernel for panels gain. No gain is measured on hosts.
+LU_RULE = SplitRule(2048, float("inf"), 0.0)
 
 
 def first_half(n: int) -> int:
@@ -81,7 +81,9 @@ def inverted_side(library: NumpySolvers, a: Any, columns: int, limit: float | No
     dtype = library.product_type(a)
     if dtype not in SOLVER_TYPES or n < (rule.single_smallest if dtype in SINGLE_TYPES else rule.double_smallest):
         return 0
-    gain = product_speedup(first_half(n), columns, dtype, library.device(a), limit)
+    if library.is_measured(a):
+        return rows_of_blocks(library, a, rule)
+    gain = product_speedup(first_half(n), columns, dtype, library.device(a), limit) if n >= UNMEASURED_SMALLEST else 0
     return rows_of_blocks(library, a, rule) if gain >= rule.gain else 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,18 +49,16 @@ def solve_without_gradient(library: NumpySolvers, a: Any, b: Any, form: Triangul
     a, stack, lower = library.module.broadcast_to(a, (*batch, *a.shape[-2:])), x, form.lower
     if not form.left:  # x a = b is a^T x^T = b^T
         a, stack, lower = library.transpose(a), library.transpose(x), not lower
-    b = library.module.broadcast_to(b, tuple(x.shape))
-    b = b if form.left else library.transpose(b)
     for i in np.ndindex(*batch):
         if not form.unit_diagonal:
             library.check_singular(a[i].diagonal())
-        solve_matrix(library, a[i], b[i], stack[i], (lower, form.unit_diagonal), side, limit)
+        solve_in_place(library, a[i], stack[i], (lower, form.unit_diagonal), side, limit)
     return x
 
 
 def triangular_side(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:
     """Return the rows of the blocks on the diagonal; 0 if the library's own function is to solve the whole system."""
-    if library.device(a) != "cpu":
+    if multiplies_by_inverses(library, a):
         return inverted_side(library, a, columns, limit, INVERTED_RULE)
     levels = solver_levels(library, a, columns, limit, TRIANGULAR_RULE)
     return block_side(a.shape[-1], levels) if levels else 0
@@ -72,42 +70,23 @@ def triangular_levels(library: NumpySolvers, a: Any, columns: int, limit: float 
     return (-(-a.shape[-1] // side) - 1).bit_length() if side else 0
 
 
-def solve_matrix(
-    library: NumpySolvers, a: Any, b: Any, x: Any, lower_and_unit: tuple[bool, bool], side: int, limit: float | None
+def solve_in_place(
+    library: NumpySolvers, a: Any, x: Any, lower_and_unit: tuple[bool, bool], side: int, limit: float | None
 ) -> None:
-    """Replace x, a copy of b, by the solution of a x = b; blocks on the diagonal have `side` rows (0: one block).
-
-    The solution is launched before the accuracy of the inverses is known. Where an inverse is not accurate, the
-    system is solved again.
-    """
-    blocks, read_usable = unchecked_blocks(library, a, *lower_and_unit, side, limit)
-    solve_blocks(blocks, a, x)
-    if not all(is_usable := read_usable()):
-        library.write(x, b)
-        solve_blocks(blocks._replace(is_usable=is_usable), a, x)
+    """Replace x by the solution of a y = x; blocks on the diagonal have `side` rows (0: one block)."""
+    solve_blocks(triangular_blocks(library, a, *lower_and_unit, side, limit), a, x)
 
 
 def triangular_blocks(
     library: NumpySolvers, a: Any, lower: bool, unit_diagonal: bool, side: int, limit: float | None
 ) -> TriangularBlocks:
     """Return the blocks of a triangular matrix: on a GPU with their inverses, and with the check of these."""
-    blocks, read_usable = unchecked_blocks(library, a, lower, unit_diagonal, side, limit)
-    return blocks._replace(is_usable=read_usable() or None)
-
-
-def unchecked_blocks(
-    library: NumpySolvers, a: Any, lower: bool, unit_diagonal: bool, side: int, limit: float | None
-) -> tuple[TriangularBlocks, Callable[[], list[bool]]]:
-    """Return the blocks of a triangular matrix, and a function that reads for each inverse if it is accurate.
-
-    The function waits only for the inverses, not for work that is launched after them.
-    """
     if not side or not multiplies_by_inverses(library, a):
-        return TriangularBlocks(library, lower, unit_diagonal, side or a.shape[0], limit), list
+        return TriangularBlocks(library, lower, unit_diagonal, side or a.shape[0], limit)
     inverses = invert_diagonal_blocks(library, a, lower, unit_diagonal, side)
-    read_growth = library.start_copy_to_host(block_growth(library, a, inverses, lower, unit_diagonal))
-    blocks = TriangularBlocks(library, lower, unit_diagonal, side, limit, inverses)
-    return blocks, lambda: (read_growth() <= MAX_BLOCK_GROWTH).tolist()
+    growth = block_growth(library, a, inverses, lower, unit_diagonal)
+    is_usable = (growth <= MAX_BLOCK_GROWTH).tolist()
+    return TriangularBlocks(library, lower, unit_diagonal, side, limit, inverses, is_usable)
 
 
 def multiplies_by_inverses(library: NumpySolvers, a: Any) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import fmm
 from fmm.linalg import arguments, solver_library, split_levels
 from fmm.linalg.solver_library import NUMPY_SOLVERS
-from fmm.linalg.split_levels import SplitRule, first_half
+from fmm.linalg.split_levels import InvertedRule, SplitRule, first_half
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_plan
@@ -315,21 +315,23 @@ def test_an_h200_computes_what_was_measured_to_gain(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(split_levels, "product_speedup", speedup)
 
-    def levels(rule: SplitRule, n: int, dtype: str) -> int:
-        return split_levels.split_levels(n, None, dtype, "cuda:0", None, rule)
+    monkeypatch.setattr(NUMPY_SOLVERS, "device", lambda x: "cuda:0")
 
-    rules = split_levels.CHOLESKY_RULE, split_levels.LU_RULE
-    assert [levels(rule, 4096, "float32") > 0 for rule in rules] == [False, False]
-    assert [levels(rule, 8192, "float32") > 0 for rule in rules] == [True, False]
-    assert [levels(rule, 16384, "float32") > 0 for rule in rules] == [True, True]
-    assert levels(split_levels.CHOLESKY_RULE, 16384, "float64") == 0
+    def sides(rule: InvertedRule, dtype: str, *sizes: int, columns: int = 512) -> list[int]:
+        arrays = (np.broadcast_to(np.zeros(1, dtype), (n, n)) for n in sizes)
+        return [split_levels.inverted_side(NUMPY_SOLVERS, a, columns, None, rule) for a in arrays]
 
-    def side(n: int, dtype: str) -> int:
-        monkeypatch.setattr(NUMPY_SOLVERS, "device", lambda x: "cuda:0")
-        a = np.broadcast_to(np.zeros(1, dtype), (n, n))
-        return split_levels.inverted_side(NUMPY_SOLVERS, a, n, None, split_levels.INVERTED_RULE)
-
-    assert [side(n, "float32") > 0 for n in (512, 16384)] == [False, True]
+    triangular, positive = split_levels.INVERTED_RULE, split_levels.POSITIVE_RULE
+    assert sides(triangular, "float32", 512, 4096) == [0, 0], "another GPU"
+    assert sides(triangular, "float32", 16384, columns=16384) == [1024]
+    monkeypatch.setattr(NUMPY_SOLVERS, "is_measured", lambda x: True)
+    assert sides(triangular, "float32", 2048, 4096) == [0, 1024]
+    assert sides(triangular, "float64", 2048, 4096) == [0, 512]
+    assert sides(triangular, "float64", 4096, columns=64) == [0]
+    assert sides(positive, "float32", 4096, 8192) == [0, 4096]
+    assert sides(positive, "float64", 8192, 16384) == [0, 4096]
+    levels = [split_levels.split_levels(n, None, "float64", "cuda:0", None, split_levels.LU_RULE) for n in (2048, 4096)]
+    assert levels == [0, 1]
 
 
 def test_the_speedup_is_that_of_the_products_decision() -> None:

@@ -27,6 +27,7 @@ SPLIT_RULES = (
 def solve_everything_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Halve every matrix down to blocks of 2 or 4 rows and panels of 4 columns; factor tall ones by Cholesky QR."""
     monkeypatch.setattr(split_levels, "product_speedup", lambda *_: 2.0)
+    monkeypatch.setattr(split_levels, "UNMEASURED_SMALLEST", 1)
     monkeypatch.setattr(solver_library, "PANEL_WIDTH", 4)
     for name in SPLIT_RULES:
         monkeypatch.setattr(f"fmm.linalg.{name}", SplitRule(2, 1.0, 1.0))
