@@ -44,7 +44,8 @@ LARGEST_SIDE = 16384
 RIGHT_SIDES = 64  # columns of b in the linear systems
 ASPECT = 16  # rows over columns of the matrices of QR factors
 MOST_ROUNDS, LEAST_ROUNDS, CASE_SECONDS, SAMPLE_SECONDS = 7, 3, 0.6, 0.02
-RANDOM_SIDES = (256, 10000)  # smallest and largest
+RANDOM_SIDES = (1024, 10000)  # smallest and largest
+FEWEST_COLUMNS = 16  # of random right sides
 GOAL_SPEEDUP = 0.98
 RANDOM_SAMPLE_SECONDS, AGAIN_SECONDS = 0.004, 0.3
 
@@ -201,8 +202,9 @@ def random_cases(count: int) -> Iterator[Case]:
     for number in range(count):
         for function in (name for name in FUNCTIONS if name != "solve, refined"):
             side = int(smallest * (largest / smallest) ** rng.random()) // 2 * 2 + number % 2
+            columns = int(FEWEST_COLUMNS * (side / FEWEST_COLUMNS) ** rng.random())
             has_columns = function in ("solve_triangular", "solve", "qr")
-            yield Case(function, rng.choice(TYPES), side, int(side ** rng.random()) if has_columns else side)
+            yield Case(function, rng.choice(TYPES), side, columns if has_columns else side)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -44,12 +44,13 @@ def inverse_side(library: NumpySolvers, a: Any, side: int) -> int:
 
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
-def factor_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
+def factor_stacks(library: NumpySolvers, a: Any, limit: float | None, column_major: bool = False) -> Any:
     """Return the lower factors of a stack in a new array; `linalg_error` where a matrix has none.
 
     Where inverses of blocks are not accurate, the library's own function factors the stack.
     """
-    side, factor = cholesky_side(library, a, limit) or a.shape[-1], library.module.tril(a)
+    side, module = cholesky_side(library, a, limit) or a.shape[-1], library.module
+    factor = library.transpose(module.triu(library.transpose(a))) if column_major else module.tril(a)
     factorizations = [CholeskyFactorization(library, factor[i], side, limit) for i in np.ndindex(*a.shape[:-2])]
     for factorization in factorizations:
         factorization.factor_rows(0, a.shape[-1])
