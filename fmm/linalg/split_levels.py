@@ -5,8 +5,8 @@ does the same work inside, at the speed of the vendor's products. So halving gai
 the library's function loses on smaller matrices. The rule of each solver, a least gain and a smallest half, stands for
 this loss.
 
-On a GPU, solvers with blocks on the diagonal that are inverted gain more than their products do: the library's functions
-on triangular matrices are slow. Their rules are sizes, measured on GPUs of compute capability 9.0.
+On a GPU, solvers with inverted blocks on the diagonal gain more than their products do: the library's functions on
+triangular matrices are slow. Their rules are sizes, measured on a GPU of compute capability 9.0.
 """
 
 from __future__ import annotations
