@@ -28,7 +28,7 @@ from fmm.tuner.findings.model_in_use import device_memory_bytes, device_name, fa
 
 
 class UnknownDeviceError(ValueError):
-    """Raised for a name that names no device of this machine; the message lists the valid names."""
+    """Raised for a name that no device of this machine has; the message lists the valid names."""
 
 
 def select_devices(name: str | None) -> list[TunableDevice]:

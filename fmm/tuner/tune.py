@@ -304,8 +304,9 @@ def run_jobs(
 ) -> int:
     """Run the jobs in turn; return an exit code, and store each element type's last result in `results` for --json.
 
-    At the end print one table for each device, with the reason for each element type without a usable result. The
-    exit code is 1 only if no element type has a usable result: a rejected type is decided as without a tuning.
+    At the end print one table for each device, with the reason for each element type without a usable result. The exit
+    code is 1 only if no element type has a usable result. For a type with a rejected tuning, fmm.matmul decides as if
+    the type were untuned.
     """
     if options.resume:
         jobs = _unfinished_jobs(jobs, TrialFile(trials_path(path))) or jobs
@@ -326,7 +327,7 @@ def run_jobs(
                 results[name] = end.result
             code = end.code
             usable = not end.why_not or end.earlier_is_used
-            # keep the usable result of an earlier first look
+            # the usable result of an earlier first look is kept
             lacking[name] = end.why_not if lacking.get(name, "none yet") and not usable else ""
             stopped[name] = end.stopped
             if job.needs_continuation(end):

@@ -129,14 +129,14 @@ def tune_gram_products(
 
 
 def unpredicted_gram_plans(device: TunableDevice, problem: Problem) -> list[Plan]:
-    """Return a plan for each of fmm's triangle kernels with a time that the model cannot predict for this type."""
+    """Return a plan for each of fmm's triangle kernels whose time the model cannot predict for this type."""
     leaves = device_leaves("cuda" if device.untuned_model().batches else "cpu")
     silent = [leaf for leaf in leaves if leaf.time_formula == "tiles" and problem.dtype not in leaf.types_with_sums]
     plans = [Plan(leaf=leaf.name) for leaf in silent]
     return [plan for plan in plans if is_within_limits(device, plan, problem)]
 
 
-MAX_GRAM_PLANS = 3  # number of plans, the best by the model, that are timed on each problem
+MAX_GRAM_PLANS = 3  # number of plans that are timed on each problem: those with the shortest predicted times
 MAX_PREDICTED_TIME_RATIO = 1.05  # a plan is not timed if its predicted time exceeds this multiple of the vendor's
 
 

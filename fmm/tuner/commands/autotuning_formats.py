@@ -45,7 +45,7 @@ def t4_document(tunings: Sequence[RecordedTuning]) -> dict[str, Any]:
 
 
 def _tuning_results(tuning: RecordedTuning) -> Iterator[dict[str, Any]]:
-    """Yield a result for each plan of each problem and stage; runs of parts of plans are no results."""
+    """Yield a result for each plan of each problem and stage; samples of only a plan's sums or products are skipped."""
     samples: dict[tuple[object, ...], list[Trial]] = {}
     for trial in tuning.trials:
         if trial.part == "whole":
@@ -55,7 +55,7 @@ def _tuning_results(tuning: RecordedTuning) -> Iterator[dict[str, Any]]:
 
 
 def _plan_result(tuning: RecordedTuning, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Return the result of a plan from its samples; a sample without seconds has the reason of a failure."""
+    """Return the result of a plan from its samples; a sample without seconds states why the run failed."""
     first, header = trials[0], tuning.header
     milliseconds = [trial.seconds * 1e3 for trial in trials if trial.seconds is not None]
     failure = next((trial.failed or "no reason is recorded" for trial in trials if trial.seconds is None), "")
@@ -155,8 +155,8 @@ def space_conditions(space: SearchSpace) -> Iterator[dict[str, Any]]:
 def _excluding_expression(names: Sequence[str], excluded: Sequence[Sequence[str]]) -> str:
     """Return the expression that is false for these combinations of values.
 
-    Kernel Tuner splits an expression with several signs < or > unless the expression has ` and `; names of leaves have
-    these signs.
+    Kernel Tuner splits an expression that contains < or > several times, unless the expression contains ` and `; names
+    of leaves contain these signs.
     """
     clauses = (" and ".join(f"{name} == {x!r}" for name, x in zip(names, values, strict=True)) for values in excluded)
     return " and ".join(f"not ({clause})" for clause in clauses)

@@ -47,7 +47,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     rows = parser.add_mutually_exclusive_group()
     rows.add_argument("--trials", action="store_true", help="every sample, with the model's prediction")
     rows.add_argument("--thresholds", action="store_true", help="the thresholds: alpha, pi, n1, tau1 and others")
-    # The options of a tuning have the same names; here the default would replace a value before the command's name.
+    # A tuning has options of the same names. A default here would replace a value that the user gave before `export`.
     what = "only devices with keys that begin with this text, for example cpu or cuda-9.0"
     parser.add_argument("--device", metavar="KEY", default=argparse.SUPPRESS, help=what)
     what = "only these element types, separated by commas"

@@ -39,7 +39,7 @@ class SourceSection:
     raw: JsonValue
 
     def merged_section(self, present: JsonValue) -> tuple[str, JsonValue]:
-        """Merge this section with the present section; return a text of what happened, and the section to write.
+        """Merge this section with the present section; return a message about the result, and the section to write.
 
         If the section to merge has no calibration, only its entries are added to the present section.
         """

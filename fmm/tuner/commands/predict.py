@@ -170,7 +170,7 @@ def _choice_by_tuning(
     """Return the decision of fmm.matmul with the tuning's certified entries, and notes for the output.
 
     The note `measured` describes the entry that the decision uses. The note `passed_over` describes an entry that the
-    decision skips, and why.
+    decision skips, and the reason.
     """
     tuned = None if problem.element_type.exact else tuning_from_config(name, problem.dtype)
     if tuned is None:

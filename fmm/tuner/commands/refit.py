@@ -49,7 +49,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @with_one_line_errors
 def run_refit(options: argparse.Namespace) -> int:
-    """Fit and write every section that has trials, and print its changes; return exit code 1 if one has no trials."""
+    """Fit and write every section that has trials, and print its changes; return exit code 1 if a section has no
+    trials."""
     path = output_path(None if options.refit == Path() else options.refit)
     refit = {"all": refit_section, "thresholds": refit_thresholds, "blocks": refit_block_model}[options.refit_part]
     into = path if options.output is None else output_path(options.output)
@@ -233,7 +234,7 @@ COMPARED_FIELDS = (
 
 @dataclass(frozen=True)
 class ComparedValue:
-    """A value of a section that is compared, in a form for JSON and as text."""
+    """A value of a section before or after a refit, in a form for JSON and as text."""
 
     value: JsonValue
     text: str

@@ -2,9 +2,9 @@
 
 The processes write compiled kernels to CuPy's disk cache. NVRTC takes up to ten seconds for the sum kernels of three
 levels in one pass; each type needs a dozen of these kernels. Each of fmm's product kernels also takes seconds to
-compile. Compilers run in processes for two reasons: Python code in threads would delay timed launches, and a process
-can be killed at once. If a run needs a kernel that no process has compiled, the run compiles the kernel. If that
-compilation fails, the tuner records the failure in the trials.
+compile. Compilers run in processes, not in threads, for two reasons: Python code in a thread would delay timed
+launches, and only a process can be killed at once. If a run needs a kernel that no process has compiled, the run
+compiles the kernel. If that compilation fails, the tuner records the failure in the trials.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def is_needed_by_first_look(plan: Plan) -> bool:
 
 
 def call_compile_jobs(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[CompileJob]:
-    """Yield the jobs that compile the kernels of these calls of fmm.matmul (type, plan, size), the slowest first."""
+    """Yield the jobs that compile the kernels of these calls of fmm.matmul, given as (type, plan, size); the slowest
+    come first."""
     for dtype, plan, size in sorted(dict.fromkeys(calls), key=lambda call: -largest_level_products(call[1])):
         for label in (*SUM_LABELS, "") if compilation_phase(plan) == HEAVY_KERNELS_PHASE else ("",):
             yield CompileJob(dtype, str(plan), size, label, True)

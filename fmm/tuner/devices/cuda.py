@@ -139,8 +139,8 @@ def _nvidia_smi_fields(index: int) -> dict[str, Any]:
 def operand_layouts(problem: Problem) -> Layouts | tuple[()]:
     """Return the layouts of A, B and C of a gram product; an empty tuple for other products.
 
-    In a gram product, B is the adjoint of A in the same memory, hence column-major. The empty tuple means that all
-    operands are row-major.
+    In a gram product, B is the adjoint of A, stored in the memory of A, and therefore column-major. The empty tuple
+    means that all operands are row-major.
     """
     if not problem.writes_triangle:
         return ()
@@ -212,7 +212,8 @@ class CudaSession:
         """Raise RunFailedError if the first set's result differs too much from the exact product."""
         error, _ = self.operands.result_errors()
         kind = self.problem.element_type
-        # If a type accumulates in a wider type, each result is rounded once, and the error does not grow with k.
+        # If products of a type are accumulated in a wider type, each result is rounded once, and the error does not
+        # grow with k.
         rounds_once = kind.sums_wider or bool(kind.stored_as)
         added_up = kind.unit_roundoff if rounds_once else 2 * kind.unit_roundoff * np.sqrt(self.problem.k)
         allowed = 20 * expected_error_growth(plan, kind.name) * added_up

@@ -149,8 +149,8 @@ CPU_EFFORTS = {
     "full": Effort(900, 1500, 5, 60, 24, 6, 21, spread=2.0),
 }
 # On a GPU, compiling kernels takes longer than measuring. `coarse` is therefore a first look, which uses only the few
-# kernels that compile first. First looks at all seven types take 50 seconds together; `quick` for several types ends
-# with them. `default` takes five minutes for seven types.
+# kernels that compile first. First looks at all seven types together take 50 seconds; `quick` for several types ends
+# after these first looks. `default` takes five minutes for seven types.
 GPU_EFFORTS = {
     "coarse": Effort(2, 6, 3, 6, 1, 1, 7, max_products_per_level=7, is_first_look=True),
     "quick": Effort(6, 24, 3, 10, 3, 2, 7, 3),

@@ -91,7 +91,7 @@ SIMULATED_IDENTITY = Identity("cpu-fake-2t", "a fake CPU", MappingProxyType({"nu
 class SimulatedDevice:
     """A device that returns the model's seconds times lognormal noise as samples.
 
-    Taking a sample sleeps for `real_time` times the sample's seconds; 0 does not sleep.
+    Each sample sleeps for `real_time` times its seconds; with 0 it does not sleep.
     """
 
     truth: Calibration = SIMULATED_CALIBRATION

@@ -214,9 +214,9 @@ def check_model(
     """Return a fitted model with the margins that the errors on held-out observations require.
 
     `slower` is the slowdown relative to a device without other work. `measured` is the side of the largest product
-    timed with a plan. `losing` has two margins: the smallest that exclude the losing plans of the search, with the
-    vendor's leaf and with fmm's kernels. `excluded` is the number of held-out plans that the measured crossovers
-    exclude.
+    timed with a plan. `losing` is a pair of margins, for plans with the vendor's leaf and for plans with fmm's kernels:
+    the smallest margins that exclude every plan that lost in the search. `excluded` is the number of held-out plans
+    that the measured crossovers exclude.
     """
     tiled = [o for o in held if o.run.plan.uses_tile_model or o.run_kind == "vendor"]
     others = [o for o in held if not o.run.plan.uses_tile_model]
@@ -238,7 +238,8 @@ def check_model(
 
 
 def split_first_look_trials(journal: Journal, trials: Sequence[Trial]) -> tuple[Sequence[Trial], Sequence[Trial]]:
-    """Return the first look's trials and the tuning's trials separately: no round may pair a sample of each."""
+    """Return the first look's trials and the tuning's trials separately: a round never pairs a sample of one with a
+    sample of the other."""
     return trials[: len(trials) - len(journal.recorded)], journal.recorded
 
 

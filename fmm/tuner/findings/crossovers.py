@@ -39,8 +39,9 @@ MAX_TREND_DOUBLINGS = 2.0  # largest number of doublings of the side over which 
 MIN_SAMPLES_NEAR_CROSSOVER = 3
 # The smallest assumed standard deviation of a sample's log(measured / predicted).
 SAMPLE_STANDARD_DEVIATION = 0.015
-# An optimistic error is corrected if it is below 0 by at least this number of standard errors. REQUIRED applies if a
-# sample with the same number of levels is faster than the vendor, UNCONFIRMED otherwise.
+# An optimistic error is corrected if it is below 0 by at least this number of standard errors. REQUIRED_STANDARD_ERRORS
+# is the number if a sample with the same count of levels is faster than the vendor, UNCONFIRMED_STANDARD_ERRORS
+# otherwise.
 REQUIRED_STANDARD_ERRORS, UNCONFIRMED_STANDARD_ERRORS = 2.5, 1.0
 MAX_TRUSTED_OPTIMISM = 0.025  # a larger optimistic error of the model makes extrapolations untrusted
 MIN_REJECTED_OPTIMISM = 0.04  # the model's check ignores excluded plans with a larger error
@@ -137,9 +138,10 @@ def _crossovers_of_baseline(
     """Return the crossovers of the plans that share a baseline.
 
     A crossover is confirmed if a sample with its number of levels is faster than the vendor. An unconfirmed crossover
-    is extrapolated: plans must be predicted to gain EXTRAPOLATION_MARGIN. An extrapolated crossover is at least twice
-    the crossover of one level less if the model is too optimistic or no plan was timed. The factor 2 follows from
-    Equation 2: one more level gains once the halved sides reach the crossover of one level less.
+    is extrapolated: plans must be predicted to gain EXTRAPOLATION_MARGIN. If no plan with this number of levels was
+    timed, or if the model is too optimistic for a trusted extrapolation, the crossover is at least twice the crossover
+    for one level less. The factor 2 follows from Equation 2 of D'Alberto and Nicolau: one more level gains once the
+    halved sides reach the crossover for one level less.
     """
     optimism = optimism_by_levels(samples)
     losing, dtype = losing_samples(samples, optimism), samples[0].problem.dtype
@@ -200,7 +202,8 @@ def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimis
 
 
 def significant_error(samples: Sequence[LevelSample], standard_errors: float) -> float:
-    """Return the median error near the crossover if at least `standard_errors` standard errors below 0; else return 0.
+    """Return the median error near the crossover if it is at least `standard_errors` standard errors below 0; else
+    return 0.
 
     `samples` are sorted by effective side, the largest first.
     """
@@ -242,7 +245,7 @@ def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelO
 
 
 def margins_for_losing_samples(samples: Iterable[LevelSample]) -> tuple[float, float]:
-    """Return two margins: the smallest with which the model would choose no plan of a losing sample.
+    """Return two margins, each the smallest with which the model would not choose the plan of any losing sample.
 
     The first margin is for plans with the vendor's leaf, the second for plans with fmm's own kernels.
     """

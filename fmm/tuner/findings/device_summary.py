@@ -99,7 +99,7 @@ class SummaryTable:
 
 
 def speedup_cell(answer: SquareDecision | None) -> SummaryCell:
-    """Return the speedup of a decision: two digits after the point below 1.2, else one; `-` for the vendor."""
+    """Return the speedup of a decision with two decimals below 1.2, else with one; `-` for the vendor."""
     if answer is None or not answer.has_gain:
         return SummaryCell()
     digits = 2 if answer.speedup < 1.195 else 1

@@ -49,7 +49,7 @@ def is_noisy_tuning(diagnostics: Iterable[str]) -> bool:
 
 
 def machine_diagnostics(noise: float | None, slower: float | None, unexplained: float | None) -> Iterator[str]:
-    """Yield the reasons to reject all measurements of a tuning, also its certified entries."""
+    """Yield the reasons to reject all measurements of a tuning, including its certified entries."""
     if noise is None:
         yield "the tuning ended before the noise was measured"
     elif noise > MAX_NOISE_FLOOR:

@@ -1,8 +1,8 @@
 """Compute a GPU's crossovers tau1 to tau3 from a ladder of squares, on which plans were timed in pairs.
 
 On each square, the baseline and the best plans with fewer than L levels and with at least L levels are timed. The
-crossover of L levels is the side at which both take the same time, interpolated between two squares. No
-square below the crossover has a plan that won. fmm.tuner.stages.ladder measures the pairs.
+crossover of L levels is the side at which both take the same time, interpolated between two squares. On squares below
+the crossover, no plan with L levels or more won. fmm.tuner.stages.ladder measures the pairs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fmm.problem import Problem
 from fmm.tuner.trials.record import DEFAULT_OPERATION, Trial
 
 LADDER_STAGE = "ladder"
-LEVEL_COUNTS = (1, 2, 3)  # the seed of a pair's operands is the number of levels that the pair decides
+LEVEL_COUNTS = (1, 2, 3)  # the seed of the timed operands is the number of levels whose crossover is measured
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def ladder_point(problem: Problem, levels: int, seconds: dict[Plan, list[float]]
 
 
 def crossover_side(points: Sequence[tuple[float, float]]) -> float | None:
-    """Return the side from which the ratios exceed 1, as four digits; None if all ratios exceed 1, or without points.
+    """Return the side from which the ratios exceed 1, rounded to four digits; None if all ratios exceed 1, or without
+    points.
 
     If no ratio exceeds 1, return the largest side: nothing is known about larger sides.
 

@@ -154,7 +154,7 @@ def fit_until_determined(
 
 
 def _with_fastest_rates(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Calibration:
-    """Return the starting calibration with the rates of the fastest observations."""
+    """Return the starting calibration with the highest measured rate of products and the median measured rate of sums."""
     rates = [o.problem.flops / o.seconds for o in observed if o.run_kind == "vendor"]
     streams = [
         cached_plan_work(o.run.plan, o.problem).traffic * o.problem.itemsize / o.seconds
@@ -403,7 +403,7 @@ class PredictionError:
 
     `median` and `p95` are quantiles of the absolute errors. `bias` is the median of the signed errors. `upper` is the
     upper end of the median's 95 % interval, which is far above the median for few measurements. `above` is computed
-    like `upper`, but from the errors above 0 and their mirror images instead of the errors below 0.
+    like `upper`, as if the errors below 0 were mirror images of the errors above 0.
     """
 
     count: int

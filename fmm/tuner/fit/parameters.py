@@ -18,9 +18,9 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration
 
 # A parameter is determined if its 95 % interval has a half width of at most a tolerance. The tolerance of rates, times
-# and sizes is the factor QUANTITY_TOLERANCE; of dimensionless factors, FACTOR_TOLERANCE. The tolerance of shares is the
-# difference SHARE_TOLERANCE. In a recorded float64 tuning of a CPU, a tolerance of 3 instead of 6 raised the median
-# error of held-out times from 2.8 to 3.1 %.
+# and sizes is the factor QUANTITY_TOLERANCE; the tolerance of dimensionless factors is the factor FACTOR_TOLERANCE. The
+# tolerance of shares is the difference SHARE_TOLERANCE. In a recorded float64 tuning of a CPU, a tolerance of 3 instead
+# of 6 raised the median error of held-out times from 2.8 to 3.1 %.
 QUANTITY_TOLERANCE, FACTOR_TOLERANCE, SHARE_TOLERANCE = 6.0, 2.0, 0.5
 
 
@@ -69,8 +69,8 @@ class FitParameter:
 def with_parameters(calibration: Calibration, dtype: str, values: Mapping[str, float]) -> Calibration:
     """Return one copy of the calibration with all these values by name; a fit makes thousands of copies.
 
-    `dtype` is an element type, or a leaf with its own rate. With another rate, such a leaf takes the same time to
-    prepare A and B, so `rows` and `cols` change in proportion to `flops`.
+    `dtype` is an element type, or a leaf with its own rate. If the rate of such a leaf changes, the time to prepare A
+    and B stays the same, so `rows` and `cols` change in proportion to `flops`.
     """
     own = {name: value for name, value in values.items() if not name.startswith("rate.")}
     rates = {name.removeprefix("rate."): value for name, value in values.items() if name.startswith("rate.")}

@@ -12,7 +12,7 @@ from fmm.tuner.devices.device import Effort, TunableDevice
 Size = tuple[int, int, int]
 
 
-# In each round, the planned seconds suffice for this number of the vendor's products with the largest side.
+# The largest side is chosen so that the planned seconds suffice for this number of vendor products in every round.
 LARGEST_PRODUCTS_PER_BUDGET = 22
 SIDE_STEP = 128  # largest affordable sides are multiples of this number
 LADDER_SIDES = [

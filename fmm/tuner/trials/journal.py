@@ -85,7 +85,7 @@ class Journal:
         self.waits, self.patience = compiler_wait_seconds, kernel_wait_seconds
         self.clock = clock
         self.on_sample: Callable[[str, float], None] = lambda stage, elapsed: None
-        self.on_finding: Callable[[], None] = lambda: None  # runs after each fit and after each shape's search
+        self.on_finding: Callable[[], None] = lambda: None  # called after each fit and after each shape's search
         self.recorded: list[Trial] = list(recorded_trials)
         self.first_look = tuple(first_look)
         self._past: dict[SampleKey, deque[Trial]] = {}
@@ -167,8 +167,10 @@ class RoundLimits:
     seconds: float = 0.0
     max_uncertain_rounds: int = 0  # largest number of rounds while the median of any run is uncertain
     max_uncertainty: float = 0.02  # a median with a larger relative standard error counts as uncertain
-    max_uncertain_seconds: float = float("inf")  # no uncertain round if all samples sum to this
-    max_ratio_of_two: float = float("inf")  # a larger ratio of a run's two samples adds a third round
+    # there are no further uncertain rounds once all samples take this number of seconds together
+    max_uncertain_seconds: float = float("inf")
+    # a third round is added if the two samples of a run differ by a larger ratio
+    max_ratio_of_two: float = float("inf")
 
     def needs_more_rounds(self, done: int, samples: SampleSeconds) -> bool:
         """Return True if the measurement needs another round after `done` rounds with these samples."""
