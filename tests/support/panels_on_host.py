@@ -1,4 +1,4 @@
-"""Kernels of fmm.linalg compiled for the host; clusters are emulated."""
+"""Kernels with clusters compiled for the host: those of fmm.linalg, and lines that are split into residues."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ static char* shared_begin(int rank = cluster_rank()) { return shared_memory[rank
 template <class T> static T* remote_address(T* here, int rank) {
     return reinterpret_cast<T*>(shared_begin(rank) + (reinterpret_cast<const char*>(here) - shared_begin()));
 }
+template <class T> static T load_remote(const T* here, int rank) { return *remote_address(const_cast<T*>(here), rank); }
 struct alignas(16) Message { int words[4]; };
 struct MailBarrier { short is_expected, phase; int due; };
 static void settle(MailBarrier* g) {
@@ -42,6 +43,18 @@ static void send_mail(Message* here, const Message& x, MailBarrier* g, int rank)
     settle(g);
 }
 static void wait_mail(MailBarrier* g, int parity) { while (g->phase == parity) let_others(); }
+}
+"""
+BYTE_FUNCTIONS = """
+static double __longlong_as_double(long long x) { return bits<double>(x); }
+static long long __double2ll_rn(double x) { return static_cast<long long>(__builtin_rint(x)); }
+static float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+static double sqrt(double x) { return __builtin_sqrt(x); }
+static double fabs(double x) { return __builtin_fabs(x); }
+static unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
+    unsigned found = 0;
+    for (int i = 0; i < 4; ++i) found |= ((which >> 4 * i & 4 ? y : x) >> 8 * (which >> 4 * i & 3) & 255) << 8 * i;
+    return found;
 }
 """
 DRIVER = """
@@ -67,8 +80,11 @@ def compiled(kernel: Kernel) -> Any:
         for name in ("cluster.cuh", "cluster_mail.cuh"):
             own = header_text(name).replace("#pragma once\n", "", 1).replace('#include "cluster.cuh"\n', "", 1)
             begin = own.index("namespace fmm")  # the comment in front is followed by an included header
-            assert source.count(own[begin:]) == 1
-            source, functions = source.replace(own[begin:], functions), ""
+            if source.count(own[begin:]) == 1:
+                source, functions = source.replace(own[begin:], functions), ""
+    own = header_text("whole_bytes.cuh").replace("#pragma once\n", "", 1)
+    if own in source:
+        source = source.replace(own, BYTE_FUNCTIONS + header("whole_bytes.h"))
     dynamic = "float4* const memory = reinterpret_cast<float4*>(fmm::shared_begin());"
     source = source.replace("extern __shared__ float4 memory[];", dynamic)
     source = re.sub(r"__shared__ (.*) (\w+)((?:\[\d+\])*);", _shared_variable, source)

@@ -159,12 +159,21 @@ CASES = (
         on=A100,
     ),
     Case("f16x3", "float32", ("cuBLAS, not f16x3, because only the tensor cores of",), on=A100, given=(("beta", 1),)),
-    # float64 by residues: measuring, splitting, multiplying, joining; integers need no measuring.
+    # float64 by residues: measuring, splitting, multiplying, joining; integers need no measuring. Without levels below,
+    # one kernel measures and splits lines.
     *(
         Case(
             name,
             found.float_type,
-            ("residue_planes: norms of", "residue_planes: residues of A and B", "gemm_residues: ", "residue_join: "),
+            (
+                *(
+                    ("residue_planes: norms of", "residue_planes: residues of A and B")
+                    if found.depth
+                    else ("residue_lines: norms and residues of A and B",)
+                ),
+                "gemm_residues: ",
+                "residue_join: ",
+            ),
         )
         for name, found in residue_leaves().items()
         if found.float_type

@@ -23,6 +23,10 @@ namespace fmm {
 namespace residues {
 
 constexpr int MAX_PIECES = 4;
+// Threads of a thread block. With levels a thread needs up to 160 registers, and three small thread blocks fit on a
+// multiprocessor where one large one would.
+template <int LEVELS>
+constexpr int JOIN_THREADS = LEVELS ? 128 : THREADS;
 
 template <class Element>
 struct Result {
@@ -91,7 +95,7 @@ struct OutputBlock {
 
     template <class Element>
     __device__ __forceinline__ explicit OutputBlock(const Result<Element>& c) {
-        const unsigned all = blockIdx.x * THREADS + threadIdx.x;
+        const unsigned all = blockIdx.x * JOIN_THREADS<LEVELS> + threadIdx.x;
         const unsigned number = LEVELS == 2 ? all / 128 * 32 + all % 32 : all, words = c.block_cols / COLS;
         at = number % words * COLS;
         row = number / words % c.block_rows;

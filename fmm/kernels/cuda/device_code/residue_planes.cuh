@@ -163,6 +163,22 @@ __device__ __forceinline__ double sum_of_warp(double x) {
     return x;
 }
 
+// Return the sum over the GROUP threads of a line: the threads of a warp, or of a thread block, which must pass shared
+// memory for THREADS / 32 sums.
+template <int GROUP>
+__device__ __forceinline__ Squares sum_of_group(Squares sum, Squares* shared) {
+    sum.large = sum_of_warp(sum.large);
+    sum.usual = sum_of_warp(sum.usual);
+    sum.small = sum_of_warp(sum.small);
+    if (GROUP > 32) {
+        if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = sum;
+        __syncthreads();
+        sum = shared[0];
+        for (int i = 1; i < THREADS / 32; ++i) sum.add(shared[i]);
+    }
+    return sum;
+}
+
 template <int GROUP, bool WIDE, class Element>
 __device__ __forceinline__ void measure_lines(const Operand<Element>& p, int block) {
     __shared__ Squares shared[THREADS / 32];
@@ -177,15 +193,7 @@ __device__ __forceinline__ void measure_lines(const Operand<Element>& p, int blo
 #pragma unroll
         for (Element x : v.x) sum.add(x);
     }
-    sum.large = sum_of_warp(sum.large);
-    sum.usual = sum_of_warp(sum.usual);
-    sum.small = sum_of_warp(sum.small);
-    if (GROUP > 32) {
-        if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = sum;
-        __syncthreads();
-        if (mine == 0)
-            for (int i = 1; i < THREADS / 32; ++i) sum.add(shared[i]);
-    }
+    sum = sum_of_group<GROUP>(sum, shared);
     if (mine == 0) p.exponents[number] = exponent_for(sum.root(), p.top);
 }
 
@@ -401,30 +409,28 @@ __device__ __forceinline__ void split_one(const Operand<Element>& p, const Split
                 }
             }
         }
-        unsigned long long sum[INNER][PLANES][4];
+        signed char* const to = p.planes + (static_cast<long long>(outer * INNER) * p.layers + layer) * plane +
+                                static_cast<long long>(line) * p.block_length + at;
+        const long long next = plane * p.layers;
+        // The loop over moduli is inside the loop over sums: one sum at a time needs fewer registers.
 #pragma unroll
-        for (int q = 0; q < INNER; ++q)
+        for (int q = 0; q < INNER; ++q) {
+            unsigned long long sum[PLANES][4];
 #pragma unroll
             for (int c = 0; c < PLANES; ++c)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    sum[q][c][i] = 1ull << 63;
+                    sum[c][i] = 1ull << 63;
 #pragma unroll
                     for (int b = 0; b < PARTS; ++b) {
                         const int sign = LEVELS ? Sums::operand_sign(RIGHT, q, b) : 1;
-                        if (sign > 0) sum[q][c][i] += part[b][c][i];
-                        if (sign < 0) sum[q][c][i] -= part[b][c][i];
+                        if (sign > 0) sum[c][i] += part[b][c][i];
+                        if (sign < 0) sum[c][i] -= part[b][c][i];
                     }
                 }
-        signed char* const to = p.planes + (static_cast<long long>(outer * INNER) * p.layers + layer) * plane +
-                                static_cast<long long>(line) * p.block_length + at;
-        const long long next = plane * p.layers;
 #pragma unroll 1
-        for (int i = 0; i < split.count; ++i) {
-            const auto m = split.moduli[i];
-#pragma unroll
-            for (int q = 0; q < INNER; ++q)
-                store_residues(m, sum[q], to + (static_cast<long long>(i) * PLANES * OUTER * INNER + q) * next,
+            for (int i = 0; i < split.count; ++i)
+                store_residues(split.moduli[i], sum, to + (static_cast<long long>(i) * PLANES * OUTER * INNER + q) * next,
                                OUTER * INNER * next, split.conjugates[RIGHT]);
         }
     }

@@ -36,8 +36,15 @@ TRANSPOSED_POSITIONS, TRANSPOSED_POSITIONS_OF_16_BYTES = 64, 32
 # For 0, 1 and 2 levels: the number of thread blocks of the split kernel whose registers must fit on a multiprocessor.
 # With "", the compiler decides.
 MIN_SPLIT_BLOCKS_PER_SM = "4", "", "2"
-# a warp measures a line of up to 1024 elements, and a thread block measures a longer line
-WARP_THREADS, MAX_WARP_LINE_LENGTH = 32, 1024
+# a warp measures a line of up to 4096 bytes, and a thread block measures a longer line
+WARP_THREADS, MAX_WARP_LINE_BYTES = 32, 4096
+LINE_MEMORY_BYTES = 24 * RESIDUE_THREADS + 4 * 32  # size of struct LineMemory of residue_lines.cuh
+STRIP_BYTES = 128  # a cluster splits the lines of an MN-major operand that are adjacent in this number of bytes
+STRIP_PART_POSITIONS = 32  # each block of a cluster splits a multiple of this number of positions of the lines
+# The longest lines that one kernel measures and splits. Longer lines fit in shared memory too, but leave space for
+# fewer thread blocks: on an H200, float64 products take 1.02 (at 5500) and 1.13 (at 8192) times their time with two
+# kernels.
+MAX_SPLIT_LINE_LENGTH = 4096
 OPERAND_WORDS = 11  # number of 8-byte words in struct Operand of residue_planes.cuh
 RESIDUE_NAMESPACE = "fmm::residues::"
 SIGNED_CPP_TYPES = {DTYPES[name].itemsize: DTYPES[name].cpp for name in ("int8", "int16", "int32", "int64")}
@@ -146,11 +153,17 @@ class ResidueOperand:
     is_prepared: bool = False  # True if `fmm.prepare` has stored the planes, or the other operand's planes are used
     conjugated: bool = False  # True if the complex conjugate of the operand is multiplied
 
+    @property
+    def threads_per_line(self) -> int:
+        """The number of threads that read a line along the inner dimension: a warp's or a thread block's."""
+        line_bytes = self.geometry.item * self.geometry.k
+        return WARP_THREADS if line_bytes <= MAX_WARP_LINE_BYTES else RESIDUE_THREADS
+
     def measure_kernel(self, aligned: bool, scaled: bool) -> MeasureKernel | None:
         """Return the kernel that measures or transposes the operand; None if the operand needs neither operation."""
         if self.is_prepared or (self.along == "inner" and not scaled):
             return None
-        group = WARP_THREADS if self.geometry.k <= MAX_WARP_LINE_LENGTH else RESIDUE_THREADS
+        group = self.threads_per_line
         return MeasureKernel(self.along, group if self.along == "inner" else 0, self.has_wide_lines(aligned))
 
     def has_wide_lines(self, aligned: bool) -> bool:
@@ -173,6 +186,32 @@ class ResidueOperand:
         return round_up(
             -(-self.geometry.count * self.lines // (RESIDUE_THREADS // kernel.group)), RESIDUE_CLUSTER_BLOCKS
         )
+
+    @property
+    def lines_per_split_block(self) -> int:
+        """Return the number of lines that a thread block, or for an MN-major operand a cluster, reads and splits."""
+        if self.along == "outer":
+            return STRIP_BYTES // self.geometry.item
+        return RESIDUE_THREADS // self.threads_per_line
+
+    def line_split_block_count(self) -> int:
+        """Return the number of thread blocks that measure and split whole lines; whole clusters."""
+        if self.is_prepared:
+            return 0
+        if self.along == "outer":
+            return self.geometry.count * -(-self.block[0] // self.lines_per_split_block) * RESIDUE_CLUSTER_BLOCKS
+        return round_up(-(-self.geometry.count * self.block[0] // self.lines_per_split_block), RESIDUE_CLUSTER_BLOCKS)
+
+    def line_split_shared_bytes(self) -> int:
+        """Return the bytes of shared memory of a thread block that measures and splits whole lines."""
+        if self.is_prepared:
+            return 0
+        positions, padding = self.block[1], 0
+        if self.along == "outer":
+            positions = round_up(-(-positions // RESIDUE_CLUSTER_BLOCKS), STRIP_PART_POSITIONS)
+            padding = VECTOR_BYTES
+        line = positions * self.geometry.item + padding
+        return LINE_MEMORY_BYTES + self.lines_per_split_block * line
 
     @property
     def split_block_count(self) -> int:
@@ -272,6 +311,37 @@ def residue_split_kernel_source(levels: int, left_wide: bool, right_wide: bool, 
     return entry_source(parameters, body, "residue_planes.cuh", bounds, before=[fast_sums_cpp()])
 
 
+@lru_cache(maxsize=64)
+def line_split_kernel_source(left: MeasureKernel | None, right: MeasureKernel | None, dtype: str) -> str:
+    """Return the CUDA source of the kernel that measures and splits whole lines; an operand with None is skipped.
+
+    The strips of an MN-major operand take longer than lines, so they have the first thread blocks.
+    """
+    sides = [("left", 0, left), ("right", 1, right)]
+    sides.sort(key=lambda side: side[2] is None or side[2].along == "inner")
+    first, second = (name for name, _, _ in sides)
+
+    def split_call(side: int, kernel: MeasureKernel | None, name: str, block: str) -> list[str]:
+        if kernel is None:
+            return []
+        wide = str(kernel.wide).lower()
+        called = "split_strip" if kernel.along == "outer" else f"split_lines<{kernel.group}, {wide}>"
+        return [f"    {RESIDUE_NAMESPACE}{called}(p.{name}, p, p.conjugates[{side}], {block}, lines);"]
+
+    body = (
+        "extern __shared__ float4 memory[];",
+        f"auto* const lines = reinterpret_cast<{RESIDUE_NAMESPACE}LineMemory*>(memory);",
+        "const int block = blockIdx.x;",
+        f"if (block < p.{first}.blocks) {{",
+        *split_call(sides[0][1], sides[0][2], first, "block"),
+        "} else {",
+        *split_call(sides[1][1], sides[1][2], second, f"block - p.{first}.blocks"),
+        "}",
+    )
+    parameters = f"{RESIDUE_NAMESPACE}Split<{operand_type_cpp(dtype)}>"
+    return entry_source(parameters, body, "residue_lines.cuh", (RESIDUE_THREADS,), clusters=RESIDUE_CLUSTER_BLOCKS)
+
+
 def operand_type_cpp(dtype: str) -> str:
     """Return the C++ type of an operand's elements; for unsigned integers, the signed integer type of the same size."""
     found = DTYPES[dtype]
@@ -327,3 +397,30 @@ def residue_split_launch(
     label = f"residue_planes: residues of A and B modulo {len(moduli)} numbers{twice}{sums}"
     grid = sum(x.split_block_count for x in sides), 1, 1
     return Launch("sums", label, kernel, grid, parameters + bytes(-len(parameters) % VECTOR_BYTES), slots)
+
+
+def can_split_lines(sides: ResidueOperandPair, dtype: str) -> bool:
+    """Return True if one launch can measure and split both operands: lines without levels fit in shared memory."""
+    g = sides[0].geometry
+    fits = g.k <= MAX_SPLIT_LINE_LENGTH and g.moduli_per_pass == g.moduli
+    return fits and not g.levels and not DTYPES[dtype].exact
+
+
+def line_split_launch(
+    sides: ResidueOperandPair, dtype: str, aligned: tuple[bool, ...], moduli: tuple[int, ...]
+) -> Launch:
+    """Return the launch that computes the exponents and the planes of both operands, and reads each operand once."""
+    for_complex = sides[0].geometry.for_complex
+    kernels = [x.measure_kernel(wide, True) for x, wide in zip(sides, aligned, strict=True)]
+    blocks = [x.line_split_block_count() for x in sides]
+    parameters = b"".join(x.pack_parameters(count) for x, count in zip(sides, blocks, strict=True))
+    parameters += moduli_table(moduli, for_complex) + struct.pack("<3i", len(moduli), *(x.conjugated for x in sides))
+    shared = max(x.line_split_shared_bytes() for x in sides)
+    kernel = Kernel(
+        line_split_kernel_source, (*kernels, dtype), ENTRY_NAME, RESIDUE_THREADS, shared, architecture="sm_90a"
+    )
+    slots = (*sides[0].address_slots(0), *sides[1].address_slots(OPERAND_WORDS))
+    twice = ", two for each complex number" if for_complex else ""
+    label = f"residue_lines: norms and residues of A and B modulo {len(moduli)} numbers{twice}"
+    padding = bytes(-len(parameters) % VECTOR_BYTES)
+    return Launch("sums", label, kernel, (sum(blocks), 1, 1), parameters + padding, slots)

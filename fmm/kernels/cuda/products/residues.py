@@ -27,7 +27,9 @@ from fmm.kernels.cuda.products.residue_planes import (
     ByteSource,
     ResidueOperand,
     byte_plane_map,
+    can_split_lines,
     fast_sums_cpp,
+    line_split_launch,
     measure_launch,
     moduli_table,
     residue_split_launch,
@@ -229,10 +231,13 @@ def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool)
     """
     aligned, exact = _operand_alignments(op, alignment), DTYPES[op.dtype].exact
     measures = any(x.measure_kernel(False, not exact) is not None for x in op.operands)
-    launches = [measure_launch(op.operands, op.dtype, aligned)] if measures else []
+    splits_lines = measures and can_split_lines(op.operands, op.dtype)
+    launches = [measure_launch(op.operands, op.dtype, aligned)] if measures and not splits_lines else []
     first = 0
     for moduli in op.modulus_groups:
-        if any(x.split_block_count for x in op.operands):
+        if splits_lines:
+            launches.append(line_split_launch(op.operands, op.dtype, aligned, moduli))
+        elif any(x.split_block_count for x in op.operands):
             launches.append(residue_split_launch(op.operands, op.dtype, aligned, moduli))
         launches += [residue_product_launch(op, first, moduli, sign) for sign in op.launched_signs]
         first += len(moduli)
@@ -380,9 +385,8 @@ def join_launch(op: ResidueOp, flagged: bool) -> Launch:
     parameters = _result_bytes(op) + struct.pack(f"<3q{len(scalars)}d", 0, 0, 0, *scalars) + pieces.packed_weights
     slots = [*_result_slots(op), *(AddressSlot(7 + i, x.base, x.exponents) for i, x in enumerate(op.operands))]
     slots += [AddressSlot(9, FLAG)] if flagged else []
-    kernel = Kernel(
-        join_kernel_source, (g.levels, g.moduli, pieces.weight_piece_count, op.dtype), ENTRY_NAME, RESIDUE_THREADS
-    )
+    arguments = g.levels, g.moduli, pieces.weight_piece_count, op.dtype
+    kernel = Kernel(join_kernel_source, arguments, ENTRY_NAME, join_threads(g.levels))
     twice = "two times " if g.for_complex else ""
     label = f"residue_join: {op.dtype} by {twice}{g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), parameters, tuple(slots))
@@ -396,7 +400,7 @@ def integer_join_launch(op: ResidueOp) -> Launch:
     shares = [w / numbers.product for w in numbers.weights] + padding
     scalars = struct.pack("<2q", int(op.factor.real), int(op.keep.real))
     parameters = _result_bytes(op) + scalars + struct.pack("<21Q20d", numbers.product % 2**64, *weights, *shares)
-    kernel = Kernel(integer_join_kernel_source, (g.levels, g.moduli, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
+    kernel = Kernel(integer_join_kernel_source, (g.levels, g.moduli, op.dtype), ENTRY_NAME, join_threads(g.levels))
     label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), parameters, _result_slots(op))
 
@@ -405,20 +409,24 @@ def integer_join_launch(op: ResidueOp) -> Launch:
 def join_kernel_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
     """Return the CUDA source of the kernel that joins residues to real or complex numbers (`ENTRY_NAME`)."""
     body = (f"{RESIDUE_NAMESPACE}join<Sums, {levels}, {adjacent_columns(dtype, levels)}, {moduli}, {pieces}>(p);",)
-    return _join_source_text(f"Join<{DTYPES[dtype].cpp}>", body)
+    return _join_source_text(f"Join<{DTYPES[dtype].cpp}>", body, levels)
 
 
 @lru_cache(maxsize=64)
 def integer_join_kernel_source(levels: int, moduli: int, dtype: str) -> str:
     """Return the CUDA source of the kernel that joins residues to integers; its entry point is `ENTRY_NAME`."""
     body = (f"{RESIDUE_NAMESPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype, levels)}, {moduli}>(p);",)
-    return _join_source_text(f"JoinIntegers<{DTYPES[dtype].cpp}>", body)
+    return _join_source_text(f"JoinIntegers<{DTYPES[dtype].cpp}>", body, levels)
 
 
-def _join_source_text(parameters: str, body: tuple[str, ...]) -> str:
-    return entry_source(
-        f"{RESIDUE_NAMESPACE}{parameters}", body, "residue_join.cuh", (RESIDUE_THREADS,), before=[fast_sums_cpp()]
-    )
+def _join_source_text(parameters: str, body: tuple[str, ...], levels: int) -> str:
+    struct_cpp, bounds = f"{RESIDUE_NAMESPACE}{parameters}", (join_threads(levels),)
+    return entry_source(struct_cpp, body, "residue_join.cuh", bounds, before=[fast_sums_cpp()])
+
+
+def join_threads(levels: int) -> int:
+    """Return the number of threads of a thread block that joins: JOIN_THREADS of residue_join.cuh."""
+    return 128 if levels else RESIDUE_THREADS
 
 
 def adjacent_columns(dtype: str, levels: int) -> int:
@@ -446,4 +454,4 @@ def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
     threads = g.count * rows * (columns // adjacent_columns(op.dtype, g.levels))
     if g.levels == 2:  # one warp for each block of the outer level
         threads = 4 * round_up(threads, WARP_THREADS)
-    return -(-threads // RESIDUE_THREADS), 1, 1
+    return -(-threads // join_threads(g.levels)), 1, 1

@@ -266,7 +266,7 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
         types=() if any(level.conjugates) else (dtype,),
         types_alone=(dtype,) if any(level.conjugates) else (),
         kernel_triangles=() if depth or dtype in ("float32", "complex64") else (dtype,),
-        call_text="four launches",
+        call_text="four launches" if depth else "three or four launches",
         launches=4,
         scratch=partial(residue_workspace_bytes, DTYPES[dtype].itemsize, moduli, depth, for_complex=for_complex),
         orders=(),

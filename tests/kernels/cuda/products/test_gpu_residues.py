@@ -11,6 +11,7 @@ import pytest
 
 import fmm
 from fmm.dtypes import INTEGERS
+from fmm.kernels.cuda.products.residue_planes import MAX_SPLIT_LINE_LENGTH
 from fmm.kernels.plans.levels.residues import TYPES_WITH_LEVEL_BELOW, residue_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
@@ -297,6 +298,34 @@ def test_complex_of_every_shape_and_order(shape: tuple[int, int, int]) -> None:
             for i, (s, o) in enumerate(zip(((m, k), (k, n)), orders, strict=True))
         )
         assert worst_part(a, b, fmm.matmul(a, b, plan=leaf)) <= complex_promised(leaf, k), (leaf, orders)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128", "complex64"])
+@pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
+def test_lines_of_views_up_to_the_longest_that_one_kernel_splits(dtype: str, orders: str) -> None:
+    """Views with NaN between their lines; the last length is the shortest that two kernels split."""
+    leaf = {"float64": ONE, "float32": "residues(8) > bytes", "complex128": TWO}.get(dtype, "residues2m(8) > bytes")
+    lengths = 33, 513, 1027, MAX_SPLIT_LINE_LENGTH, MAX_SPLIT_LINE_LENGTH + 1
+    for (m, n), k in zip(((3, 50), (65, 17), (40, 66), (19, 35), (18, 20)), lengths, strict=True):
+        a, b = (
+            view_between_nan(complex_normal(s, i) if dtype[0] == "c" else normal(s, i), dtype, o)
+            for i, (s, o) in enumerate(zip(((m, k), (k, n)), orders, strict=True))
+        )
+        c = fmm.matmul(a, b, plan=leaf)
+        if dtype[0] == "c":
+            assert worst_part(a, b, c) <= complex_promised(leaf, k), (m, k, n)
+        else:
+            bound = promised(ONE, k) if dtype == "float64" else 2.0**-30 * np.sqrt(k) + 2.0**-24
+            assert worst(a, b, c) <= bound, (m, k, n)
+
+
+def view_between_nan(x: Any, dtype: str, order: str) -> Any:
+    """Return a copy of the matrix whose lines have gaps of three NaN."""
+    lines = x if order == "C" else x.T
+    memory = cupy.full((lines.shape[0], lines.shape[1] + 3), cupy.nan, dtype)
+    memory[:, : lines.shape[1]] = lines
+    view = memory[:, : lines.shape[1]]
+    return view if order == "C" else view.T
 
 
 @pytest.mark.parametrize(

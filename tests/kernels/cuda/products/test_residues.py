@@ -18,6 +18,8 @@ from fmm.kernels.algorithms.residues import first_moduli, imaginary_unit, remain
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.products.residue_planes import (
     MeasureKernel,
+    can_split_lines,
+    line_split_launch,
     max_scaled_norm,
     measure_kernel_source,
     measure_launch,
@@ -51,6 +53,7 @@ from fmm.problem import Layout, Problem
 from tests.support.chips import H200
 from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import in_parallel, nvrtc, report
+from tests.support.panels_on_host import play as play_clusters
 from tests.support.residue_products import (
     ALIGNED,
     Matrix,
@@ -448,12 +451,86 @@ def test_a_matrix_and_its_adjoint_share_their_planes(dtype: str, leaf: str, orde
 
 def test_gram_products_split_one_operand() -> None:
     for dtype, leaf, products in (("float64", ONE, 1), ("complex128", TWO, 2)):
-        problem = Problem(4096, 4096, 4096, dtype, op="gram", fill="lower")
+        problem = Problem(4096, 8192, 4096, dtype, op="gram", fill="lower")
         found = record_launches(Plan.parse(leaf), problem, chip_target(H200, flagged=False))
         labels = [x.label.split(":")[0] for x in found.launches]
         assert labels == ["residue_planes", "residue_planes", *["gemm_residues"] * products, "residue_join"]
         whole = record_launches(Plan.parse(leaf), replace(problem, op="product", fill="full"), chip_target(H200))
         assert 2 * found.launches[1].grid[0] == whole.launches[1].grid[0]
+        short = record_launches(Plan.parse(leaf), replace(problem, k=2048), chip_target(H200, flagged=False))
+        labels = [x.label.split(":")[0] for x in short.launches]
+        assert labels == ["residue_lines", *["gemm_residues"] * products, "residue_join"]
+        assert short.launches[0].grid[0] == 4096  # a thread block for each row of A
+
+
+# ---- lines that one kernel measures and splits
+
+
+@pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
+@pytest.mark.parametrize(
+    ("dtype", "leaf", "size"),
+    [
+        ("float64", ONE, (18, 70, 21)),
+        ("float64", ONE, (3, 1100, 5)),
+        ("complex128", "residues2m(15) > bytes", (9, 40, 19)),
+        pytest.param("complex128", "residues2m(15) > bytes", (2, 1030, 3), marks=pytest.mark.slow),
+        ("float32", SINGLE_LEAVES[0], (35, 300, 6)),
+        ("complex64", "residues2m(8) > bytes", (17, 33, 18)),
+    ],
+)
+@pytest.mark.parametrize("aligned", [False, True])
+def test_lines_are_measured_and_split_by_one_kernel(
+    dtype: str, leaf: str, size: tuple[int, int, int], orders: str, aligned: bool
+) -> None:
+    """Exponents and planes are those of the two kernels, bit for bit; of zeros, inf and NaN too."""
+    (m, k, n), rng = size, np.random.default_rng(77)
+    a, b = (
+        (gaussian(rng, shape) if DTYPES[dtype].is_complex else rng.standard_normal(shape)).astype(dtype)
+        for shape in ((m, k), (k, n))
+    )
+    a[0, k // 2], a[1], b[:, 1], b[k - 1, 2] = np.inf, 0, a.dtype.type(1e-30) * b[:, 1], np.nan
+    lines = [cols if o == "C" else rows for o, (rows, cols) in zip(orders, ((m, k), (k, n)), strict=True)]
+    leading = [x - x % -16 + (16 if aligned else 3) for x in lines]
+    a_layout, b_layout = map(Layout, orders, leading)  # type: ignore[arg-type]
+    layouts = a_layout, b_layout, Layout("C", n)
+    op = op_of(Problem(m, k, n, dtype, layouts), leaf, ALIGNED if aligned else NO_ALIGNMENT)
+    assert can_split_lines(op.operands, dtype)
+    arrays = {name: whole_memory(x, o, step) for name, x, o, step in zip("AB", (a, b), orders, leading, strict=True)}
+    moduli = op.geometry.remainder_weights.moduli
+    found = []
+    for fused in (False, True):
+        work = aligned_memory(op.geometry.workspace_bytes, 0x81)
+        memory = {name: x.reshape(-1).view(np.uint8) for name, x in arrays.items()} | {"W": work}
+        if fused:
+            play_clusters([line_split_launch(op.operands, dtype, (aligned, aligned), moduli)], memory)
+        else:
+            for side in op.operands:
+                line_exponents(side, arrays, memory)
+            split = residue_split_launch(op.operands, dtype, (aligned, aligned), moduli)
+            play(
+                split, f"fmm::residues::Split<{DTYPES[dtype].cpp}>", {name: x.ctypes.data for name, x in memory.items()}
+            )
+        found.append(work[: op.planes])
+    for side in op.operands:
+        of = slice(side.exponents, side.exponents + 4 * side.lines)
+        two, one = (x[of].view(np.int32) for x in found)
+        np.testing.assert_array_equal(one, two)
+        lines_of = side.block[0] * side.block[1]
+        begin = side.planes
+        for i in range(len(moduli) * op.geometry.planes_per_modulus):
+            planes = [x[begin + i * lines_of : begin + (i + 1) * lines_of].reshape(side.block) for x in found]
+            finite = np.ones(side.block[0], bool)
+            finite[: side.lines] = one != 1 << 20  # residues of lines that are not finite have no meaning
+            np.testing.assert_array_equal(planes[1][finite], planes[0][finite])
+
+
+def whole_memory(x: Matrix, order: str, leading: int) -> Matrix:
+    """Return a matrix in memory of its own, with gaps of 77 between its lines."""
+    held = x if order == "C" else x.T
+    memory: Matrix = aligned_memory(held.shape[0] * leading * x.itemsize, 0).view(x.dtype).reshape(-1, leading)
+    memory[...] = 77
+    memory[:, : held.shape[1]] = held
+    return memory
 
 
 # ---- prepared operands
@@ -509,7 +586,7 @@ def test_planes_are_prepared_for_one_leaf_and_side() -> None:
     turned = Problem(512, 512, 512, layouts=(*problem.layouts[:2], Layout("F", 512)), prepared_side="B")
     assert not any(x.is_prepared for x in op_of(turned, ONE).operands)
     labels = [x.label for x in record_launches(Plan.parse(ONE), problem, chip_target(H200)).launches]
-    assert len(labels) == 4
+    assert len(labels) == 3
     both = op_of(problem, ONE)
     splits = [
         residue_split_launch(op.operands, op.dtype, (True, True), first_moduli(14)).grid[0]
