@@ -95,6 +95,8 @@ def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchL
     unflagged = False  # True if C contains numbers that no kernel has checked for inf and NaN
     for op, stream in zip(fuse_plane_sums(wanted.ops, target), wanted.streams, strict=True):
         selected = (op,) if isinstance(op, StreamSync) else select_launches(op, target)
+        if recomputes and _mirrors_after_recompute(problem) and _is_checked_mirror(op, selected, unflagged):
+            selected = selected[:-1]  # the launches that recompute C also mirror C
         steps += selected
         streams += [stream] * len(selected)
         unflagged = (unflagged and not _mirrors_result(op)) or _writes_without_flag(op, selected)
@@ -161,13 +163,29 @@ def _recompute_steps(
     launches = recompute_launches(
         problem, is_unchecked, target.chip, target.alignment_by_base, addend, plan.conjugated_operands
     )
-    if not (problem.writes_triangle and problem.element_type.is_complex):
+    if not _mirrors_after_recompute(problem):
         return launches
-    # Mirror C again: after the recomputation, the triangles differ by rounding, and the diagonal has small imaginary
-    # parts.
     c = operand_views(problem)["C"]
     mirror = MirrorOp(c, c, full=problem.fill == "full")
     return *launches, *select_launches(mirror, replace(target, flagged=False))
+
+
+def _mirrors_after_recompute(problem: Problem) -> bool:
+    """Return True if C is mirrored after the recomputation.
+
+    After the recomputation of a complex C, the triangles differ by rounding, and the diagonal has small imaginary parts.
+    """
+    return problem.writes_triangle and problem.element_type.is_complex
+
+
+def _is_checked_mirror(op: RecordedOp, steps: Sequence[LaunchStep], unflagged: bool) -> bool:
+    """Return True if the last step mirrors the complete C in place, and earlier kernels have checked C's numbers."""
+    mirror = op.mirror if isinstance(op, MirroredGemm) else op
+    if not (isinstance(mirror, MirrorOp) and _mirrors_result(op) and mirror.is_in_place):
+        return False
+    if mirror is op:
+        return not unflagged
+    return len(steps) > 1 and not unflagged and not _writes_without_flag(op, steps[:-1])
 
 
 def _mirrors_result(op: RecordedOp) -> bool:
