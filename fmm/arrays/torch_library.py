@@ -302,7 +302,7 @@ class TorchLibrary(_TorchLibraryBase):
         common = TYPE_NAMES.get(a.dtype, str(a.dtype)) if a.dtype == b.dtype else None
         single = a.dtype is torch.float32 or a.dtype is torch.complex64
         precision = float32_precision() if single else "ieee"
-        is_gram = _same_memory_transposed(a, b)
+        is_gram = same_memory_transposed(a, b)
         if precision == "tf32" and a.dtype is torch.float32:
             return ProductSetting(device, common, "tf32", _missing_cupy_reason(), b_is_transposed_a=is_gram)
         if precision not in ("ieee", "none"):
@@ -383,7 +383,7 @@ class TorchHostLibrary(_TorchLibraryBase):
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         operands = a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype
         target = () if out is None else (out.shape, out.stride(), out.dtype)
-        return blas_threads(), _same_memory_transposed(a, b), *operands, *target
+        return blas_threads(), same_memory_transposed(a, b), *operands, *target
 
     def product_setting(self, a: Any, b: Any, out: Any) -> ProductSetting:
         number = blas_threads()
@@ -396,7 +396,7 @@ class TorchHostLibrary(_TorchLibraryBase):
         if a.dtype not in HOST_TYPES or min(a.dim(), b.dim()) < 2:
             operands = "vectors" if a.dtype in HOST_TYPES else f"{', '.join(types)} on the host"
             return ProductSetting(number, refusal=f"products of {operands} have no plan")
-        is_gram = _same_memory_transposed(a, b)
+        is_gram = same_memory_transposed(a, b)
         advantage = "b is a transposed in place, and torch's own product may use that" if is_gram else ""
         return ProductSetting(number, TYPE_NAMES[a.dtype], vendor_advantage=advantage, b_is_transposed_a=is_gram)
 
@@ -441,7 +441,7 @@ def _same_address(a: Any, b: Any) -> bool:
         return False
 
 
-def _same_memory_transposed(a: Any, b: Any) -> bool:
+def same_memory_transposed(a: Any, b: Any) -> bool:
     """Return True if b is a's transpose in the same memory."""
     if a.dim() < 2 or a.dim() != b.dim() or not _same_address(a, b):
         return False

@@ -72,13 +72,13 @@ def run_gram(
 
     `on_decline` is called if the library must compute this call and all calls with equal shapes and parameters.
     """
-    c = _run_conjugating_plan(library, a, out, params, constraints) if b is None else None
+    c = run_conjugating_plan(library, a, out, params, constraints) if b is None else None
     if c is None:
         c = _compute_gram(library, _arrange_operands(library, a, b, out, params), constraints, on_decline)
     return out if out is not None else library.transposed_view(c) if params.fill == "upper" else c
 
 
-def _run_conjugating_plan(library: Library, a: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Any:
+def run_conjugating_plan(library: Library, a: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Any:
     """Return the product of a complex device array and its adjoint, by a plan that conjugates the array as it reads it.
 
     Return None if the plan cannot conjugate: then the adjoint must be copied. No other plan may replace the conjugating
@@ -114,7 +114,7 @@ def _select_conjugating_call(
     return (call, operands) if call.plan == plan and chosen is operands else None
 
 
-def _explain_conjugating_plan(
+def explain_conjugating_plan(
     library: Library, a: Any, out: Any, params: GramParams, constraints: PlanConstraints
 ) -> Decision | None:
     """Return the decision for a plan that conjugates A as it reads A; None if no such plan runs."""
@@ -158,7 +158,7 @@ def explain_gram(
     library: Library, a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints
 ) -> Decision:
     """Return the decision that `run_gram` makes; nothing is computed."""
-    conjugating = _explain_conjugating_plan(library, a, out, params, constraints) if b is None else None
+    conjugating = explain_conjugating_plan(library, a, out, params, constraints) if b is None else None
     if conjugating is not None:
         return conjugating
     operands = _arrange_operands(library, a, b, out, params)

@@ -173,7 +173,8 @@ def _recompute_steps(
 def _mirrors_after_recompute(problem: Problem) -> bool:
     """Return True if C is mirrored after the recomputation.
 
-    After the recomputation of a complex C, the triangles differ by rounding, and the diagonal has small imaginary parts.
+    After the recomputation of a complex C, the triangles differ by rounding, and the diagonal has small imaginary
+    parts.
     """
     return problem.writes_triangle and problem.element_type.is_complex
 

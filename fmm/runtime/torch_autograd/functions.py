@@ -25,16 +25,16 @@ from fmm.arrays.torch_calls import (
     resolve_marks,
     tracing_state,
 )
-from fmm.arrays.torch_library import TORCH, torch_gemm, torch_library_of
+from fmm.arrays.torch_library import TORCH, same_memory_transposed, torch_gemm, torch_library_of
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime import gram as array_gram
 from fmm.runtime import matmul as array_matmul
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import OnDecline, ignore_decline
-from fmm.runtime.decisions.limits import PlanConstraints
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.gemm import BlasGemmParams, explain_gemm, run_gemm
-from fmm.runtime.gram import GramParams, Triangle, run_gram
+from fmm.runtime.gram import GramParams, Triangle, explain_conjugating_plan, run_conjugating_plan, run_gram
 from fmm.runtime.prepare import prepare_call
 
 # ---- matmul
@@ -48,6 +48,8 @@ def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
             TORCH.vendor_product(a, b, out if must_fail else None)  # raises torch's own error if torch rejects the call
             _decide_fallback(explain_torch_fallback(a, b, out), constraints)  # raises PlanError
         return TORCH.vendor_product(a, b, out)
+    if (c := _hermitian_product(a, b, out, constraints)) is not None:
+        return c
     a, b = resolve_marks(a, b)
     library = torch_library_of(a)
     if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
@@ -58,10 +60,36 @@ def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
     return Product.apply(a, b, constraints)
 
 
+def _hermitian_product(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
+    """Return the product of a complex matrix and its adjoint, a view with a conjugate mark, by a plan of one triangle.
+
+    Return None for other products, and if the chosen plan must copy the adjoint.
+    """
+    if (found := _matrix_of_adjoint(a, b)) is None or out is not None or constraints is not NO_CONSTRAINTS:
+        return None
+    x, rows = found
+    if torch.is_grad_enabled() and x.requires_grad:
+        return None
+    return run_conjugating_plan(torch_library_of(x), x, None, GramParams(rows), constraints)
+
+
+def _matrix_of_adjoint(a: Any, b: Any) -> tuple[Any, bool] | None:
+    """Return x and True for the operands x and x.mH, x and False for x.mH and x; None for other operands."""
+    if not a.is_cuda or a.dim() != 2 or a.is_conj() == b.is_conj() or a.is_neg() or b.is_neg():
+        return None
+    x, adjoint = (a, b) if b.is_conj() else (b, a)
+    return (x, b.is_conj()) if same_memory_transposed(x, adjoint.conj()) else None
+
+
 def explain_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
     """Return the decision that `matmul_tensors` makes; nothing is computed."""
     if not is_plain_call(a, b, out):
         return _decide_fallback(explain_torch_fallback(a, b, out), constraints)
+    if (found := _matrix_of_adjoint(a, b)) is not None and out is None and constraints is NO_CONSTRAINTS:
+        x, rows = found
+        decision = explain_conjugating_plan(torch_library_of(x), x, None, GramParams(rows), constraints)
+        if decision is not None:
+            return decision
     a, b = resolve_marks(a, b)
     return array_matmul.explain_matmul(torch_library_of(a), a, b, out, constraints)
 
