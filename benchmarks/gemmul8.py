@@ -1,8 +1,8 @@
-"""GEMMul8 (RIKEN: float32 and float64 products by int8 residues) as a peer, built from its public source.
+"""GEMMul8 (RIKEN: real and complex products by int8 residues) as a peer, built from its public source.
 
 `FMM_GEMMUL8` names a checkout: the folder that holds `GEMMul8/src/gemmul8.cu`. This repository contains none of its
-code. The library is built into `build/` of the checkout: real products, with the numbers of moduli in MODULI alone,
-because all of them take the compiler minutes.
+code. The library is built into `build/` of the checkout, with the numbers of moduli in MODULI alone, because all of
+them take the compiler minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 
 import cupy
 
-MODULI = {"float32": 8, "float64": 14}  # numbers of moduli, as in GEMMul8's own comparison with the vendor
+# Numbers of moduli, as in GEMMul8's own comparison with the vendor.
+MODULI = {"float32": 8, "float64": 14, "complex64": 8, "complex128": 14}
 CHECKOUT_VARIABLE = "FMM_GEMMUL8"
 COMPILER_OPTIONS = ("-std=c++20", "-O3", "-diag-suppress", "177", "-gencode", "arch=compute_90,code=sm_90")
 SHARED_OPTIONS = ("-shared", "-Xcompiler", "-fPIC")
@@ -36,11 +37,18 @@ HEADERS = [
     "matmult",
     "scaling",
     "scaling_fast_real",
+    "scaling_fast_complex",
     "scaling_accu_real",
+    "scaling_accu_complex",
     "conv_hi2mid_real",
+    "conv_hi2mid_complex",
     "inverse_scaling_real",
+    "inverse_scaling_complex",
     "gemmul8_real",
+    "gemmul8_complex",
 ]
+# The headers with a case for each number of moduli. (The cases of conv_hi2mid_*.hpp are indices of moduli.)
+HEADERS_WITH_CASES = [name for name in HEADERS if name.startswith(("scaling_", "inverse_"))]
 STANDARD_HEADERS = [
     "cuda_runtime.h",
     "cublas_v2.h",
@@ -61,26 +69,28 @@ STANDARD_HEADERS = [
     "vector",
 ]
 EXPORTED_SOURCE = """
-template <class T>
-static void product(void* handle, size_t m, size_t n, size_t k, const void* a, size_t lda, const void* b, size_t ldb,
-                    void* c, size_t ldc, unsigned moduli, int fast, void* work, void* stream) {
-    const T one = 1, zero = 0;
-    real::gemm<T, gemmul8::Backend::INT8>(
-        Handle_t(CublasTag{}, static_cast<cublasHandle_t>(handle)), CUBLAS_OP_N, CUBLAS_OP_N, m, n, k, &one,
-        static_cast<const T*>(a), lda, static_cast<const T*>(b), ldb, &zero, static_cast<T*>(c), ldc, moduli, fast != 0,
-        work, nullptr, nullptr, false, false, false, false, static_cast<cudaStream_t>(stream));
-}
-extern "C" {
-size_t gemmul8_room(size_t m, size_t n, size_t k, unsigned moduli) {
-    return real::workSize<gemmul8::Backend::INT8>(m, n, k, moduli, false, false, nullptr, nullptr);
-}
-#define PRODUCT(NAME, T)                                                                                        \\
-    void NAME(void* h, size_t m, size_t n, size_t k, const void* a, size_t lda, const void* b, size_t ldb,      \\
+#define PRODUCT(NAME, KIND, T)                                                                                  \\
+    size_t NAME##_workspace(size_t m, size_t n, size_t k, unsigned moduli) {                                    \\
+        return KIND::workSize<gemmul8::Backend::INT8>(m, n, k, moduli, false, false, nullptr, nullptr);         \\
+    }                                                                                                           \\
+    void NAME(void* handle, size_t m, size_t n, size_t k, const void* a, size_t lda, const void* b, size_t ldb, \\
               void* c, size_t ldc, unsigned moduli, int fast, void* work, void* stream) {                       \\
-        product<T>(h, m, n, k, a, lda, b, ldb, c, ldc, moduli, fast, work, stream);                             \\
+        T one{}, zero{};                                                                                        \\
+        reinterpret_cast<RealOf<T>&>(one) = 1;                                                                  \\
+        KIND::gemm<T, gemmul8::Backend::INT8>(                                                                  \\
+            Handle_t(CublasTag{}, static_cast<cublasHandle_t>(handle)), CUBLAS_OP_N, CUBLAS_OP_N, m, n, k,      \\
+            &one, static_cast<const T*>(a), lda, static_cast<const T*>(b), ldb, &zero, static_cast<T*>(c), ldc, \\
+            moduli, fast != 0, work, nullptr, nullptr, false, false, false, false,                              \\
+            static_cast<cudaStream_t>(stream));                                                                 \\
     }
-PRODUCT(gemmul8_float32, float)
-PRODUCT(gemmul8_float64, double)
+template <class T>
+using RealOf = std::conditional_t<
+    std::is_same_v<T, float> || std::is_same_v<T, cuFloatComplex>, float, double>;
+extern "C" {
+PRODUCT(gemmul8_float32, real, float)
+PRODUCT(gemmul8_float64, real, double)
+PRODUCT(gemmul8_complex64, complex, cuFloatComplex)
+PRODUCT(gemmul8_complex128, complex, cuDoubleComplex)
 }
 """
 
@@ -100,7 +110,7 @@ def build_library(source: Path) -> Path:
         return library
     shutil.copytree(source / "src", folder / "src", dirs_exist_ok=True)
     shutil.copytree(source / "include", folder / "include", dirs_exist_ok=True)
-    for name in ("scaling_fast_real", "scaling_accu_real", "inverse_scaling_real"):
+    for name in HEADERS_WITH_CASES:
         path = folder / "src" / f"{name}.hpp"
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         path.write_text("".join(line for line in lines if _has_needed_moduli(line)), encoding="utf-8")
@@ -132,12 +142,12 @@ def _loaded_library() -> Any:
     if source is None:
         raise FileNotFoundError(f"{CHECKOUT_VARIABLE} names no checkout of GEMMul8")
     library = ctypes.CDLL(str(build_library(source)))
-    library.gemmul8_room.restype = ctypes.c_size_t
-    library.gemmul8_room.argtypes = [ctypes.c_size_t] * 3 + [ctypes.c_uint]
     p, size = ctypes.c_void_p, ctypes.c_size_t
     for name in MODULI:
         types = [p, size, size, size, p, size, p, size, p, size, ctypes.c_uint, ctypes.c_int, p, p]
         getattr(library, f"gemmul8_{name}").argtypes = types
+        workspace = getattr(library, f"gemmul8_{name}_workspace")
+        workspace.restype, workspace.argtypes = ctypes.c_size_t, [size] * 3 + [ctypes.c_uint]
     return library
 
 
@@ -152,7 +162,8 @@ class Gemmul8Product:
 
     def __post_init__(self) -> None:
         (m, k), (_, n), moduli = self.a.shape, self.b.shape, MODULI[str(self.a.dtype)]
-        object.__setattr__(self, "work", cupy.empty(_loaded_library().gemmul8_room(n, m, k, moduli), cupy.uint8))
+        workspace_bytes = getattr(_loaded_library(), f"gemmul8_{self.a.dtype}_workspace")(n, m, k, moduli)
+        object.__setattr__(self, "work", cupy.empty(workspace_bytes, cupy.uint8))
         stream = cupy.cuda.get_current_stream().ptr
         handle = cupy.cuda.device.get_cublas_handle()
         operands = self.b.data.ptr, n, self.a.data.ptr, k, self.c.data.ptr, n

@@ -6,8 +6,8 @@ complex128: products by residues.
 
 On squares and on few rows there are peers. All types have fmm with the smallest error growth (`fmm, accurate`), and the
 best of cuBLASLt's first candidates. float64 and complex128 have cuBLAS's own emulation. float32 has fmm with a prepared
-operand and with componentwise bounds, TF32, and three products in TF32. float32 and float64 have GEMMul8 in its two
-modes (benchmarks/gemmul8.py names the variable for its checkout). With --plans, these plans and GEMMul8 are the only
+operand and with componentwise bounds, TF32, and three products in TF32. All types have GEMMul8 in its two modes
+(benchmarks/gemmul8.py names the variable for its checkout). With --plans, these plans and GEMMul8 are the only
 peers. Errors are on normal numbers and on numbers uniform in [0, 1], as multiples of cuBLAS's. Samples, in seconds, go
 to results/<device>/emulation.json, or to the file that --file names.
 """
@@ -110,13 +110,16 @@ CASES = (
     Case((4096, 14336, 4096), 3.3, quick=True),
     *(Case(size, 3.3) for size in ((16384, 1024, 16384), (100000, 2048, 2048), (2048, 50000, 2048))),
     *(Case((m, 8192, 8192), 1.0, peers=True) for m in (512, 128)),
-    square_case(8192, 4.5, peers=False, dtype="complex64"),
+    square_case(8192, 4.5, dtype="complex64"),
     *(square_case(n, target, half=True) for n, target in ((16384, 3.8), (8192, 1.0), (4096, 1.0))),
     Case((8191, 5000, 8191), 1.0, half=True),
     square_case(65536, 4.9, peers=False),
     *(Case(size, 1.0) for size in ((16, 16384, 16384), (32, 8192, 32768), (63, 16384, 16384))),
     *(square_case(n, 1.3, dtype="float64") for n in (4096, 8192, 16384, 24576)),
-    *(square_case(n, 1.3, dtype="complex128") for n in (4096, 8192, 16384)),
+    *(square_case(n, 1.1, dtype="float64") for n in (1024, 2048)),
+    *(square_case(n, 1.0, dtype="complex64") for n in (1024, 2048, 4096)),
+    *(square_case(n, target, dtype="complex128") for n, target in ((1024, 1.0), (2048, 1.4), (4096, 2.2), (8192, 3.0))),
+    *(square_case(n, 3.3, dtype="complex128") for n in (12288, 16384)),
 )
 USUAL_TYPES = ("float32", "complex64")  # the types that are measured without --dtype
 
