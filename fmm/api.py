@@ -478,8 +478,8 @@ def prepare(x: Any = REQUIRED_ARGUMENT, /, *, side: Side = "right", **unknown: A
     -------
     PreparedOperand
         A read-only copy; `nbytes` is its size. On a Hopper GPU the prepared operand also holds a converted matrix: two
-        float16 planes of a float32 matrix, or the residues of a float64 matrix. Products with the prepared operand skip
-        this conversion.
+        float16 planes of a float32 matrix, or the residues of a float64 or complex128 matrix. Products with the
+        prepared operand skip this conversion.
 
     Raises
     ------

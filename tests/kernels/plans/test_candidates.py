@@ -80,11 +80,11 @@ OWN = [
     "tile",
     *ACCURATE,
 ]
-TWO = ["residues2m(15) > bytes", "residues2m(15) > strassen > bytes"]
-TWO_UNPROBED = [  # no probe measures them
-    f"residues2m({count}){below} > bytes" for count in (17,) for below in ("", " > strassen")
-]
-WITH_RESIDUES = [*RESIDUES, *ACCURATE, *TWO, *TWO_UNPROBED]
+TWO, TWO_UNPROBED = (  # no probe measures the second list
+    [f"residues2m({count}){below} > bytes" for count in counts for below in ("", " > strassen")]
+    for counts in ((15, 7), (17, 8))
+)
+WITH_RESIDUES = [*RESIDUES, *ACCURATE, *TWO[:2], *TWO_UNPROBED[:2], *TWO[2:], *TWO_UNPROBED[2:]]
 REAL = (*GPU, *OWN)
 # Strategies that a search names.
 SHAPES = ("small", "medium", "large", "tall", "wide", "huge", "square", "half", "third", "broad")
