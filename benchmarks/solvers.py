@@ -30,9 +30,12 @@ from benchmarks.harness import (
     free_gpu_memory,
     has_failures,
     machine_of,
+    paired_speedup,
     recorded_failure,
+    rounded_samples,
     rounds_within,
     run_cases,
+    samples_with_first_call,
 )
 
 SIDES, QUICK_SIDES = (2048, 4096, 8192, 16384, 32768), (4096,)
@@ -43,7 +46,7 @@ LARGEST_SIDES = {"qr": 4096, "solve_triangular": 32768, "cholesky": 32768}  # of
 LARGEST_SIDE = 16384
 RIGHT_SIDES = 64  # columns of b in the linear systems
 ASPECT = 16  # rows over columns of the matrices of QR factors
-MOST_ROUNDS, LEAST_ROUNDS, CASE_SECONDS, SAMPLE_SECONDS = 7, 3, 0.6, 0.02
+MOST_ROUNDS, LEAST_ROUNDS, CASE_SECONDS, SAMPLE_SECONDS, LONG_SECONDS = 7, 3, 0.6, 0.02, 0.02
 RANDOM_SIDES = (1024, 10000)  # smallest and largest
 FEWEST_COLUMNS = 16  # of random right sides
 GOAL_SPEEDUP = 0.98
@@ -154,8 +157,10 @@ def measure_case(case: Case, clock: Clock) -> Row:
     theirs, own, error = System(case).calls()
     errors = {"torch": error(theirs()), "fmm": error(own())}
     rounds = rounds_within(CASE_SECONDS, 2 * clock(theirs, 1), LEAST_ROUNDS, MOST_ROUNDS)
-    compared = compared_with_torch(theirs, own, rounds, SAMPLE_SECONDS, clock, warm=1)
-    return {**asdict(case), "errors": errors, **compared}
+    calls = {"torch": theirs, "fmm": own}
+    samples = rounded_samples(samples_with_first_call(calls, rounds, SAMPLE_SECONDS, LONG_SECONDS, clock))
+    speedup = round(paired_speedup(samples["torch"], samples["fmm"]), 4)
+    return {**asdict(case), "errors": errors, "speedup": speedup, "samples": samples}
 
 
 def measure_random_case(case: Case, clock: Clock) -> Row:
