@@ -37,7 +37,7 @@ from fmm.kernels.plans.plan import VENDOR
 BUDGET_MICROSECONDS = 2.0  # microseconds of extra time
 MICROSECOND_DIGITS = 3  # decimals of a microsecond in the results
 MAX_CALLS, SAMPLE_SECONDS = 300, 3e-3  # most calls of a sample, and its seconds
-SIDES, QUICK_SIDES = (8, 64, 200), (64,)
+SIDES, QUICK_SIDES = (8, 64, 200, 1000), (64,)
 STACK_SIZE = 4  # products of a stack
 ROUNDS, QUICK_ROUNDS = 31, 7
 TYPES = {
@@ -112,8 +112,9 @@ def gemm_pair(case: Case) -> ComparedCalls:
     """Return A B + C; the baseline is torch.addmm, or the library's product and sum."""
     a = case_matrices(case, case.side, case.side)
     xp = library_module(case)
-    vendor = partial(xp.addmm, a, a, a) if hasattr(xp, "addmm") else lambda: xp.matmul(a, a) + a
-    return ComparedCalls(vendor, partial(fmm.gemm, a, a, a, beta=1), partial(fmm.explain_gemm, a, a, a, beta=1))
+    vendor: Call = (lambda: xp.addmm(a, a, a)) if hasattr(xp, "addmm") else lambda: xp.matmul(a, a) + a
+    # no `partial`: it would copy the keyword arguments at each call, and the vendor's call has none
+    return ComparedCalls(vendor, lambda: fmm.gemm(a, a, a, beta=1), partial(fmm.explain_gemm, a, a, a, beta=1))
 
 
 def gram_pair(case: Case) -> ComparedCalls:
@@ -222,6 +223,7 @@ def text_line(row: Row) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return 1 if a case failed."""
     parser = benchmark_parser("declines", __doc__, time_limit=1e9, device="cpu", quick="one size and few rounds")
+    parser.add_argument("--functions", nargs="+", choices=CALLS_OF_FUNCTION, help="these alone, without the libraries'")
     parser.add_argument(
         "--libraries", nargs="+", choices=HOOKED_FUNCTIONS, help="these alone (default: all of the device)"
     )
@@ -237,4 +239,6 @@ def main(arguments: Sequence[str]) -> int:
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
     measure = recorded_failure(lambda case: measure_case(case, rounds, synchronized_seconds(wait)), asdict)
     cases = all_cases(libraries, QUICK_SIDES if options.quick else SIDES)
+    if options.functions:
+        cases = [case for case in cases if case.function in options.functions]
     return has_failures(run_cases(options, machine, "declines.json", cases, measure, text_line))

@@ -388,32 +388,26 @@ def gemm(
     array([[ 1., -1.],
            [-1.,  1.]])
     """
-    if (
-        type(a) is ndarray is type(b)
-        and c is None
-        and alpha is DEFAULT_ALPHA
-        and beta is DEFAULT_BETA
-        and transpose_a is transpose_b is False
-        and plan is None
-        and max_error_growth is None
-        and workspace is None
-        and not unknown
-        and a.ndim == 2 == b.ndim
-        and a.shape[1] == len(b)
-        and (dtype := a.dtype) is b.dtype
-        and dtype in BLAS_DTYPES
-        and (out is None or (type(out) is ndarray and out.dtype is dtype and out.shape == (len(a), b.shape[1])))
-        and (a.size < early_declines.MIN_PLAN_ENTRIES or is_small_on_host(a, b))
-    ):
-        return numpy_matmul(a, b, out)
-    key = None
+    key, kind = None, type(a)
     if plan is None and max_error_growth is None and workspace is None and not unknown:
-        library = NUMPY if type(a) is ndarray else PLAIN_TYPES.get(type(a))
-        is_plain = alpha is DEFAULT_ALPHA and transpose_a is transpose_b is False and out is None
-        if is_plain and library is not NUMPY and library is not None:
-            small = run_small_gemm(library, a, b, c, beta)
-            if small is not None:
-                return small
+        library = NUMPY if kind is ndarray else PLAIN_TYPES.get(kind)
+        if alpha is not DEFAULT_ALPHA or transpose_a is not False or transpose_b is not False:
+            pass
+        elif kind is not ndarray:
+            if library is not None and out is None and (c_new := run_small_gemm(library, a, b, c, beta)) is not None:
+                return c_new
+        elif (
+            type(b) is ndarray
+            and c is None
+            and beta is DEFAULT_BETA
+            and a.ndim == 2 == b.ndim
+            and a.shape[1] == len(b)
+            and (dtype := a.dtype) is b.dtype
+            and dtype in BLAS_DTYPES
+            and (out is None or (type(out) is ndarray and out.dtype is dtype and out.shape == (len(a), b.shape[1])))
+            and (a.size < early_declines.MIN_PLAN_ENTRIES or is_small_on_host(a, b))
+        ):
+            return numpy_matmul(a, b, out)
         key = call_key(library, (a, b, c, out), alpha, beta, "gemm", transpose_a, transpose_b)
         if key is not None and (declined := run_declined_gemm(key, a, b, c, out)) is not None:
             return declined

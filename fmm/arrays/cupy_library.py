@@ -68,9 +68,11 @@ _GEMM_TYPES = {np.dtype(name): _gemm_type(DTYPES[name]) for name in STORED_TYPES
 
 def cublas_product(a: Any, b: Any) -> Any:
     """Return the product of two CuPy matrices by one call of cuBLAS; None if only cupy.matmul can compute it."""
+    if a.ndim != 2 or b.ndim != 2 or get_compute_type is None:
+        return None
     dtype = a.dtype
     gemm_type = _GEMM_TYPES.get(dtype)
-    if gemm_type is None or get_compute_type is None or b.dtype != dtype or a.ndim != 2 or b.ndim != 2:
+    if gemm_type is None or b.dtype != dtype:
         return None
     compute = gemm_type.compute_types.get(get_compute_type(dtype))
     (m, k), (inner, n) = a.shape, b.shape

@@ -68,7 +68,9 @@ def is_observed() -> bool:
 
 def is_tracing() -> bool:
     """Return `is_observed()`, but False under torch.jit.trace. For code that reads only a tensor's size in bytes."""
-    return is_compiled() or (bool(is_function_mode_enabled()) and _has_recording_mode())
+    if is_compiled():
+        return True
+    return _has_recording_mode() if is_function_mode_enabled() else False  # `bool()` would take as long as the queries
 
 
 def is_recording() -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial
-from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -142,13 +141,12 @@ class _TorchLibraryBase:
 
     name, vendor_name = "torch", "torch.matmul"
     is_differentiable, gemm_name = True, "torch.addmm"
-    product_additions: Mapping[int, Callable[[Any, Any, Any], Any]] = MappingProxyType(
-        {2: torch.addmm, 3: torch.baddbmm}
-    )
+    product_additions: Mapping[int, Callable[[Any, Any, Any], Any]]
     cached_calls: dict[Hashable, Any]
 
     def __init__(self, calls: dict[Hashable, Any] | None = None) -> None:
         self.cached_calls = {} if calls is None else calls
+        self.product_additions = {2: torch.addmm, 3: torch.baddbmm}
         self.fast_vendor_product, self.is_observed, self.is_tracing = TORCH_MATMUL, is_observed, is_tracing
         self.fast_stack_product = TORCH_BMM
 

@@ -27,7 +27,9 @@ from fmm.runtime.decisions.early_declines import (
     are_small_matrices,
     find_declined_call,
     ignore_decline,
+    is_declined_on_device,
     is_small_on_host,
+    remember_decline,
 )
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.matmul import describe_kernels, run_with_fallback
@@ -36,6 +38,11 @@ from fmm.runtime.prepare import PreparedCall, can_write_into_out, prepare_call, 
 
 # The valid values of transpose_a and transpose_b, with BLAS's letter for each; False equals 0, and True equals 1.
 TRANSPOSE_MODES: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
+
+
+# `run_small_gemm` compares beta with these objects by identity: Python has one object for each small int.
+ZERO: Any = 0
+ONE: Any = 1
 
 
 class BlasGemmParams(NamedTuple):
@@ -96,34 +103,36 @@ def run_gemm(
 
 
 def run_small_gemm(library: Library, a: Any, b: Any, c: Any, beta: Any) -> Any:
-    """Return A B, or A B + C if beta is 1, of small matrices or stacks of CuPy or torch by the library's own function.
+    """Return A B, or A B + C if beta is 1, of matrices or stacks of CuPy or torch by the library's own function.
+
+    Return None for calls that may have a plan, for other operands, and for calls that the library rejects.
 
     This function makes few checks, since a small product takes less time than the checks of a large product. A read of
-    an attribute of a torch tensor takes 0.05 to 0.1 microseconds. Return None for calls with other operands, and for
-    calls that the library rejects.
+    an attribute of a torch tensor takes 0.05 to 0.1 microseconds.
     """
-    if type(beta) not in (int, float) or (c is None if beta == 1 else beta != 0):
-        return None
     kind = type(a)
+    if beta is not ONE and beta is not ZERO and (type(beta) is not float or beta not in (0, 1)):
+        return None
     if type(b) is not kind and PLAIN_TYPES.get(type(b)) is not library:
         return None
-    if c is not None and type(c) is not kind and PLAIN_TYPES.get(type(c)) is not library:
+    if beta if c is None else type(c) is not kind and PLAIN_TYPES.get(type(c)) is not library:
         return None
     if (is_tracing := library.is_tracing) is not None and is_tracing():
         return None
     try:
-        if a.nbytes * b.nbytes >= SMALL_BYTES_PRODUCT or (axes := a.ndim) < 2 or b.ndim != axes:
+        nbytes_product = a.nbytes * b.nbytes
+        if nbytes_product >= SMALL_BYTES_PRODUCT and not is_declined_on_device(library, a, b, nbytes_product, beta):
             return None
-        if not library.is_differentiable and a.dtype != b.dtype:  # torch rejects operands of two types
+        if library.is_differentiable and beta:  # torch rejects operands of two types, and two numbers of axes
+            return library.product_additions[a.ndim](c, a, b) if c.dtype is a.dtype else None
+        if (axes := a.ndim) < 2 or b.ndim != axes:
             return None
-        if not beta:
+        if library.is_differentiable:
             return library.fast_vendor_product(a, b)
-        if c.dtype != a.dtype:
+        if a.dtype != b.dtype or (beta and c.dtype != a.dtype):
             return None
-        if (add_product := library.product_additions.get(axes)) is not None:
-            return add_product(c, a, b)
-        return None if library.is_differentiable else library.fast_vendor_gemm(a, b, c, 1, 1, None)
-    except (RuntimeError, TypeError, ValueError):  # after None, run_gemm raises the error or computes the product
+        return library.fast_vendor_gemm(a, b, c, 1, 1, None) if beta else library.fast_vendor_product(a, b)
+    except (KeyError, RuntimeError, TypeError, ValueError):  # run_gemm raises the error, or computes the product
         return None
 
 
@@ -305,7 +314,7 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
     if call.plan is None or (call.plan == VENDOR and library.gemm_name):
         # if vendor_advantage is set, the decision holds for these arrays only, and must not be cached for their shapes
         if not call.setting.vendor_advantage:
-            operands.on_decline(library)
+            _remember_declined_gemm(library, operands, constraints.params, call.decision)
         return _run_library_gemm(library, operands, constraints)
     target = operands.target
     if target is not None and not can_write_into_out(library, call, operands.a, operands.b, target):
@@ -316,6 +325,15 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
         return _run_conjugating_plan(library, call, operands, constraints)
     c = run_with_fallback(library, call, operands.a, operands.b, target, constraints, operands.addend)
     return _run_library_gemm(library, operands, constraints) if c is None else c
+
+
+def _remember_declined_gemm(library: Library, operands: GemmOperands, params: GemmParams, decision: Decision) -> None:
+    """Cache the decline of a call without constraints; `run_small_gemm` finds declines of A B and A B + C."""
+    if operands.on_decline is ignore_decline:
+        return
+    operands.on_decline(library)
+    if params.alpha == 1 and params.beta in (0, 1) and library.processor == "cuda":
+        remember_decline(library, operands.a, operands.b, decision, int(params.beta))
 
 
 def _is_empty_product(operands: GemmOperands, alpha: Coefficient) -> bool:

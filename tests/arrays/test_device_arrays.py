@@ -670,6 +670,16 @@ def test_what_is_no_pair_of_matrices_is_not_remembered(other: Any) -> None:
     assert not library.cached_calls
 
 
+def test_a_decline_holds_for_its_sizes_and_its_beta() -> None:
+    library: Any = HostArrays()
+    stack, decision = draw((3, 8, 8)), fmm.Decision(VENDOR, None, "for the test")
+    remember_decline(library, stack, stack, decision)
+    assert was_declined(library, stack, stack)
+    assert not was_declined(library, stack, stack[:1]) and not was_declined(library, stack, stack, beta=1)
+    remember_decline(library, stack[0], stack[0], decision, beta=1)
+    assert was_declined(library, stack[1], stack[2].T, beta=1) and not was_declined(library, stack[0], stack[0])
+
+
 def test_out_that_overlaps_is_filled_by_a_copy(runs: list[Any]) -> None:
     library, a = HostArrays(), draw((64, 64))
     expected = a @ a

@@ -43,6 +43,7 @@ def measured_calls() -> dict[str, Any]:
         ("a product that is the library's by its sides", 6),
         ("a product by a plan", 20),
         ("a declined gemm", 4),
+        ("a large declined gemm", 9),
         ("a declined gemm of a transpose", 10),
     ],
 )

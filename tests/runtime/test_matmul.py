@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fmm
@@ -116,7 +116,7 @@ def same(ours: Any, theirs: Any, call: Call) -> None:
         assert layout(ours) == layout(theirs)
     if isinstance(theirs, np.ma.MaskedArray):
         np.testing.assert_array_equal(np.ma.getmaskarray(ours), np.ma.getmaskarray(theirs))
-    if theirs.dtype.kind in "fc" or (theirs.dtype == object and call[0][0].dtype != object):
+    if theirs.dtype.kind in "fc" or (theirs.dtype == object and np.asarray(call[0][0]).dtype != object):
         np.testing.assert_allclose(plain(ours), plain(theirs), rtol=0, atol=tolerance(theirs, call))
     else:
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
@@ -139,7 +139,7 @@ def tolerance(result: Any, call: Call) -> float:
         return 0.0
     used = [t for t in (result.dtype, call[1].get("dtype"), np.result_type(a, b, np.float16)) if t is not None]
     eps = max(float(np.finfo(t).eps) for t in used if np.dtype(t).kind in "fc")
-    return (int(a.shape[-1]) + 16) * 4 * eps * float(np.abs(a).max()) * float(np.abs(b).max())
+    return (int(a.shape[-1] if a.ndim else 1) + 16) * 4 * eps * float(np.abs(a).max()) * float(np.abs(b).max())
 
 
 def draw(shape: tuple[int, ...], dtype: str = "f8", seed: int = 1) -> Any:
@@ -1150,6 +1150,35 @@ def test_everything_at_random(
         np.testing.assert_array_equal(memory, kept)
     ours, theirs = memories[0], memories[1]  # what agree() built first is fmm's
     np.testing.assert_array_equal(ours == 7, theirs == 7)
+
+
+AWKWARD: dict[str, Callable[[], Any]] = {
+    **{kind: FOREIGN[kind] for kind in ("matrix", "masked", "tagged", "counting", "objects", "truths", "half", "list")},
+    "no axis": lambda: np.array(2.0),
+    "no rows": lambda: draw((0, 8)),
+    "no columns": lambda: draw((8, 0)),
+    "backwards": lambda: draw((8, 8))[::-1, ::-1],
+    "one row for all": lambda: np.broadcast_to(draw((8,)), (8, 8)),
+    "every third": lambda: draw((24, 24))[::3, ::-3],
+    "a stack": lambda: draw((3, 8, 8)),
+    "very tall": lambda: draw((5000, 8)),
+    "very wide": lambda: draw((8, 5000)),
+    "big-endian": lambda: draw((8, 8)).astype(">f8"),
+    "complex": lambda: draw((8, 8), "D"),
+}
+AWKWARD_OUTS: dict[str, Callable[[], Any]] = {
+    **_outs((8, 8)),
+    "none": lambda: None,
+    "broadcast": lambda: np.broadcast_to(np.zeros(8), (8, 8)),
+    "a stack": lambda: np.full((3, 8, 8), np.nan),
+}
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from([*AWKWARD]), st.sampled_from([*AWKWARD]), st.sampled_from(["none", *AWKWARD_OUTS]))
+@pytest.mark.usefixtures("eager")
+def test_awkward_operands_at_random(left: str, right: str, out: str) -> None:
+    agree(lambda: ((AWKWARD[left](), AWKWARD[right]()), {"out": AWKWARD_OUTS[out]()}))
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.sampled_from(PLANS))

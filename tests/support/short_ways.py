@@ -103,6 +103,8 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "a product that is the library's by its sides", lambda: fmm.matmul(middle, middle)
     yield "a product by a plan", lambda: fmm.matmul(tall, tall.T)
     yield "a declined gemm", lambda: fmm.gemm(small, small)
+    large = draw_array(1100, 1100, dtype="float64")
+    yield "a large declined gemm", lambda: fmm.gemm(large, large)
     yield "a declined gemm of a transpose", lambda: fmm.gemm(small, small, transpose_b="T")
 
 

@@ -46,8 +46,8 @@ def is_small_on_device(m: int, k: int, n: int, itemsize: int) -> bool:
     )
 
 
-def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int) -> bool:
-    """Return True if the vendor certainly multiplies these CuPy arrays or torch tensors.
+def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int, beta: float = 0) -> bool:
+    """Return True if the vendor certainly computes A B, or A B + beta C, of these CuPy arrays or torch tensors.
 
     `nbytes_product`: the size of A in bytes times the size of B in bytes. A read of an attribute of a torch tensor
     takes at least 0.1 microseconds, so the function reads few attributes.
@@ -67,7 +67,7 @@ def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int)
     is_small_16_bit = itemsize == 2 and work < SMALL_MULTIPLY_ADDS_16_BIT and (tensors or a.dtype.kind not in "iu")
     if is_small_16_bit and (work < SMALL_MULTIPLY_ADDS_UNALIGNED or not (k | b.shape[-1]) & 7):
         return True
-    expiry: float | None = library.cached_calls.get((nbytes_product, shape, b.ndim, library.type_key(a, b)))
+    expiry: float | None = library.cached_calls.get((shape, b.shape, library.type_key(a, b), beta))
     return expiry is not None and expiry > time.monotonic()
 
 
@@ -131,21 +131,18 @@ class DeclineMemory(NamedTuple):
 DECLINE_MEMORY: dict[Processor, DeclineMemory] = {"cpu": DeclineMemory(10.0, 1 << 31), "cuda": DeclineMemory(1.0, 0)}
 
 
-def decline_key(library: Library, a: Any, b: Any) -> Hashable:
-    """Return the cache key of a decline.
-
-    The key does not have the shape of B: the sides of B follow from the bytes of A times the bytes of B.
-    """
-    return a.nbytes * b.nbytes, a.shape, b.ndim, library.type_key(a, b)
+def decline_key(library: Library, a: Any, b: Any, beta: float = 0) -> Hashable:
+    """Return the cache key of a decline of A B + beta C: the sizes and types, without the layouts."""
+    return a.shape, b.shape, library.type_key(a, b), beta
 
 
-def was_declined(library: Library, a: Any, b: Any) -> bool:
+def was_declined(library: Library, a: Any, b: Any, beta: float = 0) -> bool:
     """Return True if the cache has a decline of a product with the same sizes."""
-    expiry: float = library.cached_calls.get(decline_key(library, a, b), 0.0)
+    expiry: float = library.cached_calls.get(decline_key(library, a, b, beta), 0.0)
     return expiry > time.monotonic()
 
 
-def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> None:
+def remember_decline(library: Library, a: Any, b: Any, decision: Decision, beta: float = 0) -> None:
     """Cache the decline of products of these sizes, with any layouts, for the seconds in DECLINE_MEMORY."""
     memory, problem = DECLINE_MEMORY[library.processor], decision.problem
     if problem is not None and ranking_problem(problem, library.processor == "cuda") != reduced_problem(problem):
@@ -160,7 +157,7 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> No
             is_remembered = decision.source != "rule"
         if not is_remembered or 2 * a.shape[0] * a.shape[1] * b.shape[1] < memory.flops:
             return
-    library.cached_calls[decline_key(library, a, b)] = time.monotonic() + memory.seconds
+    library.cached_calls[decline_key(library, a, b, beta)] = time.monotonic() + memory.seconds
 
 
 # ---- calls of gemm and gram with a cached decline
