@@ -333,7 +333,7 @@ def _remember_declined_gemm(library: Library, operands: GemmOperands, params: Ge
         return
     operands.on_decline(library)
     if params.alpha == 1 and params.beta in (0, 1) and library.processor == "cuda":
-        remember_decline(library, operands.a, operands.b, decision, int(params.beta))
+        remember_decline(library, operands.a, operands.b, decision, beta=1 if params.beta else 0)
 
 
 def _is_empty_product(operands: GemmOperands, alpha: Coefficient) -> bool:
