@@ -160,7 +160,7 @@ class CupyLibrary(NumpyLikeLibrary):
     def _is_gram_symmetric(self, a: Any) -> bool:
         """Return True if CuPy's kernel for a product with A's shape and layout computes it symmetric bit for bit.
 
-        The order in which a kernel adds up does not depend on the numbers, so the kernel multiplies other numbers.
+        A kernel's order of additions does not depend on the numbers, so the test multiplies other numbers.
         """
         is_transposed = not a.flags.c_contiguous
         shape = a.swapaxes(-1, -2).shape if is_transposed else a.shape

@@ -256,7 +256,7 @@ class Library(Protocol):
     def product_additions(self) -> Mapping[int, Callable[[Any, Any, Any], Any]]:
         """The library's functions of c, a and b that return C + A B in a new array, by the number of axes of A and B.
 
-        Without such a function, `fast_vendor_gemm` is the fastest.
+        For other numbers of axes, `fast_vendor_gemm` is used.
         """
         ...
 

@@ -139,7 +139,7 @@ def to_numpy(x: Any) -> Any:
 BLAS_DTYPES = tuple(np.dtype(name) for name in STORED_TYPES if not DTYPES[name].sums_wider)
 INTEGER_DTYPES = tuple(np.dtype(name) for name in INTEGERS)  # element types that NumPy multiplies by its own loops
 TYPE_NAMES = {dtype: dtype.name for dtype in (*BLAS_DTYPES, *INTEGER_DTYPES)}
-DTYPE_CHARS = frozenset(dtype.char for dtype in TYPE_NAMES)  # without `long long`, whose name is also that of `long`
+DTYPE_CHARS = frozenset(dtype.char for dtype in TYPE_NAMES)  # without `long long`, which has the same name as `long`
 VALID_CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 # options of numpy.matmul that plans support; with any other option NumPy multiplies
 OPTIONS_OF_PLANS = {"casting", "order", "dtype"}
@@ -151,10 +151,10 @@ PLAIN_ARRAY_CLASSES = ndarray, np.memmap  # other subclasses have masks, or prod
 
 
 def cancel_first_halves(x: Any) -> Any:
-    """Make the second half of each row the first half, times -1 in every second row; return x.
+    """Replace the second half of each row by the first half, multiplied by -1 in every second row; return x.
 
-    The exact product of two rows of different signs is zero. So their computed product is all rounding error, which
-    another order of the additions would change.
+    The exact product of two rows with different signs is zero. Their computed product therefore consists of rounding
+    errors alone, which depend on the order of the additions.
     """
     half = x.shape[-1] // 2
     x[..., half:] = 0
@@ -317,7 +317,7 @@ class NumpyLibrary(NumpyLikeLibrary):
     def broadcast_copy(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
         if type(x) in PLAIN_ARRAY_CLASSES:
             return super().broadcast_copy(x, shape, like)
-        copy = np.empty_like(x, like.dtype, shape=shape)  # of x's class, for example a masked array
+        copy = np.empty_like(x, like.dtype, shape=shape)  # the copy has x's class, for example a masked array
         copy[...] = x
         return copy
 
@@ -393,7 +393,7 @@ def is_blas_readable(x: Array) -> bool:
 class _TensorMemory:
     """The array interface of a tensor's memory.
 
-    The NumPy array keeps this object alive, and this object the tensor.
+    The NumPy array keeps this object alive, and this object keeps the tensor alive.
     """
 
     def __init__(self, tensor: Any) -> None:

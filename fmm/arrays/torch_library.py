@@ -355,8 +355,8 @@ class TorchLibrary(_TorchLibraryBase):
 def is_gram_symmetric(a: Any, multiply: Callable[[Any], Any]) -> bool:
     """Return True if the product of a tensor with this signature and its transpose is symmetric bit for bit.
 
-    `multiply` returns the product of its argument and its transposed view. The order in which a kernel adds up does not
-    depend on the numbers, so the kernel multiplies numbers whose products show the order.
+    `multiply` returns the product of its argument and its transposed view. A kernel's order of additions does not
+    depend on the numbers, so the test multiplies numbers whose products reveal the order.
     """
     if a.is_complex() or a.data_ptr() % VECTOR_BYTES:
         return False
