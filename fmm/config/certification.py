@@ -16,7 +16,7 @@ MIN_ROUNDS = 6  # smallest number of rounds of a certified plan; the range of fi
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     """Return a 95 % confidence interval of the median, from order statistics: no distribution is assumed.
 
-    With fewer than six samples, return the smallest and the largest sample (94 % confidence for five samples).
+    With fewer than six samples, return the smallest and the largest sample (for five samples a 94 % interval).
     """
     ordered = sorted(samples)
     n = len(ordered)

@@ -18,7 +18,7 @@ from fmm.kernels.cpu.compiled_sums import is_compiler_installed
 
 @dataclass(frozen=True)
 class Identity:
-    """The key and versions of a device: the key selects a tuning, and its entries hold only for these versions."""
+    """The key and versions of a device: the key selects a tuning; its entries hold only for these versions."""
 
     key: str
     name: str
