@@ -1,7 +1,7 @@
 """NumPy and CuPy arrays as local parts of sharded matrices, for fmm.distributed.matmul(a, b, mesh=...).
 
-Arrays become DTensors and back through DLPack, without a copy unless DLPack cannot express the array (read-only,
-negative strides). The processes then share the product as a product of torch's DTensors
+Arrays become DTensors, and DTensors arrays, through DLPack: without a copy unless DLPack cannot express the array
+(read-only, negative strides). The processes then share the product as a product of torch's DTensors
 (fmm.distributed.sharded_tensors).
 """
 

@@ -81,14 +81,14 @@ def choose_grid_plan(
 
 
 def _scaled_worker_counts(workers: tuple[int, int], share: float) -> tuple[int, int]:
-    """Return the numbers of processes and threads for this share of the tasks, with equal tasks per thread."""
+    """Return the processes and threads that simulate this share of the tasks, with equal tasks per thread."""
     threads = max(round(prod(workers) * share), 1)
     processes = min(workers[0], threads)
     return processes, max(threads // processes, 1)
 
 
 def default_products_per_task(grid: tuple[int, int, int], workers: tuple[int, int]) -> int:
-    """Return the largest candidate for the products per task that leaves each thread MIN_TASKS_PER_THREAD tasks."""
+    """Return the largest candidate that leaves each thread at least MIN_TASKS_PER_THREAD tasks."""
     return max(
         (n for n in CANDIDATE_PRODUCTS_PER_TASK if prod(grid) >= n * MIN_TASKS_PER_THREAD * prod(workers)), default=1
     )
@@ -178,8 +178,8 @@ def simulate_tasks(
     for task in tasks:
         reads = set(task.reads)
         start = max((ready_at[key] for key in reads), default=0.0)
-        # Workers that hold no chunk of this task would all need the same transfers. Only the first free worker of these
-        # is therefore a candidate.
+        # Workers that hold no chunk of this task would all need the same transfers. Therefore only the first of these
+        # workers that is free is a candidate.
         candidates = {_first_free_process(first_free_at, start)}.union(*(places[key] for key in reads))
         missing = {worker: sum(worker not in places[key] for key in reads) for worker in candidates}
         started = {x: max(first_free_at[x], start) + missing[x] * workers.fetch_seconds for x in candidates}

@@ -41,7 +41,7 @@ class SharedDecision:
     candidates: tuple[SharingCandidate, ...]
     dtype: str
     network: Network
-    local: Plan  # plan of the first device's products, within the next two limits of workspace and error growth
+    local: Plan  # plan of the first device's products; it observes the two limits in the next two fields
     local_workspace: int  # workspace limit in bytes
     local_error_growth: float
     single_device_seconds: float  # predicted seconds of the whole product on one device

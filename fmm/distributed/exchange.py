@@ -238,7 +238,7 @@ def _different_calls_message(processes: MeshProcesses, text: bytes, device: Any)
 
 
 def _all_gather(processes: MeshProcesses, local_values: Any, phase: str) -> list[list[int]]:
-    """Return one list of integers per process, in the group's order: the entries of its tensor `local_values`."""
+    """Return for each process, in the group's order, the list of integers in its tensor `local_values`."""
     parts = [torch.empty_like(local_values) for _ in processes.numbers]
     with translate_lost_process_errors(processes, phase):
         dist.all_gather(parts, local_values, processes.group)

@@ -104,7 +104,7 @@ class BlocksHeld:
         )
 
     def find_source_ranks(self, rank: int, wanted: Rectangle) -> Iterator[tuple[int, Rectangle]]:
-        """Yield (source rank, part) for each part of the rectangle `wanted`; the nearest rank with the part sends."""
+        """Yield (source rank, part) for each part of `wanted`; the source is the nearest rank that holds the part."""
         rows, cols, holders = self._ranks_by_block
         for block in product(_overlapping_spans(rows, wanted.rows), _overlapping_spans(cols, wanted.cols)):
             ranks = holders[block]
