@@ -1,4 +1,4 @@
-"""Import fmm after the program has imported NumPy, torch or CuPy; Python runs this module at its start.
+"""Import fmm after the program has imported NumPy, torch or CuPy; Python runs this module when it starts.
 
 fmm_install.pth imports this module if FMM_INSTALL is set; a wheel contains both files beside the package. This module
 imports nothing but sys, so that programs without these libraries start as fast as without fmm. If fmm cannot be

@@ -186,7 +186,7 @@ def install_from_env() -> None:
 
 
 def check_target_names(names: tuple[object, ...]) -> None:
-    """Raise ValueError if a name is not that of a target."""
+    """Raise ValueError if a name is not the name of a target."""
     unknown = [name for name in names if not isinstance(name, str) or name not in INSTALL_TARGETS]
     if unknown:
         raise ValueError(_unknown_names_message(unknown))
@@ -221,7 +221,7 @@ def _is_importable(library: str) -> bool:
 def _update_installation(target: InstallTarget, loaded: bool = False) -> None:
     """Install fmm if the target has a holder, else uninstall fmm. If `loaded` is True, the library is certainly loaded.
 
-    If another thread is loading the library, the other thread installs fmm when the library is loaded. A wait for the
+    If another thread is loading the library, the other thread installs fmm when the library is loaded. Waiting for the
     other thread would be a deadlock: the other thread needs the lock that this thread holds.
     """
     if not target.is_target_selected and target.undo is not None:

@@ -34,8 +34,7 @@ from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.matmul import run_matmul
 
 ndarray = np.ndarray
-# For each function of NumPy here, the module that defines it imports dot or inner by name. The names of these modules
-# differ between versions.
+# Functions of NumPy whose modules import dot or inner by name. The names of these modules differ between versions.
 FUNCTIONS_CALLING_DOT = "einsum", "tensordot", "cov", "polyfit", "linalg.multi_dot"
 
 

@@ -38,10 +38,10 @@ from fmm.runtime.matmul import explain_matmul, run_matmul
 from fmm.runtime.prepare import prepare_call
 
 CPP_SOURCE = Path(__file__).with_suffix(".cpp")
-NO_PLAN_SIDE = 0  # as the smallest side of a type: NumPy computes all products of the type
+NO_PLAN_SIDE = 0  # as the smallest side of a type, this value means that NumPy computes all products of the type
 # Smallest number of multiply-adds for which fmm decides the first product of new sizes. A decision takes a millisecond,
-# and a product with so many multiply-adds far longer. The limit for integers is lower, since NumPy multiplies integers
-# more slowly. For new sizes with fewer multiply-adds, NumPy computes the first product, and fmm decides from the second
+# and a product of this size takes far longer. The limit for integers is lower, since NumPy multiplies integers more
+# slowly. For new sizes with fewer multiply-adds, NumPy computes the first product, and fmm decides from the second
 # product on.
 FIRST_PRODUCT_WORK, FIRST_INTEGER_PRODUCT_WORK = 1 << 31, 1 << 24
 # The packages whose functions run inside fmm's calls.
@@ -50,7 +50,7 @@ REPLACE_LOOP_INDEX = 30  # index of PyUFunc_ReplaceLoopBySignature in the table 
 DTYPES_BY_NUMBER: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in TYPE_NAMES}
 
 FIRST_PRODUCT_REASON = "NumPy computes the first product of these sizes, since a decision might take longer"
-# Return values of `compute_loop_product`. NumPy's own loop runs unless the value is WRITTEN. The compiled loops
+# Return values of `compute_loop_product`. NumPy's own loop runs unless the function returns WRITTEN. The compiled loops
 # remember DECLINED for a second and do not remember DECLINED_NOW.
 DECLINED, WRITTEN, DECLINED_NOW = range(3)
 

@@ -1,8 +1,8 @@
 """`python -m fmm`: run a program with fmm installed into its libraries.
 
 The program runs as under Python itself. The program's module stays `__main__` until the process ends, since pickle and
-threads may need the module after its last line. sys.argv has the program's arguments, and sys.path begins with its
-folder. An exception is shown without fmm's frames, and ends the process with the usual status.
+threads may need the module after its last line. sys.argv has the program's arguments, and sys.path begins with the
+program's folder. An exception is shown without fmm's frames, and ends the process with the usual status.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Installation of fmm in the solvers of NumPy, SciPy and CuPy (fmm.install installs it with the products).
 
 A replaced function calls fmm.linalg for large matrices where the model predicts a gain. The library's own function
-computes all other calls. It also repeats each call that fails in fmm, so that the library raises its own error.
+computes all other calls. The library's own function also repeats each call that fails in fmm, and so raises the
+library's own error.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fmm.linalg.solver_library import SOLVER_TYPES, solver_library
 from fmm.linalg.split_levels import SMALLEST_GAINING_SIDE
 from fmm.linalg.triangular_recursion import triangular_levels
 
-SolverFunction = Callable[..., Any]  # returns the function's result, or None where the library's own must run
+SolverFunction = Callable[..., Any]  # returns the solver's result, or None if the library's own function must run
 
 # ---- the functions of each library, with the library's parameters
 
@@ -58,7 +59,7 @@ def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> A
 
 
 def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
-    """Return CuPy's lstsq result; None if the program sets a threshold for the rank, or products do not gain."""
+    """Return CuPy's lstsq result; None if the program sets a threshold for the rank, or if no product would gain."""
     if rcond is not None or not is_tall_system(solver_library(a, b), a, b, None):
         return None
     return tuple(linalg.lstsq(a, b))
@@ -156,7 +157,7 @@ def solver_replacements(
 
 
 def solver_answer(own: Any, solver: SolverFunction, array_type: type) -> Callable[..., Any]:
-    """Return the function that calls a solver for large matrices of a library, and else the library's own."""
+    """Return the function that calls a solver for large matrices, and else the library's own function."""
 
     def solve_or_call_own(*operands: Any, **options: Any) -> Any:
         if not operands or not is_large_matrix(operands[0], array_type) or getattr(running_solver, "on", False):
@@ -174,7 +175,7 @@ def solver_answer(own: Any, solver: SolverFunction, array_type: type) -> Callabl
 
 
 def is_large_matrix(a: Any, array_type: type) -> bool:
-    """Return True for an array, or the array of SciPy's pair of a factor and a flag, for which products may gain."""
+    """Return True if products may gain for an array, or for the array in SciPy's pair of a factor and a flag."""
     a = a[0] if type(a) is tuple and a else a
     if type(a) is not array_type:
         return False

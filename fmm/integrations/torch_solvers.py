@@ -1,7 +1,7 @@
 """Installation of fmm in torch.linalg: the solvers' operators at a key of torch's dispatcher, below autograd.
 
-A replaced operator calls fmm.linalg where the model predicts a gain, and torch's own kernel otherwise. Gradients are
-torch's formulas, made of the same operators. Results have torch's layout, column-major.
+A replaced operator calls fmm.linalg where the model predicts a gain, and torch's own kernel otherwise. torch computes
+gradients by its own formulas, which use the same operators. Results have torch's layout, column-major.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fmm.linalg.solver_library import TorchSolvers
 from fmm.linalg.split_levels import SMALLEST_GAINING_SIDE
 from fmm.linalg.triangular_recursion import TriangularForm, solve_without_gradient, triangular_levels
 
-SolverFunction = Callable[..., Any]  # returns the operator's result, or None where torch's own kernel must run
+SolverFunction = Callable[..., Any]  # returns the operator's result, or None if torch's own kernel must run
 
 
 def column_major(x: Any) -> Any:
@@ -78,7 +78,7 @@ def lu_factor_ex(library: TorchSolvers, a: Any, *, pivot: bool = True, check_err
 
 
 def solve_ex(library: TorchSolvers, a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> Any:
-    """Compute aten::_linalg_solve_ex for matrices of right sides."""
+    """Compute aten::_linalg_solve_ex if the right-hand sides are matrices."""
     matches = left and is_square(a) and a.dim() == b.dim() and a.shape[:-1] == b.shape[:-1]
     if not matches or (factors := factor_stacks_by_lu(library, a, None)) is None:
         return None
@@ -114,7 +114,7 @@ def install_solvers(key: str) -> UndoFunction:
 
 
 def solver_kernel(solver: SolverFunction, own: Any) -> SolverFunction:
-    """Return the kernel that calls a solver, and torch's own kernel where the solver declines."""
+    """Return the kernel that calls a solver, and calls torch's own kernel if the solver declines."""
 
     def call_solver_kernel(keys: Any, *operands: Any, **options: Any) -> Any:
         result = run_solver(solver, operands, options)
@@ -129,7 +129,8 @@ def run_solver(solver: SolverFunction, operands: tuple[Any, ...], options: dict[
     if max(tensors[0].shape[-2:], default=0) < SMALLEST_GAINING_SIDE or getattr(bypass_state, "on", False):
         return None
     library = TorchSolvers()
-    with torch.no_grad(), bypass_fmm():  # blocks are torch's own, and gradients are recorded above the dispatcher
+    # torch multiplies the small blocks, and gradients are recorded above the dispatcher
+    with torch.no_grad(), bypass_fmm():
         try:
             return solver(library, *operands, **options) if library.is_plain(*tensors) else None
         except library.linalg_error:  # torch's own kernel returns the error as a number
