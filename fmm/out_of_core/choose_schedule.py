@@ -19,7 +19,8 @@ from fmm.problem import Shape
 
 # candidate numbers of parts of a side of C
 CANDIDATE_PART_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-# smallest preferred length of equal pieces of the inner dimension; shorter pieces are used if these do not fit
+# smallest preferred length of equal pieces of the inner dimension; shorter pieces are used only if longer ones do not
+# fit
 MIN_INNER_PIECE_LENGTH = 2048
 # the lengths of pieces (of the inner dimension) and bands (of rows) are multiples of this number
 CUT_LENGTH_MULTIPLE = 64
@@ -34,7 +35,7 @@ CANDIDATE_BAND_SHARES = ((1.0,), (0.5, 0.25, 0.125), (0.75, 0.1875, 0.0625), (0.
 TILE_SLOT_COUNTS = 3, 2
 MAX_TILE_PRODUCTS = 2048  # largest number of tile products in one schedule
 MIN_PRODUCTS_FOR_ONE_BAND = (
-    64  # the start and the end of a schedule have little effect from this number of tile products on
+    64  # from this number of tile products on, the start and the end of a schedule hardly affect its time
 )
 
 # workspace bytes -> function: size of a tile product -> its seconds
@@ -60,11 +61,11 @@ def choose_schedule(
 
 
 def candidate_schedules(size: Shape, dtype: str, memory_limit: int) -> Iterator[Schedule]:
-    """Yield schedules with several bands: for each cut of the inner dimension, the one with the fewest blocks that fit.
+    """Yield schedules with several bands: for each cut of the inner dimension, the one with the fewest blocks.
 
-    Adding the product of a further piece of the inner dimension rounds C once more. 16-bit types lose accuracy when C
-    is rounded more often, and integers need an extra pass over memory for each piece. For 16-bit types and integers,
-    the inner dimension is therefore one piece if that piece fits.
+    Each further piece of the inner dimension adds a product to C, which rounds C once more. 16-bit types lose accuracy
+    when C is rounded more often, and integers need an extra pass over memory for each piece. For 16-bit types and
+    integers, the inner dimension is therefore one piece if that piece fits.
     """
     row, fits = DTYPES[dtype], False
     for pieces in _inner_piece_lengths(size[1]):
@@ -121,7 +122,7 @@ def _cuts_within_memory(
 def _cut_with_fewest_blocks(
     size: Shape, pieces: tuple[int, ...], slots: tuple[int, int], itemsize: int, memory_limit: int, exact: bool
 ) -> ProductCut | None:
-    """Return the cut that fits with the fewest, most nearly square blocks of C; None if no cut fits."""
+    """Return the cut that fits and has the fewest, most nearly square blocks of C; None if no cut fits."""
     (m, _, n), count = size, len(cut_ranges(size[1], pieces))
     for parts in CANDIDATE_PART_COUNTS:
         for parts_across in CANDIDATE_PART_COUNTS:

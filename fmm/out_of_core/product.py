@@ -132,7 +132,7 @@ def _is_memory_mapped(x: Any) -> bool:
 def _product_type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
     """Return the type in which the device computes the product; an empty string if NumPy must compute it.
 
-    float16 products run on the device: NumPy's BLAS has no float16 products, but a CUDA device has.
+    float16 products run on the device, since NumPy's BLAS has none.
     """
     setting, shape = library.product_setting(a, b, _as_ndarray(out)), product_shape(a.shape, b.shape)
     if shape is None or 0 in (*a.shape, *b.shape) or not (out is None or out.shape == shape):

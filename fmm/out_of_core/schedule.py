@@ -47,8 +47,8 @@ class LoadStep:
 class MultiplyStep:
     """Step that multiplies a band of A's tile by B's tile into a block of C, after both tiles are loaded.
 
-    The first piece of the inner dimension overwrites the block after the slot's previous block is stored; later pieces
-    are added to the block.
+    The first piece of the inner dimension overwrites the slot's previous block, which must be stored before; later
+    pieces are added to the block.
     """
 
     left: OperandTile
@@ -124,7 +124,7 @@ class Schedule:
 
     @cached_property
     def slot_bytes(self) -> dict[str, tuple[int, ...]]:
-        """Bytes of one slot for a tile of A, a tile of B and a block of C; the largest tile fits in either layout."""
+        """Bytes of one slot for each of A, B and C; the largest tile fits in either layout."""
         largest: dict[tuple[str, int], int] = {}
         key: tuple[str, int]
         for step in self.steps:
