@@ -425,8 +425,7 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
 
 
 def margin_parts(plan: Plan, problem: Problem, calibration: Calibration) -> tuple[float, float]:
-    """Return the two parts of a plan's required margin: the calibration's margin, and an additional margin for the
-    shape.
+    """Return the two parts of a plan's required margin: the calibration's margin, and the addition for its shape.
 
     The calibration's margin is larger for products by fmm's own kernels, since the model predicts the vendor's products
     best. The tiled kernel without a level needs no margin: the kernel has no sums, and where its time is close to the

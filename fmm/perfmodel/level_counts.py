@@ -120,8 +120,7 @@ def _sum_key(step: Sum | ProductWithSums) -> _SumKey:
 
 
 def _product_type_flags(places: Sequence[Place]) -> tuple[bool, ...]:
-    """Return for each array whether it has the products' element type, as temporaries and parts of complex numbers
-    have."""
+    """Return for each array whether it has the products' type, as temporaries and parts of complex numbers do."""
     return tuple([p.part is not None or p.name not in OPERAND_NAMES for p in places])
 
 

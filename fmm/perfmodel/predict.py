@@ -264,8 +264,7 @@ LEFT_PREPARATION_PASSES, RIGHT_PREPARATION_PASSES = 2, 3
 
 
 def _rate_with_operands_from_sums(rate: ProductRate, last: Level) -> ProductRate:
-    """Return the rate of a leaf; it is higher if the splits of the last level write operands in the form that the leaf
-    reads.
+    """Return the rate of a leaf; it is higher if the last level's splits write operands in the leaf's own form.
 
     One pass over the blocks of an operand replaces the leaf's own passes over the operand. Three levels in one pass
     cannot write this form, since each thread holds one number. The model ignores that some layouts and coefficients

@@ -265,8 +265,7 @@ def _variance_rounded_in_memory(shares: _VarianceShares, inner: float) -> float:
 
 
 class _VarianceShares(NamedTuple):
-    """The variance of the relative error of C, averaged over its blocks, if each product of a scheme has the variance
-    1.
+    """The variance of C's relative error, averaged over its blocks, if each product has the variance 1.
 
     `plain_left` is the share from products with a single block as left operand, which is not rounded. `plain_right` is
     the share from products with a single block as right operand.

@@ -249,14 +249,13 @@ def are_rows_aligned(problem: Problem, unit: int) -> bool:
 
 
 def aligned_operands(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
-    """Return three flags, for A, B and C: True if all rows begin at multiples of `unit` bytes, provided the first row
-    does."""
+    """Return a flag for each of A, B and C: True if all rows begin at multiples of `unit` bytes when the first does."""
     b = problem.n * problem.itemsize % unit == 0
     return problem.k * problem.itemsize % unit == 0, b, b
 
 
 def sum_access_bytes(products: float, itemsize: int) -> int:
-    """Return the bytes that a level's sums move in one access on aligned rows; `products` is the level's number of
+    """Return the bytes that a level's sums move in one access on aligned rows; `products`: number of the level's
     products.
 
     A GPU thread that sums three levels in one pass has registers for at most two numbers.
