@@ -1,7 +1,7 @@
 """The record of the calling thread's latest product: the decision, and the plan that ran.
 
-Products are recorded only while RECORDING_SWITCH is on. The plan that ran is not the decided plan if memory ran out, if
-numbers may overflow, or if a stream is being captured.
+Products are recorded only while RECORDING_SWITCH is on. The plan that ran differs from the decided plan if memory ran
+out, if numbers may overflow, or if a stream is being captured.
 """
 
 from __future__ import annotations

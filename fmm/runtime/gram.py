@@ -91,7 +91,8 @@ def run_conjugating_plan(library: Library, a: Any, out: Any, params: GramParams,
         own = constraints._replace(plan=call.plan, replaceable=False, params=gemm_params)
         return run_with_fallback(library, call, left, right, target, own)
     except (library.out_of_memory_error, PlanError):
-        return None  # the plan without conjugation raises the error again if the caller requires the plan
+        # the caller then tries a plan without conjugation, which raises the error again if the plan is required
+        return None
 
 
 def _select_conjugating_call(
@@ -333,7 +334,7 @@ def _select_gram_call(
     if out is None or call.plan_refusal or _can_write_gram_into_out(library, call, operands):
         return call, operands
     # A plan that a certified entry chose has no predicted time. Such a plan was measured to be faster than the vendor,
-    # so 0 replaces the time.
+    # so its predicted time counts as 0.
     time = next((c.time for c in call.decision.candidates if c.plan == call.plan), 0.0)
     if constraints.plan is None and time > MAX_TIME_SHARE_WITH_COPY:
         as_vendor_gemm = prepare(library, left, right, out, own._replace(plan=VENDOR))

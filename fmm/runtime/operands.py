@@ -179,8 +179,8 @@ def matrix_layout(x: Operand) -> Layout | None:
 class ByteSpan(NamedTuple):
     """The bytes that an array occupies, as offsets from the array's first element.
 
-    The bytes are those of equally spaced rows: `row_bytes` bytes at the start, and after each whole `row_step`. If
-    `row_step` is 0, all bytes from start to stop may be occupied.
+    The bytes form equally spaced rows: `row_bytes` bytes at the start, and after each whole `row_step`. If `row_step`
+    is 0, all bytes from start to stop may be occupied.
     """
 
     start: int

@@ -35,8 +35,8 @@ MAX_PRODUCT_SECONDS = 0.02  # seconds; the side is doubled unless the next produ
 PRODUCT_TIMINGS, SUM_TIMINGS = 7, 5  # number of timings of each product, number of timings of the sums
 # The side S for which products run at half the asymptotic rate: time = flops / rate (1 + S / side). Products with sides
 # of 1000 or 2000 run 10 to 20 % below the asymptotic rate; a level saves about as much time. A measurement of S would
-# take too long. On two cores with AVX-512, S is 200 to 250 in float64 and 200 to 400 in float32. Two concurrent
-# products, each on one thread, have a smaller S.
+# take too long. On two cores with AVX-512, S is 200 to 250 in float64 and 200 to 400 in float32. Two products that run
+# concurrently, each on one thread, have a smaller S.
 HALF_RATE_SIDE, CONCURRENT_HALF_RATE_SIDE = 200.0, 150.0
 # side of the float64 operand of the timed sums; the sums move about 40 MB, more than a core's own caches hold
 SUM_OPERAND_SIDE = 1536
@@ -47,8 +47,8 @@ CONCURRENT_SHAPE = (640, 1024)
 # products, so slow sums have a larger share of the time.
 SUM_RATE_SHARE = {"float64": 0.75, "float32": 0.65}
 # Smallest predicted gain for which a plan is chosen. For sides from 4096 to 7000, plans on two cores with AVX-512 lose
-# 2 to 5 % in float64 and 6 to 8 % in float32. The losses are at the start and end of products, and by OpenBLAS's other
-# thread, which spins after a product.
+# 2 to 5 % in float64 and 6 to 8 % in float32. The losses occur at the start and end of products, and are also caused by
+# OpenBLAS's other thread, which spins after a product.
 MIN_PREDICTED_GAIN = 0.075
 # Smallest predicted gain of plans that replace a complex product by three real products. Two threads cannot share three
 # products evenly, and OpenBLAS's other thread still spins when the products begin. (Measured for 27 products with sides

@@ -79,7 +79,7 @@ class Decision:
     # Bytes that the explained call allocates in addition to A, B and C: the workspace, copies of operands, and on a
     # device the memory of a CUDA graph. The value is 0 if the vendor multiplies, and for fmm.plan.
     call_bytes: int = field(default=0, compare=False)
-    measured_speedup: float | None = None  # the median of the entry that decided
+    measured_speedup: float | None = None  # median measured speedup of the entry that decided
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state to pickle, without the trial: an online measurement belongs to its process."""
@@ -103,8 +103,9 @@ class Decision:
     def terms(self) -> tuple[PredictionTerms, ...]:
         """The terms of the predicted times of the plan and of the vendor's product; empty without a model.
 
-        The model is that of the decision, also if the caller passed the plan; an entry decides without a model. `print`
-        shows the terms as the formula of docs/model.md, with each amount of work, rate and unit.
+        The terms come from the model of the decision, even if the caller passed the plan. A decision by a certified
+        entry has no model. `print` shows the terms as the formula of docs/model.md, with each amount of work, rate and
+        unit.
         """
         calibration = self.calibration
         return tuple(prediction_terms(x, calibration) for x in self._predictions) if calibration else ()
@@ -308,11 +309,11 @@ def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuning, on_cpu
 def decide_over_entry(
     certified: Plan, problem: Problem, limits: Limits, tuned: Tuning, calibration: Calibration
 ) -> Decision | None:
-    """Return the decision for a plan with an unmeasured leaf, if it is predicted to be far faster than the entry's.
+    """Return the decision for a plan with an unmeasured leaf if it is predicted to be far faster than the entry's plan.
 
     Return None if no plan with an unmeasured leaf is predicted to be far faster. An entry is evidence about the plans
-    that the tuning compared, but not about leaves that are newer than the tuning. Decisions for shapes without an entry
-    can choose newer leaves anyway.
+    that the tuning compared, but not about leaves that are newer than the tuning. For a shape without an entry, the
+    model may choose newer leaves in any case.
     """
     entry = tuned.find_entry(problem.size, op=problem.op)
     decision = decide_by_model(problem, limits, calibration, True, tuned.identity)
@@ -375,7 +376,7 @@ def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> D
 def _hasa_thresholds(recorded: Thresholds, problem: Problem) -> tuple[HasaThresholds, str]:
     """Return the rule's thresholds from a config's alpha, pi, n1 and epsilon, and the rule for this problem as text.
 
-    n1 is the recursion point of Winograd's variant. HASA has more passes over blocks: its point is larger.
+    n1 is the recursion point of Winograd's variant. HASA has more passes over blocks, so its recursion point is larger.
     """
     from fmm.perfmodel.papers.recursion_points import HASA_POINT_RATIO, HasaThresholds
 
@@ -390,7 +391,7 @@ def _hasa_thresholds(recorded: Thresholds, problem: Problem) -> tuple[HasaThresh
 
 
 def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> Decision:
-    """Return the decision with a Trial, by which the first products of a shape time the chosen plan and the vendor."""
+    """Return the decision with a Trial: the first products of the shape then time its plan against the vendor."""
     if decision.plan == VENDOR or problem.writes_triangle or problem.flops < MIN_TUNED_FLOPS:
         return decision
     trial = online.shape_trial(reduced_problem(problem), identity, decision.plan)
@@ -491,7 +492,7 @@ MAX_SLOW_SYRK_ROWS = 1024
 def is_gram_faster(gram: Decision, limits: Limits, device: Device) -> bool:
     """Return True if one triangle with its mirror is predicted to beat the best full product by the margin.
 
-    The margin is the plan's, and at least that of the vendor's triangle.
+    The margin is the plan's margin, or that of the vendor's triangle if it is larger.
     """
     problem = gram.problem
     assert problem is not None

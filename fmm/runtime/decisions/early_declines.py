@@ -1,11 +1,11 @@
-"""Early declines: tests that send products that no plan makes faster to the vendor, in a microsecond or less.
+"""Early declines: send a product to the vendor, in a microsecond or less, if no plan can make the product faster.
 
 A small product takes ten microseconds or less, and the search for a plan would take longer. A product is declined if
 its operands have few bytes, if a side is short, or if a decline for the same sizes is cached.
 
-The full path (check, prepare, decide) of fmm.gemm and fmm.gram takes 80 microseconds. If the full path leaves a call to
-the library, this decline is cached for some seconds. The key has the shapes, strides, types and parameters. A cached
-decline can cost speed, but never gives a wrong result: the library's own functions define the result.
+The full path (check, prepare, decide) of fmm.gemm and fmm.gram takes 80 microseconds. If the full path declines a call,
+this decline is cached for some seconds. The key has the shapes, strides, types and parameters. A cached decline can
+cost speed, but never gives a wrong result: the library's own functions define the result.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def smallest_side_with_plan() -> int:
     """Return the smallest side of a product for which a plan can be faster than the vendor on the host.
 
     One level saves an eighth of the m k n multiply-adds. The level's sums read and write B at least once, which moves 2
-    k n elements. If m is below 16 (bytes per element) (flops per byte) / (flops per multiply-add), the pass over B
+    k n elements. If m is below 16 * (bytes per element) * (flops per byte) / (flops per multiply-add), the pass over B
     takes more time than the level saves.
     """
     sides = (16 * DTYPES[t].itemsize * r / DTYPES[t].flops for t, r in BLAS_FLOPS_PER_BYTE.items())
@@ -153,7 +153,8 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision, beta:
     if library.processor == "cpu":
         if problem is None:  # torch computes all products of this type, whatever the sizes
             is_remembered = library.is_differentiable and a.shape[1] == b.shape[0]
-        else:  # a rule may hold for these arrays only, for example if B is A's transposed view
+        # a decision by a rule may not hold for other arrays of these sizes, for example if B is A's transposed view
+        else:
             is_remembered = decision.source != "rule"
         if not is_remembered or 2 * a.shape[0] * a.shape[1] * b.shape[1] < memory.flops:
             return
@@ -209,7 +210,7 @@ def call_key(
     try:
         key = library.array_signature(a, b, c, out), alpha, beta, type(alpha), type(beta), options
         hash(key)
-    except (TypeError, RuntimeError):  # TypeError: an option has no hash; RuntimeError: a tensor has no strides
+    except (TypeError, RuntimeError):  # TypeError: an option cannot be hashed; RuntimeError: a tensor has no strides
         return None
     return CallKey(library, key)
 
@@ -221,10 +222,10 @@ def find_declined_call(key: CallKey) -> DeclinedCall | None:
 
 
 def is_declined_symmetric_gram(library: Library, a: Any, rows: bool) -> bool:
-    """Return True if the cache has a decline of the product A A^T of a device array (without `rows` A^T A)."""
+    """Return True if the cache has a decline of the product A A^T of a device array, or of A^T A if `rows` is False."""
     try:
         expiry: float | None = library.cached_calls.get((library.gram_signature(a), rows))
-    except RuntimeError:  # a sparse tensor has no strides, and a tensor of a transform no address
+    except RuntimeError:  # a sparse tensor has no strides, and a tensor of a transform has no address
         return False
     return expiry is not None and expiry > time.monotonic()
 

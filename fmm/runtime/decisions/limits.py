@@ -23,7 +23,7 @@ from fmm.problem import Layout, Operation, Problem
 class PreparedSide(NamedTuple):
     """The operand that a leaf has prepared (A or B), with the operand's size and layout.
 
-    The leaf's prepared form is behind the operand in memory.
+    The leaf's prepared form is stored directly behind the operand in memory.
     """
 
     base: Literal["A", "B"]
@@ -109,7 +109,8 @@ def workspace_valid_until(library: Library, number: int) -> float:
 
 # ---- processes on a GPU, counted by NVML
 
-NVML_INSUFFICIENT_SIZE = 7  # NVML's status if a device has processes and the caller passed no array for them
+# NVML's status code if processes use the device and the caller passed no array to receive them
+NVML_INSUFFICIENT_SIZE = 7
 
 
 def count_gpu_processes(number: int) -> int:

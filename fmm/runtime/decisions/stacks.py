@@ -30,17 +30,17 @@ from fmm.runtime.devices import Device
 
 WARPGROUP_PLAN = Plan.parse("tile")
 STACKED_TYPES = ("bfloat16", "float16")  # types whose triangles the warpgroup kernel mirrors
-# Plans for stacks that are no candidates for one matrix. On an H200, complex64 products of 64 x 512 and 16 x 1024 take
-# 0.71 and 0.41 times as long by residues as by the vendor (predicted 0.77 and 0.47).
+# Plans that are candidates for a stack, but not for one matrix. On an H200, complex64 products of 64 x 512 and 16 x
+# 1024 take 0.71 and 0.41 times as long by residues as by the vendor (predicted 0.77 and 0.47).
 PLANS_FOR_STACKS = {"complex64": (Plan.parse("residues2m(8) > bytes"),)}
-# Share of the vendor's time by which launches for a stack must be predicted to win, in addition to the margin of their
+# Launches for a stack must be predicted to win by this share of the vendor's time, in addition to the margin of their
 # plan. On an H200, launches of float32, float64 and complex stacks take 0.8 to 1.2 times as long as predicted.
 STACK_MARGIN = 0.08
 TILE_MARGIN = 0.08  # the same for 16-bit triangles, whose model has an error of 6 %
 # The vendor's shortest time for which a plan may compute a stack: a prepared call takes the host about as long.
 MIN_VENDOR_SECONDS = 25e-6
-# The predicted time of the vendor's triangles of one matrix after the other is multiplied by this factor. On an H200,
-# the triangles of 49 float64 matrices of 1626 x 264 take 1.5 times as long as predicted.
+# If the vendor computes the triangles of a stack one matrix after the other, their predicted time is multiplied by this
+# factor. On an H200, the triangles of 49 float64 matrices of 1626 x 264 take 1.5 times as long as predicted.
 VENDOR_TRIANGLE_SLOWDOWN = 1.5
 # Additional time of the vendor for triangles with alpha or beta, or of two matrices: the library mirrors the product by
 # about five launches that read and write C about nine times.
@@ -59,13 +59,13 @@ class StackPlan(NamedTuple):
 
 
 def is_stackable(problem: Problem, limits: Limits) -> bool:
-    """Return True if several products of a stack of these products may share launches."""
+    """Return True if several products of a stack may share launches; `problem` describes one product."""
     if environment.is_disabled() or limits.componentwise or problem.element_type.exact:
         return False
     if not problem.writes_triangle:
         return not problem.beta and problem.prepared_side is None
     is_triangle = problem.fill == "full" and not problem.element_type.is_complex
-    # beta reads the lower triangle of the result's rows
+    # with beta, the kernel reads the lower triangle of the result row by row
     row_major = any(name == "C" and x.order == "C" for name, x in zip("ABC", problem.layouts, strict=True))
     return is_triangle and row_major and limits.allows_plan(WARPGROUP_PLAN, 1.0)
 
@@ -140,7 +140,8 @@ def _triangle_seconds(problem: Problem, chip: Chip) -> tuple[float, float]:
 def _single_seconds(single: Decision) -> float:
     """Return the predicted seconds of the plan for one matrix.
 
-    A plan of a certified entry has no predicted time; its measured speedup divides the vendor's time.
+    If a certified entry chose the plan, the plan has no predicted time. Its time is then the vendor's predicted time
+    divided by the entry's speedup.
     """
     seconds = {c.plan: c.prediction.predicted_seconds for c in single.candidates}
     if single.plan in seconds:
