@@ -49,8 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @with_one_line_errors
 def run_refit(options: argparse.Namespace) -> int:
-    """Fit and write every section that has trials, and print its changes; return exit code 1 if a section has no
-    trials."""
+    """Fit and write the sections that have trials, and print the changes; return exit code 1 if a section has none."""
     path = output_path(None if options.refit == Path() else options.refit)
     refit = {"all": refit_section, "thresholds": refit_thresholds, "blocks": refit_block_model}[options.refit_part]
     into = path if options.output is None else output_path(options.output)

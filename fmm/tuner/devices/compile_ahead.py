@@ -102,8 +102,7 @@ def is_needed_by_first_look(plan: Plan) -> bool:
 
 
 def call_compile_jobs(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[CompileJob]:
-    """Yield the jobs that compile the kernels of these calls of fmm.matmul, given as (type, plan, size); the slowest
-    come first."""
+    """Yield the jobs for these calls of fmm.matmul, each a (type, plan, size); the slowest jobs come first."""
     for dtype, plan, size in sorted(dict.fromkeys(calls), key=lambda call: -largest_level_products(call[1])):
         for label in (*SUM_LABELS, "") if compilation_phase(plan) == HEAVY_KERNELS_PHASE else ("",):
             yield CompileJob(dtype, str(plan), size, label, True)

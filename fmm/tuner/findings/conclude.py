@@ -238,8 +238,7 @@ def check_model(
 
 
 def split_first_look_trials(journal: Journal, trials: Sequence[Trial]) -> tuple[Sequence[Trial], Sequence[Trial]]:
-    """Return the first look's trials and the tuning's trials separately: a round never pairs a sample of one with a
-    sample of the other."""
+    """Return the trials of the first look and of the tuning separately: no round pairs samples of the two."""
     return trials[: len(trials) - len(journal.recorded)], journal.recorded
 
 

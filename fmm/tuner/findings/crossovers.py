@@ -202,8 +202,7 @@ def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimis
 
 
 def significant_error(samples: Sequence[LevelSample], standard_errors: float) -> float:
-    """Return the median error near the crossover if it is at least `standard_errors` standard errors below 0; else
-    return 0.
+    """Return the median error near the crossover; 0 unless it is `standard_errors` standard errors below 0.
 
     `samples` are sorted by effective side, the largest first.
     """

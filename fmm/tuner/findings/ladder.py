@@ -83,8 +83,7 @@ def ladder_point(problem: Problem, levels: int, seconds: dict[Plan, list[float]]
 
 
 def crossover_side(points: Sequence[tuple[float, float]]) -> float | None:
-    """Return the side from which the ratios exceed 1, rounded to four digits; None if all ratios exceed 1, or without
-    points.
+    """Return the side from which the ratios exceed 1; None if all ratios exceed 1, or without points.
 
     If no ratio exceeds 1, return the largest side: nothing is known about larger sides.
 

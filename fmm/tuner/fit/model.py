@@ -154,7 +154,7 @@ def fit_until_determined(
 
 
 def _with_fastest_rates(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Calibration:
-    """Return the starting calibration with the highest measured rate of products and the median measured rate of sums."""
+    """Return the starting calibration with the highest measured rate of products and the median rate of sums."""
     rates = [o.problem.flops / o.seconds for o in observed if o.run_kind == "vendor"]
     streams = [
         cached_plan_work(o.run.plan, o.problem).traffic * o.problem.itemsize / o.seconds

@@ -23,8 +23,7 @@ CERTIFY_SEED = 1  # seed of the random operands of a certification; the search u
 
 
 def certify_best_plans(journal: Journal, found: RaceResult, limits: RoundLimits, noise: float) -> None:
-    """Measure a search's best plans on fresh operands until one is certified; also measure a plan that needs no
-    workspace."""
+    """Measure a search's best plans on fresh operands until one is certified; also measure one without workspace."""
     promising = [plan for plan, seen in found.plans if seen > 1]
     peer = next((plan for plan in promising if not plan.levels), None)
     raced = []

@@ -123,8 +123,7 @@ class PlanRace:
         return found
 
     def _losing_runs(self, samples: SampleSeconds, base: TimedRun, run: TimedRun) -> Iterable[TimedRun]:
-        """Return both runs, so that both stop, if the plan's best round is below the leader's 95 % interval; else
-        return none."""
+        """Return the runs to stop: both if the plan's best round is below the leader's 95 % interval, else none."""
         if not samples[run] or not samples[base]:
             return (base, run)
         rounds = len(samples[run])
