@@ -255,8 +255,7 @@ def aligned_operands(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
 
 
 def sum_access_bytes(products: float, itemsize: int) -> int:
-    """Return the bytes that a level's sums move in one access on aligned rows; `products`: number of the level's
-    products.
+    """Return the bytes that a level's sums move in one access on aligned rows; `products`: the level's products.
 
     A GPU thread that sums three levels in one pass has registers for at most two numbers.
     """
