@@ -34,7 +34,7 @@ from benchmarks.papers.figures import EXPERIMENTS
 from fmm.dtypes import STORED_TYPES
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import datasheet_of
-from fmm.kernels.cuda.launch_list import Kernel
+from fmm.kernels.cuda.launch_list import DEVICE_ARCHITECTURE, Kernel
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.level import PlanError
 from fmm.kernels.plans.plan import Plan
@@ -180,7 +180,8 @@ def compile_kernel(path: Path, capability: int) -> str:
     compiler.function = type("Functions", (), {"Module": _UnloadedModule})
     try:
         if architecture:
-            compile_for_architecture(source, architecture, options)
+            exact = f"sm_{capability}" if architecture == DEVICE_ARCHITECTURE else architecture
+            compile_for_architecture(source, exact, options)
         else:
             arch = min(str(capability), compiler._get_max_compute_capability(), key=int)
             with suppress(_OnDiskError):  # RawModule's own call, without the device

@@ -59,6 +59,19 @@ class Chip:
         return self.compute_capability == 90 and self.has_copy_engine
 
     @property
+    def has_warp_mma(self) -> bool:
+        """True if a warp has matrix instructions for float16 and bytes (mma.sync), and copies are asynchronous."""
+        return self.compute_capability >= 80
+
+    @property
+    def has_tensor_memory(self) -> bool:
+        """True for data-center Blackwell: its tensor cores reach their full rate by instructions of a thread block.
+
+        A warp's matrix instructions (mma.sync) have a small part of this rate.
+        """
+        return 100 <= self.compute_capability < 120
+
+    @property
     def can_round_float32_pairs(self) -> bool:
         """True if one instruction rounds two float32 numbers to two float16 numbers."""
         return self.compute_capability >= 80

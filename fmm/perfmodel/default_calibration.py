@@ -176,7 +176,9 @@ KERNEL_TRIANGLE_SHARES = {
     "float16": (0.5, 800.0),
     "bfloat16": (0.5, 800.0),
 }
-WARPGROUP_CAPABILITY = "9.0"  # the only compute capability with fmm's kernels for `f16x3` and for int8 products
+WARPGROUP_CAPABILITY = "9.0"  # the only compute capability with fmm's kernels that use warpgroups
+# The compute capabilities with tensor memory: cuBLAS's float16 products are faster there than fmm's portable kernels.
+TENSOR_MEMORY_CAPABILITIES = ("10.0", "10.3", "11.0")
 
 
 def datasheet_calibration(name: str) -> Calibration:
@@ -255,8 +257,13 @@ def _peak_flops(gpu: Datasheet, dtype: str) -> float:
 
 # ---- GPUs: leaves with their own rates, which follow from the vendor's rates and the rate of sums (constants: H200)
 
-# The smallest compute capability for `f16x3` with the vendor's float16 products.
-F16X2_MIN_CAPABILITY = 8.0
+# The smallest compute capability for `f16x3` and residues without warpgroups.
+PORTABLE_MIN_CAPABILITY = 8.0
+# The shares of the peaks of a warp's instructions (mma.sync) that the portable kernels reach on large products, in
+# float16 for `f16x3` and in int8 for residues. On an H100, where these peaks are 643 Tflop/s and 1277 Top/s, the
+# kernels reach 0.50 (compiled for compute capability 8.0) to 0.57 (9.0) in float16, and 0.57 (9.0) in int8. On other
+# chips the datasheet's peak is the peak of these instructions; no other chip was measured.
+PORTABLE_F16X3_PEAK_SHARE, PORTABLE_INT8_PEAK_SHARE = 0.5, 0.5
 # The seconds that a thread block of the leaf `small` takes for SMALL_TILE_SIDE steps of the inner dimension. Two thread
 # blocks share the multiprocessor. The seconds are derived from products of 512 rows and columns without the launch: 26
 # us in float32 and bfloat16, 37 us in float64.
@@ -293,6 +300,9 @@ SPLIT_BYTES_PER_NUMBER, JOIN_BYTES_PER_NUMBER = (28.0, 28.0, 59.0), (33.0, 45.0,
 # For each byte by which a number is shorter than 8 bytes, splitting and joining save this number of bytes of traffic.
 # Numbers of A and B are read two or three times, and numbers of C are written once.
 SPLIT_BYTES_SAVED_PER_BYTE, JOIN_BYTES_SAVED_PER_BYTE = 2.5, 1.0
+# The join computes about this number of float64 flops for each number of C and each modulus. On GPUs with few float64
+# units these flops take longer than the memory traffic.
+JOIN_FLOAT64_FLOPS_PER_MODULUS = 12.0
 # RESIDUE_START_SECONDS are the seconds of a product by residues that do not grow with the sides, for each number of
 # inner levels. The seconds are measured with 14 moduli; the value for two levels is a guess. Each inner level halves
 # the inner dimension. int8 products lose 13, 5 and 0 % of their rate at inner dimensions of 2048, 4096 and 8192.
@@ -314,19 +324,40 @@ def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, ProductRate], stream: fl
         for t, seconds in SMALL_LEAF_STEP_SECONDS.items()
         if t in rates
     }
+    if float(gpu.capability) < PORTABLE_MIN_CAPABILITY or "float16" not in rates:
+        return found
+    vendor = rates["float16"]
     if gpu.capability == WARPGROUP_CAPABILITY:
-        three = _f16x3_rate(rates["float16"], stream)
-        faster = {name: F16X3_RATE_FACTOR * getattr(three, name) for name in ("flops", "rows", "cols", "half_by_tiles")}
-        found[F16X3_RATE] = replace(three, **faster, start=F16X3_START_SECONDS, blocks=float(gpu.sms))
-        for name in INTEGERS:
-            flops = rates["float32"].flops * INTEGER_KERNEL_RATE_SHARES[DTYPES[name].itemsize]
-            found[name] = ProductRate(flops, rates["float16"].fill, PIPE_STEPS, tile=TILE_SIDE)
-        found |= dict(_residue_rates(rates["float16"], stream))
-    elif "float16" in rates and float(gpu.capability) >= F16X2_MIN_CAPABILITY:
-        planes = f16x3_rate_on_vendor_gemm(rates["float16"], stream)
-        if planes.flops > rates["float32"].flops:
-            found[F16X3_RATE] = planes
+        found[F16X3_RATE] = _own_f16x3_rate(_f16x3_rate(vendor, stream), F16X3_RATE_FACTOR, gpu)
+        return found | _integer_and_residue_rates(gpu, rates, replace(vendor, flops=2 * vendor.flops), stream)
+    if gpu.capability in TENSOR_MEMORY_CAPABILITIES:
+        three = f16x3_rate_on_vendor_gemm(vendor, stream)
+    else:
+        three = _f16x3_rate(replace(vendor, flops=_peak_flops(gpu, "float16") * PORTABLE_F16X3_PEAK_SHARE), stream)
+        three = _own_f16x3_rate(three, 1.0, gpu)
+        if gpu.int8_tops:
+            int8 = replace(vendor, flops=gpu.int8_tops * 1e12 * PORTABLE_INT8_PEAK_SHARE)
+            found |= _integer_and_residue_rates(gpu, rates, int8, stream)
+    if three.flops > rates["float32"].flops:
+        found[F16X3_RATE] = three
     return found
+
+
+def _own_f16x3_rate(three: ProductRate, factor: float, gpu: Datasheet) -> ProductRate:
+    """Return the rate of fmm's kernel for `f16x3`: `factor` times a rate, with the time of each start."""
+    faster = {name: factor * getattr(three, name) for name in ("flops", "rows", "cols", "half_by_tiles")}
+    return replace(three, **faster, start=F16X3_START_SECONDS, blocks=float(gpu.sms))
+
+
+def _integer_and_residue_rates(
+    gpu: Datasheet, rates: Mapping[str, ProductRate], int8: ProductRate, stream: float
+) -> dict[str, ProductRate]:
+    """Return the rates of CuPy's integer products, and of products by residues from the rate of int8 products."""
+    found = {}
+    for name in INTEGERS:
+        flops = rates["float32"].flops * INTEGER_KERNEL_RATE_SHARES[DTYPES[name].itemsize]
+        found[name] = ProductRate(flops, rates["float16"].fill, PIPE_STEPS, tile=TILE_SIDE)
+    return found | dict(_residue_rates(int8, stream, 1e12 * (gpu.fp64_tflops or 0.0)))
 
 
 def _small_leaf_rate(gpu: Datasheet, seconds: float) -> ProductRate:
@@ -370,7 +401,7 @@ def f16x3_rate_on_vendor_gemm(float16: ProductRate, stream: float) -> ProductRat
     )
 
 
-def _residue_rates(float16: ProductRate, stream: float) -> Iterator[tuple[str, ProductRate]]:
+def _residue_rates(int8: ProductRate, stream: float, float64_flops: float) -> Iterator[tuple[str, ProductRate]]:
     """Yield the name and the rate of every leaf that runs a whole level of residues.
 
     The number of moduli for an integer type is large enough for products with a long inner dimension.
@@ -379,25 +410,34 @@ def _residue_rates(float16: ProductRate, stream: float) -> Iterator[tuple[str, P
         if (found := residue_leaves().get(row.name)) is not None:
             for name in (*row.types, *row.types_alone):
                 moduli = found.level.moduli_count_for(name, MODULI_INNER_DIMENSION)
-                yield row.rate.format(name), _residue_rate(float16, stream, moduli, found.depth, DTYPES[name])
+                rate = _residue_rate(int8, stream, moduli, found.depth, DTYPES[name])
+                yield row.rate.format(name), _with_slow_float64_join(rate, stream, moduli, float64_flops)
 
 
-def _residue_rate(float16: ProductRate, stream: float, moduli: int, levels: int, dtype: DType) -> ProductRate:
+def _residue_rate(int8: ProductRate, stream: float, moduli: int, levels: int, dtype: DType) -> ProductRate:
     """Return the rate of products of one type by one int8 product for each modulus, or two for complex numbers.
 
-    int8 products are twice as fast as float16 products. The kernels read each number of A and B twice and write its
+    The kernels read each number of A and B twice and write its
     residues; then they read the residues of C and write C. The time for residues grows with the number of elements of
     A, B and C. A complex number has two planes for each modulus and takes the time of two real numbers.
     """
     each = planes_per_modulus(dtype.is_complex)
     item = dtype.itemsize // each  # bytes of a real number
-    flops = 2 * float16.flops / moduli * (8 / STRASSEN_PRODUCTS) ** levels * dtype.flops / (2 * each)
+    flops = int8.flops / moduli * (8 / STRASSEN_PRODUCTS) ** levels * dtype.flops / (2 * each)
     planes = moduli * (STRASSEN_PRODUCTS / 4) ** levels
     lost = each * flops / dtype.flops / stream
     split = (SPLIT_BYTES_PER_NUMBER[levels] - SPLIT_BYTES_SAVED_PER_BYTE * (8 - item) + planes) * lost
     join = (JOIN_BYTES_PER_NUMBER[levels] - JOIN_BYTES_SAVED_PER_BYTE * (8 - item) + planes) * lost
-    pipe, slots = join + levels * RESIDUE_LEVEL_PIPE_STEPS, float16.fill / TILE_ENTRIES * FILLING_TILES_PER_SM / 2
+    pipe, slots = join + levels * RESIDUE_LEVEL_PIPE_STEPS, int8.fill / TILE_ENTRIES * FILLING_TILES_PER_SM / 2
     start, width = RESIDUE_START_SECONDS[levels], INT8_TILE_COLUMNS
-    found = ProductRate(flops, float16.fill, pipe, split, split, tile=TILE_SIDE, width=width, slots=slots, start=start)
+    found = ProductRate(flops, int8.fill, pipe, split, split, tile=TILE_SIDE, width=width, slots=slots, start=start)
     share, edge = (1.0, 0.0) if levels else (RESIDUE_TRIANGLE_SHARE, RESIDUE_TRIANGLE_EDGE_ROWS)
     return replace(found, half_by_tiles=share, half_edge=edge)
+
+
+def _with_slow_float64_join(rate: ProductRate, stream: float, moduli: int, float64_flops: float) -> ProductRate:
+    """Return the rate with a longer join if the join's float64 flops take longer than its memory traffic."""
+    if not float64_flops:
+        return rate
+    seconds = JOIN_FLOAT64_FLOPS_PER_MODULUS * moduli / float64_flops
+    return replace(rate, pipe=max(rate.pipe, seconds * rate.flops / DTYPES["float64"].flops))

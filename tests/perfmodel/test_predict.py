@@ -179,9 +179,14 @@ def test_nothing_is_hidden_behind_thread_blocks_that_hold_the_device() -> None:
 
 
 def test_the_row_of_f16x3_says_that_it_holds_the_device_and_no_other_does() -> None:
-    """Where the vendor multiplies its planes, as before Hopper, it does not."""
+    """Where the vendor multiplies its planes, as on a B200, it does not."""
     assert [leaf.name for leaf in plan_leaves() if leaf.fills_device] == ["f16x3"]
-    for leaf, device, share in (("f16x3", "h200", 0.0), ("f16x3", "a100", 0.5), ("vendor", "h200", 0.5)):
+    for leaf, device, share in (
+        ("f16x3", "h200", 0.0),
+        ("f16x3", "a100", 0.0),
+        ("f16x3", "b200", 0.5),
+        ("vendor", "h200", 0.5),
+    ):
         plan, known = Plan.parse(f"winograd.overlapped > {leaf}"), replace(datasheet_calibration(device), overlap=0.5)
         assert known.find_rate(plan.rate_name("float32")) is not None
         assert hidden_sum_share(plan, "float32", known) == share

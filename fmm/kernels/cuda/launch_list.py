@@ -24,6 +24,9 @@ ADDRESS_BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
 MAX_PARAMETER_BYTES = 4096  # every driver accepts kernel parameters of this size in bytes
 STANDARD_OPTIONS = ("--std=c++17",)  # options of the compiler NVRTC
+# The architecture of kernels that are compiled for the device that runs them, and without CuPy's option -ftz=true,
+# which flushes subnormal numbers to zero.
+DEVICE_ARCHITECTURE = "device"
 TENSOR_MAP_BYTES = 128  # bytes of CUDA's struct CUtensorMap
 TENSOR_MAP_WORDS = TENSOR_MAP_BYTES // 8
 
@@ -44,7 +47,8 @@ class Kernel:
     threads: int  # threads of a thread block
     shared: int = 0  # bytes of dynamic shared memory of a thread block
     options: tuple[str, ...] = STANDARD_OPTIONS
-    architecture: str = ""  # compiler target with architecture-specific instructions (sm_90a); empty for portable code
+    # compiler target with architecture-specific instructions (sm_90a), or DEVICE_ARCHITECTURE; empty: CuPy compiles
+    architecture: str = ""
 
     @property
     def cuda_source(self) -> str:

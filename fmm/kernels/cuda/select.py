@@ -11,11 +11,13 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from fmm.dtypes import DTYPES
+from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
 from fmm.kernels.cuda.ops import DeviceView, GemmOp, MirroredGemm, MirrorOp, RankOp, has_matching_layout
-from fmm.kernels.cuda.products.f16_planes import plane_split_launch
+from fmm.kernels.cuda.products.f16_planes import SPLIT_CLUSTER_BLOCKS, operand_planes, plane_split_launch
 from fmm.kernels.cuda.products.f16_sums import PlaneSums, find_plane_sums, plane_sum_launches
 from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, missing_plane_launches, vendor_f16x3_steps
+from fmm.kernels.cuda.products.f16x3_mma import NO_CLUSTERS, f16x3_mma_launches
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, TMA_FUSED_SIZES, tma_strategy
 from fmm.kernels.cuda.products.residues import ResidueOp, residue_launches, residue_op, residue_preparation_launches
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_strategy, tile_launches, tile_op, with_addend
@@ -251,10 +253,10 @@ def select_f16x3_steps(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     op = replace(op, checked=op.checked and target.flagged)
     if not target.chip.can_round_float32_pairs:
         reason = "the instructions that split numbers need compute capability 8.0"
-    elif target.chip.has_warpgroups:
+    elif target.chip.has_warpgroups or uses_portable_f16x3(target.chip):
         reason = "alpha or beta is complex"
     elif op.triangle_extent == "lower":
-        reason = "only compute capability 9.0 has its instructions; other kernels write all of C"
+        reason = "the vendor multiplies the planes on this chip, and writes all of C"
     else:
         steps = vendor_f16x3_steps(op, target.chip.multiprocessors, target.alignment_by_base, target.flagged)
         return vendor_fallback(op, steps) if isinstance(steps, str) else steps
@@ -262,8 +264,14 @@ def select_f16x3_steps(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 
 
 def select_f16x3_kernel(op: GemmOp, target: ChipTarget) -> tuple[Launch, ...]:
-    """Return the launches that split the operands and multiply by fmm's kernel; none if the kernel cannot run."""
-    op = replace(op, checked=op.checked and target.flagged)
+    """Return the launches that split the operands and multiply by fmm's kernel; none if no kernel can run.
+
+    Hopper has a kernel of its own. On data-center Blackwell the vendor's float16 products are faster than the portable
+    kernel.
+    """
+    op, chip = replace(op, checked=op.checked and target.flagged), target.chip
+    if uses_portable_f16x3(chip):
+        return f16x3_mma_launches(op, chip, target.alignment_by_base, target.flagged)
     product = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
     if product is None:
         return ()
@@ -271,11 +279,19 @@ def select_f16x3_kernel(op: GemmOp, target: ChipTarget) -> tuple[Launch, ...]:
     return *splits, f16x3_launch(product, target.flagged)
 
 
+def uses_portable_f16x3(chip: Chip) -> bool:
+    """Return True if the leaf `f16x3` multiplies by a warp's instructions (gemm_f16x3_mma.cuh) on this chip."""
+    return chip.has_warp_mma and not chip.has_warpgroups and not chip.has_tensor_memory
+
+
 def select_plane_preparation(op: GemmOp, target: ChipTarget) -> PreparationLaunches:
     """Return the launch that writes the float16 planes of a prepared operand, and 0, because it needs no workspace."""
-    product = f16x3_op(op, target.chip.multiprocessors) if target.chip.has_warpgroups else None
-    sides = [x for x in (product.left, product.right) if x.is_prepared] if product else []
-    return ((plane_split_launch(sides, target.alignment_by_base),) if sides else ()), 0
+    chip = target.chip
+    if not (chip.has_warpgroups or uses_portable_f16x3(chip)):
+        return (), 0
+    sides = [x for x in operand_planes(op) if x.is_prepared]
+    cluster = SPLIT_CLUSTER_BLOCKS if chip.has_warpgroups else NO_CLUSTERS
+    return ((plane_split_launch(sides, target.alignment_by_base, cluster=cluster),) if sides else ()), 0
 
 
 def fuse_plane_sums(ops: Sequence[OpT], target: ChipTarget) -> list[OpT | PlaneSums]:
@@ -284,7 +300,7 @@ def fuse_plane_sums(ops: Sequence[OpT], target: ChipTarget) -> list[OpT | PlaneS
     Of the two operations before the batch, one forms the sums of A's blocks and the other the sums of B's blocks.
     """
     changed: list[Any] = list(ops)
-    separate = not target.chip.has_warpgroups
+    separate = not (target.chip.has_warpgroups or uses_portable_f16x3(target.chip))
     if not target.chip.can_round_float32_pairs:
         return changed
     for i, op in enumerate(ops):
@@ -310,7 +326,7 @@ def select_residue_kernels(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     product, chip = _residue_product(op, target), target.chip
     if product is not None:
         return residue_launches(product, target.alignment_by_base, target.flagged)
-    reason = "alpha or beta is complex" if chip.has_warpgroups else "only compute capability 9.0 has its instructions"
+    reason = "alpha or beta is complex" if chip.has_warp_mma else "the instructions need compute capability 8.0"
     if DTYPES[op.dtype].exact or any(
         residue_leaves()[op.leaf].level.conjugates
     ):  # the vendor's call conjugates nothing
@@ -326,9 +342,12 @@ def select_residue_preparation(op: GemmOp, target: ChipTarget) -> PreparationLau
 
 def _residue_product(op: GemmOp, target: ChipTarget) -> ResidueOp | None:
     """Return the product as an operation of the residue kernels; None if these kernels cannot compute the product."""
-    if not target.chip.has_warpgroups:
+    chip = target.chip
+    if not chip.has_warp_mma:
         return None
-    return residue_op(op, residue_leaves()[op.leaf], target.chip.multiprocessors, target.alignment_by_base)
+    warp_chip = None if chip.has_warpgroups else chip
+    leaf = residue_leaves()[op.leaf]
+    return residue_op(op, leaf, chip.multiprocessors, target.alignment_by_base, warp_chip)
 
 
 # ---- tables with one line for each leaf

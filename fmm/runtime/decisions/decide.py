@@ -35,6 +35,7 @@ from fmm.problem import Problem, reduced_problem
 from fmm.runtime.decisions import online
 from fmm.runtime.decisions.calibration_in_force import (
     calibration_in_force,
+    has_unmeasured_kernels,
     integer_calibration,
     tuned_calibration,
     tuning_in_force,
@@ -257,7 +258,12 @@ def _decide_integers(problem: Problem, limits: Limits, device: Device) -> Decisi
         return Decision(VENDOR, problem, f"NumPy multiplies: a side of integers is below {MIN_INTEGER_PLAN_SIDE}")
     limits = replace(limits, error_growth=max(limits.error_growth, 1.0))  # integers are exact with any plan
     calibration, is_tuned = integer_calibration(problem, limits, device)
-    return decide_by_model(problem, limits, calibration, is_tuned, device.identity)
+    decision = decide_by_model(problem, limits, calibration, is_tuned, device.identity)
+    if decision.plan != VENDOR and has_unmeasured_kernels(device):
+        return replace(
+            decision, plan=VENDOR, reason="the vendor multiplies: fmm's kernels were not measured on this GPU"
+        )
+    return decision
 
 
 # ---- by a tuning's entries

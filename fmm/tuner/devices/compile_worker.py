@@ -73,10 +73,11 @@ def compile_to_disk_cache(kernel: Kernel, text: str, device: int) -> None:
     import cupy
     from cupy.cuda import compiler
 
-    from fmm.kernels.cuda.launch.compile import compile_for_architecture
+    from fmm.kernels.cuda.launch.compile import compile_for_architecture, resolved_architecture
 
     if kernel.architecture:
-        compile_for_architecture(text, kernel.architecture, kernel.options)
+        with cupy.cuda.Device(device):
+            compile_for_architecture(text, resolved_architecture(kernel.architecture), kernel.options)
         return
 
     class FunctionModule:

@@ -11,7 +11,6 @@ import pytest
 
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
-from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.cuda.device_code.entry_source import header_text
 from fmm.kernels.cuda.launch_list import LaunchList, StreamSync, VendorCall
 from fmm.kernels.cuda.ops import GemmOp
@@ -21,12 +20,10 @@ from fmm.kernels.plans.leaf import LeafUse, leaf_use, plan_leaves
 from fmm.kernels.plans.levels.residues import residue_leaves
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
-from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Layout, Problem
-from tests.support.chips import H200
+from tests.support.chips import A100, B200, H200, V100
 from tests.support.marks import quick_and_slow
 
-A100, V100 = datasheet_chip(datasheet_of("A100")), datasheet_chip(datasheet_of("V100"))
 SPLITS = ("block_sums, split A: ", "block_sums, split B: ")
 # Splits that write float16 planes: largest numbers of blocks, exponents of sums, and the sums.
 PLANE_SPLITS = tuple(
@@ -136,7 +133,7 @@ CASES = (
     Case("tile", "tf32", ("cuBLAS, not tile, because its kernel cannot compute this product",)),
     Case("tile", "tf32", ("gemm_wgmma tf32: ",), given=(("layouts", TURNED),)),
     Case("strassen.batched.pad16 > tile.inner", "tf32", (*SPLITS, "gemm_wgmma tf32: ", "block_sums, join: ")),
-    # float32 by three float16 products: splitting, then multiplying; by the vendor where there are no warpgroups,
+    # float32 by three float16 products: splitting, then multiplying. On data-center Blackwell the vendor multiplies,
     # who does not add to C in that way.
     Case("f16x3", "float32", ("f16_planes: splits A and B", "gemm_f16x3: three float16 products, tiles of")),
     Case(
@@ -156,11 +153,18 @@ CASES = (
         "f16x3",
         "float32",
         ("f16_planes: splits A", "2 x cuBLAS, float16 products", "8 x cuBLAS, float16 products", "f16_unscale: "),
-        on=A100,
+        on=B200,
     ),
-    Case("f16x3", "float32", ("cuBLAS, not f16x3, because only the tensor cores of",), on=A100, given=(("beta", 1),)),
+    Case("f16x3", "float32", ("cuBLAS, not f16x3, because the vendor multiplies",), on=B200, given=(("beta", 1),)),
+    Case("f16x3", "float32", ("f16_planes: splits A", "gemm_f16x3_mma: "), on=A100, given=(("beta", 1),)),
+    Case(
+        "f16x3",
+        "float32",
+        ("cuBLAS, not f16x3, because the instructions that split numbers need compute capability 8.0",),
+        on=V100,
+    ),
     # float64 by residues: measuring, splitting, multiplying, joining; integers need no measuring. Without levels below,
-    # one kernel measures and splits lines.
+    # one kernel of Hopper's measures and splits lines.
     *(
         Case(
             name,
@@ -181,7 +185,13 @@ CASES = (
     Case(
         "residues(14) > bytes",
         "float64",
-        ("cuBLAS, not residues(14) > bytes, because only compute capability 9.0 has its",),
+        ("cuBLAS, not residues(14) > bytes, because the instructions need compute capability 8.0",),
+        on=V100,
+    ),
+    Case(
+        "residues(14) > bytes",
+        "float64",
+        ("residue_planes: norms of", "residue_planes: residues of A and B", "gemm_residues_mma: ", "residue_join: "),
         on=A100,
     ),
     *(

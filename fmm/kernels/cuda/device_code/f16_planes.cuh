@@ -25,7 +25,6 @@ namespace fmm {
 namespace planes {
 
 constexpr int THREADS = 256;
-constexpr int CLUSTER = 8;      // thread blocks that share the lines of a strip of positions
 
 struct Operand {
     const float* source;
@@ -161,36 +160,6 @@ __device__ __forceinline__ void split_by_line(const Params& p, int block) {
 
 // ---- lines along the outer dimension
 
-// Add up the counts of each position over the threads and over the cluster. Store the counts with the exponent.
-template <class Rule, class Params>
-__device__ __forceinline__ void record_positions(const Params& p, const SpreadCounts (&found)[4], int down, int column, int rank, int* e,
-                                               const typename Rule::Most* most, int layer, int first) {
-    constexpr int DOWN = THREADS / (CHUNK / 4);
-    __shared__ int large[DOWN][CHUNK], small[DOWN][CHUNK];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        large[down][column + i] = found[i].large;
-        small[down][column + i] = found[i].small;
-    }
-    __syncthreads();
-    const int at = threadIdx.x;
-    if (at < CHUNK)
-        for (int i = 1; i < DOWN; ++i) {
-            large[0][at] += large[i][at];
-            small[0][at] |= small[i][at];
-        }
-    cluster_sync();
-    if (rank == 0 && at < CHUNK && first + at < p.length) {
-        SpreadCounts all;
-        for (int i = 0; i < CLUSTER; ++i) {
-            all.large += load_remote(large[0] + at, i);
-            all.small |= load_remote(small[0] + at, i);
-        }
-        p.exponents[layer * p.length + first + at] = Rule::packed(e[at], most[at], all, p.lines);
-    }
-    cluster_sync();
-}
-
 // Synchronize the SHARING thread blocks that split one strip.
 template <int SHARING>
 __device__ __forceinline__ void sync_sharing() {
@@ -200,17 +169,57 @@ __device__ __forceinline__ void sync_sharing() {
         __syncthreads();
 }
 
-// Split a strip of 64 positions with a cluster or one thread block. Each thread block processes a part of the lines.
+// Return the value at the same address in the shared memory of thread block `rank` of SHARING thread blocks.
+template <int SHARING, class Number>
+__device__ __forceinline__ Number load_shared(const Number* here, int rank) {
+    if constexpr (SHARING > 1)
+        return load_remote(here, rank);
+    else
+        return *here;
+}
+
+// Add up the counts of each position over the threads and over the cluster. Store the counts with the exponent.
+template <class Rule, int STRIP, class Params>
+__device__ __forceinline__ void record_positions(const Params& p, const SpreadCounts (&found)[4], int down, int column, int rank, int* e,
+                                               const typename Rule::Most* most, int layer, int first) {
+    constexpr int DOWN = THREADS / (STRIP / 4), SHARING = Rule::SHARING;
+    __shared__ int large[DOWN][STRIP], small[DOWN][STRIP];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        large[down][column + i] = found[i].large;
+        small[down][column + i] = found[i].small;
+    }
+    __syncthreads();
+    const int at = threadIdx.x;
+    if (at < STRIP)
+        for (int i = 1; i < DOWN; ++i) {
+            large[0][at] += large[i][at];
+            small[0][at] |= small[i][at];
+        }
+    sync_sharing<SHARING>();
+    if (rank == 0 && at < STRIP && first + at < p.length) {
+        SpreadCounts all;
+        for (int i = 0; i < SHARING; ++i) {
+            all.large += load_shared<SHARING>(large[0] + at, i);
+            all.small |= load_shared<SHARING>(small[0] + at, i);
+        }
+        p.exponents[layer * p.length + first + at] = Rule::packed(e[at], most[at], all, p.lines);
+    }
+    sync_sharing<SHARING>();
+}
+
+// Split a strip of positions: 64 positions with a cluster, or 16 positions with one thread block, because more thread
+// blocks then have work. Each thread block of a cluster processes a part of the lines.
 // The first pass finds the largest number of every position. The second pass writes hi and lo, and begins with the last
 // line, because the cache still holds the last lines.
 template <class Rule, bool WIDE, class Params>
 __device__ __forceinline__ void split_by_position(const Params& p, int block) {
-    constexpr int ACROSS = CHUNK / 4, DOWN = THREADS / ACROSS;
+    constexpr int SHARING = Rule::SHARING, STRIP = SHARING > 1 ? CHUNK : CHUNK / 4;
+    constexpr int ACROSS = STRIP / 4, DOWN = THREADS / ACROSS;
     using Most = typename Rule::Most;
-    __shared__ Most shared[DOWN][CHUNK], largest[CHUNK], all_largest[Rule::RECORDS ? CHUNK : 1];
-    constexpr int SHARING = Rule::SHARING;
-    const int strip = block / SHARING, strips = p.pitch / CHUNK, rank = SHARING > 1 ? cluster_rank() : 0;
-    const int layer = strip / strips, first = strip % strips * CHUNK;
+    __shared__ Most shared[DOWN][STRIP], largest[STRIP], all_largest[Rule::RECORDS ? STRIP : 1];
+    const int strip = block / SHARING, strips = p.pitch / STRIP, rank = SHARING > 1 ? cluster_rank() : 0;
+    const int layer = strip / strips, first = strip % strips * STRIP;
     const int part = (p.lines + SHARING - 1) / SHARING, begin = min(rank * part, p.lines), end = min(begin + part, p.lines);
     const int down = threadIdx.x / ACROSS, at = first + threadIdx.x % ACROSS * 4;
     const Rule rule(p, layer);
@@ -225,15 +234,15 @@ __device__ __forceinline__ void split_by_position(const Params& p, int block) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) shared[down][at - first + i] = most[i];
     __syncthreads();
-    if (threadIdx.x < CHUNK) {
+    if (threadIdx.x < STRIP) {
         Most x = 0;
         for (int i = 0; i < DOWN; ++i) x = Rule::larger_of(x, shared[i][threadIdx.x]);
         largest[threadIdx.x] = x;
     }
     sync_sharing<SHARING>();
-    if (threadIdx.x < CHUNK) {
+    if (threadIdx.x < STRIP) {
         Most x = 0;
-        for (int i = 0; i < SHARING; ++i) x = Rule::larger_of(x, SHARING > 1 ? load_remote(largest + threadIdx.x, i) : largest[threadIdx.x]);
+        for (int i = 0; i < SHARING; ++i) x = Rule::larger_of(x, load_shared<SHARING>(largest + threadIdx.x, i));
         const int e = Rule::exponent(x);
         reinterpret_cast<int*>(shared[0])[threadIdx.x] = e;
         if constexpr (Rule::RECORDS)
@@ -260,7 +269,7 @@ __device__ __forceinline__ void split_by_position(const Params& p, int block) {
         store_four(to + Rule::Layout::STEP * line * p.pitch + Rule::Layout::place(at), Rule::Layout::low(p), x);
     }
     if constexpr (Rule::RECORDS)
-        record_positions<Rule>(p, found, down, at - first, rank, reinterpret_cast<int*>(shared[0]), all_largest, layer, first);
+        record_positions<Rule, STRIP>(p, found, down, at - first, rank, reinterpret_cast<int*>(shared[0]), all_largest, layer, first);
 }
 
 }  // namespace planes

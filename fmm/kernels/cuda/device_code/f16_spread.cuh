@@ -17,7 +17,7 @@
 // changes. The operands are then split again. The product's kernel (gemm_f16x3.cuh) raises the flag if a row and a
 // column still satisfy neither condition.
 //
-//   Spread    the scaling rule that records the spread, with d (BALANCED) or without d
+//   Spread    the scaling rule that records the spread, with d (BALANCED) or without d; BLOCKS share a strip
 //   Balance   parameters of the launch between both splits, which decides whether the inner dimension is balanced
 #pragma once
 
@@ -73,19 +73,19 @@ struct RecordsSpread {
 };
 
 // The rule that scales by line or position.
-template <bool BALANCED>
-struct Spread : LineScaling<Alternating, CLUSTER>, RecordsSpread {
+template <bool BALANCED, int BLOCKS>
+struct Spread : LineScaling<Alternating, BLOCKS>, RecordsSpread {
     static constexpr bool RECORDS = true;
-    __device__ __forceinline__ Spread(const SpreadOperand& p, int layer) : LineScaling<Alternating, CLUSTER>(p, layer) {}
+    __device__ __forceinline__ Spread(const SpreadOperand& p, int layer) : LineScaling<Alternating, BLOCKS>(p, layer) {}
 };
 
 // The rule that also scales along the inner dimension.
-template <>
-struct Spread<true> : RecordsSpread {
+template <int BLOCKS>
+struct Spread<true, BLOCKS> : RecordsSpread {
     using Most = int;
     using Factor = LongScale;
     using Layout = Alternating;
-    static constexpr int SHARING = CLUSTER;
+    static constexpr int SHARING = BLOCKS;
     static constexpr bool RECORDS = true;
     const int *own, *other;
     int sign;

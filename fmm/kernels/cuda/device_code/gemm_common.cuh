@@ -129,6 +129,33 @@ private:
     }
 };
 
+// ---- tiles of products on tensor cores
+
+struct TileStart {
+    int layer, row, col;  // a thread block's tile: its product of the batch, its first row and its first column
+};
+
+// True for sizes S of a symmetric C: only tiles that touch the lower triangle are computed (LOWER_ONLY), and their
+// transposes are stored too (MIRRORED).
+template <class S>
+constexpr bool LOWER_ONLY = false;
+template <class S>
+constexpr bool MIRRORED = false;
+
+// Move the next PART numbers of x to the first registers. A loop over parts that is not unrolled needs this, because
+// registers have no index at run time. Let 2^z be the largest power of two that divides i + 1. After part i, the 2^z
+// parts from index PART 2^z on move to index 0. So a number moves at most log2(number of parts) times.
+template <int PART, int STEP = PART, class Number, int COUNT>
+__device__ __forceinline__ void next_part(Number (&x)[COUNT], int part) {
+    if constexpr (STEP < COUNT) {
+        if (((part + 1) * PART & (2 * STEP - 1)) == STEP) {
+#pragma unroll
+            for (int i = 0; i < STEP && i + STEP < COUNT; ++i) x[i] = x[i + STEP];
+        }
+        next_part<PART, 2 * STEP>(x, part);
+    }
+}
+
 // ---- from shared memory to registers
 
 // A thread's registers for one operand at one position ("step") of the inner dimension: REGS numbers. LANES is the

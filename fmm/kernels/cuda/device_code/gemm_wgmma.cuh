@@ -210,10 +210,6 @@ struct LowerSizes : Sizes<Element, M_S, N_S, CLUSTER_, STAGES_> {
     static constexpr int SLOTS = MIRROR ? N_S / 64 : 1;
     static_assert(!MIRROR || sizeof(Element) == 2, "transposed by an instruction for 16-bit numbers");
 };
-template <class S>
-constexpr bool LOWER_ONLY = false;
-template <class S>
-constexpr bool MIRRORED = false;
 template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR>
 constexpr bool LOWER_ONLY<LowerSizes<Element, M_S, N_S, CLUSTER_, STAGES_, MIRROR>> = true;
 template <class Element, int M_S, int N_S, int CLUSTER_, int STAGES_, bool MIRROR>
@@ -237,10 +233,6 @@ struct Barriers {
 };
 
 // ---- roles of the warps, tile after tile
-
-struct TileStart {
-    int layer, row, col;  // a thread block's tile: its product of the batch, its first row and its first column
-};
 
 template <class S, class Params, class Work>
 __device__ __forceinline__ void for_each_tile(const Params& p, const Work& work) {
@@ -290,20 +282,6 @@ struct ByFactor {
 // Compiler barrier after a wait for wgmma instructions: the compiler must not move reads of x before the wait.
 __device__ __forceinline__ void read_after_wait(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 __device__ __forceinline__ void read_after_wait(int& x) { asm volatile("" : "+r"(x)::"memory"); }
-
-// Move the next PART numbers of x to the first registers. A loop over parts that is not unrolled needs this, because
-// registers have no index at run time. Let 2^z be the largest power of two that divides i + 1. After part i, the 2^z
-// parts from index PART 2^z on move to index 0. So a number moves at most log2(number of parts) times.
-template <int PART, int STEP = PART, class Number, int COUNT>
-__device__ __forceinline__ void next_part(Number (&x)[COUNT], int part) {
-    if constexpr (STEP < COUNT) {
-        if (((part + 1) * PART & (2 * STEP - 1)) == STEP) {
-#pragma unroll
-            for (int i = 0; i < STEP && i + STEP < COUNT; ++i) x[i] = x[i + STEP];
-        }
-        next_part<PART, 2 * STEP>(x, part);
-    }
-}
 
 // Make the 64 x 64 submatrix on the diagonal symmetric in shared memory: copy the numbers below the diagonal to their
 // mirror positions.

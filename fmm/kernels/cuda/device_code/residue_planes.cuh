@@ -11,8 +11,8 @@
 //            store the residues of these sums modulo each modulus.
 //
 // A line is a row of A or a column of B, so lines run along the inner dimension. Index map: in measure_lines, GROUP
-// threads process a line. In measure_and_transpose, a cluster of 8 thread blocks processes 64 lines. In split_both, a
-// thread processes four adjacent numbers of every block.
+// threads process a line. In measure_and_transpose, a cluster of 8 thread blocks, or one thread block, processes 64
+// lines. In split_both, a thread processes four adjacent numbers of every block.
 //
 // Planes are K-major: lines are contiguous. They are padded with zeros to a multiple of 16 bytes.
 #pragma once
@@ -26,7 +26,7 @@
 namespace fmm {
 namespace residues {
 
-constexpr int THREADS = 256, CLUSTER = 8;
+constexpr int THREADS = 256;
 constexpr int NOT_FINITE = 1 << 20;  // the exponent of a line with an inf or NaN, or with a norm that overflows
 
 template <class Element>
@@ -199,19 +199,31 @@ __device__ __forceinline__ void measure_lines(const Operand<Element>& p, int blo
 
 // ---- measure and transpose: operands that are contiguous along the outer dimension
 
-// The lines that a cluster processes, and the part of their length that this thread block processes.
-template <class Element>
+// The shape of the tile that a thread block transposes: LINES lines and DEPTH positions of each line. With a cluster,
+// PARTS thread blocks share the positions of a line, and add up the line's norm. Without clusters a thread block computes
+// the norm alone; it has fewer lines, so that there are enough thread blocks. Integers have no norms.
+template <class Element, int CLUSTER>
+struct TransposedTile {
+    static constexpr bool ALONE = CLUSTER == 1 && SCALED<Element>;
+    static constexpr int LINES = ALONE ? 16 : POSITIONS<Element>;
+    static constexpr int DEPTH = ALONE ? (sizeof(Element) == 16 ? 128 : 256) : POSITIONS<Element>, PARTS = ALONE ? 1 : 8;
+};
+
+// The lines that PARTS thread blocks process, and the part of their length that this thread block processes.
+template <class Element, int CLUSTER>
 struct Strip {
     int layer, first, rank, begin, end;
     const Element* from;
     Element* to;
 
-    __device__ __forceinline__ Strip(const Operand<Element>& p, int block) : rank(cluster_rank()) {
-        constexpr int SIDE = POSITIONS<Element>;
-        const int strips = (p.lines + SIDE - 1) / SIDE, strip = block / CLUSTER;
+    __device__ __forceinline__ Strip(const Operand<Element>& p, int block) {
+        constexpr int LINES = TransposedTile<Element, CLUSTER>::LINES, DEPTH = TransposedTile<Element, CLUSTER>::DEPTH;
+        constexpr int PARTS = TransposedTile<Element, CLUSTER>::PARTS;
+        const int strips = (p.lines + LINES - 1) / LINES, strip = block / PARTS;
+        rank = CLUSTER > 1 ? cluster_rank() : block % PARTS;
         layer = strip / strips;
-        first = strip % strips * SIDE;
-        const int part = ((p.length + CLUSTER - 1) / CLUSTER + SIDE - 1) / SIDE * SIDE;
+        first = strip % strips * LINES;
+        const int part = ((p.length + PARTS - 1) / PARTS + DEPTH - 1) / DEPTH * DEPTH;
         begin = min(rank * part, p.length);
         end = min(begin + part, p.length);
         from = p.source + layer * p.layer;
@@ -231,12 +243,12 @@ __device__ __forceinline__ void transpose_square(const unsigned (&row)[4], unsig
 
 // Transpose an operand of bytes. A thread reads 4 bytes and writes 16 bytes at a time. Lines are padded with zeros to a
 // multiple of 16 bytes.
-template <class Element>
+template <int CLUSTER, class Element>
 __device__ __forceinline__ void transpose_bytes(const Operand<Element>& p, int block) {
     constexpr int SIDE = POSITIONS<Element>, WORDS = SIDE / 4;
     static_assert(sizeof(Element) == 1 && THREADS == WORDS * WORDS, "a square of bytes for every thread");
     __shared__ unsigned tile[SIDE][WORDS + 1];
-    const Strip<Element> strip(p, block);
+    const Strip<Element, CLUSTER> strip(p, block);
     const int across = threadIdx.x % WORDS, down = threadIdx.x / WORDS;
     const int line = strip.first + threadIdx.x / 4, part = threadIdx.x % 4;
     for (int k = strip.begin; k < strip.end; k += SIDE) {
@@ -261,21 +273,23 @@ __device__ __forceinline__ void transpose_bytes(const Operand<Element>& p, int b
     }
 }
 
-template <class Element>
+template <int CLUSTER, class Element>
 __device__ __forceinline__ void transpose_numbers(const Operand<Element>& p, int block) {
-    constexpr int SIDE = POSITIONS<Element>, DOWN = THREADS / SIDE;
+    constexpr int LINES = TransposedTile<Element, CLUSTER>::LINES, DEPTH = TransposedTile<Element, CLUSTER>::DEPTH;
+    constexpr int DOWN = THREADS / LINES;
     // Rows of the tile have an odd number of words, so that a warp reads a column from different banks.
-    __shared__ Element tile[SIDE][SIDE + (sizeof(Element) < 4 ? 4 / sizeof(Element) : 1)];
-    __shared__ Squares shared[DOWN][SIDE];
-    const Strip<Element> strip(p, block);
+    __shared__ Element tile[DEPTH][LINES + (sizeof(Element) < 4 ? 4 / sizeof(Element) : 1)];
+    __shared__ Squares shared[DOWN][LINES];
+    const Strip<Element, CLUSTER> strip(p, block);
     const int first = strip.first, begin = strip.begin, end = strip.end, rank = strip.rank, layer = strip.layer;
-    const int across = threadIdx.x % SIDE, down = threadIdx.x / SIDE;
+    const int across = threadIdx.x % LINES, down = threadIdx.x / LINES;
+    const int position = LINES == DEPTH ? across : threadIdx.x % DEPTH, line = LINES == DEPTH ? down : threadIdx.x / DEPTH;
     const Element* const from = strip.from;
     Element* const to = strip.to;
     Squares sum{};
-    for (int k = begin; k < end; k += SIDE) {
+    for (int k = begin; k < end; k += DEPTH) {
 #pragma unroll
-        for (int i = down; i < SIDE; i += DOWN) {
+        for (int i = down; i < DEPTH; i += DOWN) {
             const bool inside = k + i < end && first + across < p.lines;
             const Element x = inside ? from[(k + i) * p.leading + first + across] : Element();
             tile[i][across] = x;
@@ -283,8 +297,8 @@ __device__ __forceinline__ void transpose_numbers(const Operand<Element>& p, int
         }
         __syncthreads();
 #pragma unroll
-        for (int i = down; i < SIDE; i += DOWN)
-            if (first + i < p.lines && k + across < end) to[(first + i) * p.pitch + k + across] = tile[across][i];
+        for (int i = line; i < LINES; i += LINES == DEPTH ? DOWN : THREADS / DEPTH)
+            if (first + i < p.lines && k + position < end) to[(first + i) * p.pitch + k + position] = tile[position][i];
         __syncthreads();
     }
     if (!SCALED<Element>) return;
@@ -294,22 +308,23 @@ __device__ __forceinline__ void transpose_numbers(const Operand<Element>& p, int
         for (int i = 1; i < DOWN; ++i) sum.add(shared[i][across]);
         shared[0][across] = sum;
     }
-    cluster_sync();
+    if constexpr (CLUSTER > 1) cluster_sync();
     if (rank == 0 && down == 0) {
         for (int i = 1; i < CLUSTER; ++i)
             sum.add({load_remote(&shared[0][across].large, i), load_remote(&shared[0][across].usual, i),
                      load_remote(&shared[0][across].small, i)});
         if (first + across < p.lines) p.exponents[layer * p.lines + first + across] = exponent_for(sum.root(), p.top);
     }
-    cluster_sync();  // no thread block exits while others read its shared memory
+    // no thread block exits while others read its shared memory
+    if constexpr (CLUSTER > 1) cluster_sync();
 }
 
-template <bool WIDE, class Element>
+template <bool WIDE, int CLUSTER, class Element>
 __device__ __forceinline__ void measure_and_transpose(const Operand<Element>& p, int block) {
     if constexpr (WIDE && sizeof(Element) == 1)
-        transpose_bytes(p, block);
+        transpose_bytes<CLUSTER>(p, block);
     else
-        transpose_numbers(p, block);
+        transpose_numbers<CLUSTER>(p, block);
 }
 
 template <class Element>

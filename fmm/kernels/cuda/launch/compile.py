@@ -16,7 +16,7 @@ import cupy
 from cupy_backends.cuda.api import driver
 from cupy_backends.cuda.libs import nvrtc
 
-from fmm.kernels.cuda.launch_list import Kernel
+from fmm.kernels.cuda.launch_list import DEVICE_ARCHITECTURE, Kernel
 from fmm.kernels.long_waits import log_if_slow
 
 COMPILE_THREADS = 8  # largest number of threads that compile kernels concurrently
@@ -24,6 +24,7 @@ MAX_LOADED_KERNELS = 2048  # largest number of compiled kernels in the cache
 SHARED_SIZE_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 # length in bytes of the digest at the start of a cache file; a wrong digest reveals a damaged file
 DIGEST_BYTES = hashlib.sha256().digest_size
+CUPY_OPTIONS = ("-ftz=true", "-default-device")  # options that CuPy adds to those of a kernel
 COMPILING_MESSAGE = "kernels are being compiled for this device; they are cached on disk for the next time"
 
 
@@ -84,9 +85,28 @@ def compile_kernel(device: int, kernel: Kernel) -> LoadedKernel:
     return loaded
 
 
+def forced_capability() -> str:
+    """Return the digits of the compute capability that FMM_CAPABILITY names, such as "80" for 8.0; usually empty.
+
+    Plans are then recorded as for a GPU of this capability, and the driver translates the kernels for the present GPU.
+    So a newer GPU runs the kernels of an older one, for tests and benchmarks.
+    """
+    return os.environ.get("FMM_CAPABILITY", "").strip().replace(".", "")
+
+
+def resolved_architecture(architecture: str) -> str:
+    """Return the compiler's target for a kernel's architecture; DEVICE_ARCHITECTURE means the current device's."""
+    if architecture != DEVICE_ARCHITECTURE:
+        return architecture
+    forced = forced_capability()
+    return f"compute_{forced}" if forced else f"sm_{cupy.cuda.Device().compute_capability}"
+
+
 def _load_kernel(kernel: Kernel) -> LoadedKernel:
     if kernel.architecture:
-        return _load_for_architecture(kernel)
+        return _load_for_architecture(kernel, resolved_architecture(kernel.architecture))
+    if forced_capability():
+        return _load_for_architecture(kernel, resolved_architecture(DEVICE_ARCHITECTURE), CUPY_OPTIONS)
     module = cupy.RawModule(code=kernel.cuda_source, options=kernel.options)
     function = module.get_function(kernel.entry)
     if kernel.shared:
@@ -94,16 +114,16 @@ def _load_kernel(kernel: Kernel) -> LoadedKernel:
     return LoadedKernel(function.kernel.ptr, (module, function))
 
 
-def _load_for_architecture(kernel: Kernel) -> LoadedKernel:
+def _load_for_architecture(kernel: Kernel, architecture: str, more_options: tuple[str, ...] = ()) -> LoadedKernel:
     module = cupy.cuda.function.Module()
-    module.load(compile_for_architecture(kernel.cuda_source, kernel.architecture, kernel.options))
+    module.load(compile_for_architecture(kernel.cuda_source, architecture, (*kernel.options, *more_options)))
     function = module.get_function(kernel.entry)
     driver.funcSetAttribute(function.ptr, SHARED_SIZE_ATTRIBUTE, kernel.shared)
     return LoadedKernel(function.ptr, (module, function))
 
 
 def compile_for_architecture(source: str, architecture: str, options: tuple[str, ...]) -> bytes:
-    """Return the machine code of a source for one architecture, such as sm_90a.
+    """Return the machine code of a source for one architecture, such as sm_90a, or the PTX for one such as compute_80.
 
     CuPy cannot compile instructions that exist on one architecture only, so this function calls NVRTC itself.
     """
@@ -111,7 +131,13 @@ def compile_for_architecture(source: str, architecture: str, options: tuple[str,
     def compile_code() -> bytes:
         program = nvrtc.createProgram(source, "kernel.cu", (), ())
         try:
-            nvrtc.compileProgram(program, (f"--gpu-architecture={architecture}", *options))
+            try:
+                nvrtc.compileProgram(program, (f"--gpu-architecture={architecture}", *options))
+            except nvrtc.NVRTCError as error:
+                raise RuntimeError(f"{error} for {architecture}: {nvrtc.getProgramLog(program)}") from error
+            if architecture.startswith("compute_"):
+                text: bytes | str = nvrtc.getPTX(program)
+                return text.encode() if isinstance(text, str) else bytes(text)
             return bytes(nvrtc.getCUBIN(program))
         finally:
             nvrtc.destroyProgram(program)

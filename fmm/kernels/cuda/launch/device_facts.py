@@ -8,6 +8,7 @@ import cupy
 
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import nearest_capability
+from fmm.kernels.cuda.launch.compile import forced_capability
 from fmm.kernels.cuda.launch.kernel_call import tensor_map_encoder
 
 # Bytes that a multiprocessor and global memory exchange in one clock cycle: an assumption for drivers that report no
@@ -20,10 +21,11 @@ def chip_of(device: int) -> Chip:
     """Return the `Chip` that describes the CUDA device with this index.
 
     The bandwidth follows from the memory clock, with two transfers per cycle. Some drivers report a memory clock of 0.
-    The bandwidth is then MEMORY_BYTES_PER_CLOCK x (number of multiprocessors) x (their clock rate).
+    The bandwidth is then MEMORY_BYTES_PER_CLOCK x (number of multiprocessors) x (their clock rate). FMM_CAPABILITY
+    replaces the compute capability.
     """
-    cupy_device = cupy.cuda.Device(device)
-    attributes, version = cupy_device.attributes, str(cupy_device.compute_capability)
+    cupy_device, forced = cupy.cuda.Device(device), forced_capability()
+    attributes, version = cupy_device.attributes, forced or str(cupy_device.compute_capability)
     limits = nearest_capability(f"{version[:-1]}.{version[-1]}")
     count, clock = attributes["MultiProcessorCount"], 1e3 * attributes["ClockRate"]
     bandwidth = 2e3 * attributes["MemoryClockRate"] * attributes["GlobalMemoryBusWidth"] / 8
@@ -34,6 +36,6 @@ def chip_of(device: int) -> Chip:
         bandwidth or MEMORY_BYTES_PER_CLOCK * count * clock,
         attributes["L2CacheSize"],
         version=int(version),
-        shared=int(attributes["MaxSharedMemoryPerBlockOptin"]),
+        shared=0 if forced else int(attributes["MaxSharedMemoryPerBlockOptin"]),
         tensor_maps=tensor_map_encoder() is not None,
     )

@@ -37,19 +37,21 @@ from fmm.kernels.plans.memory_layout import round_up
 OPERAND_SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # names of the kernel's operands A and B
 SPLIT_THREADS = 256  # number of threads in a thread block of the split kernels
 SPLIT_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster; a cluster splits 64 positions of all lines
+STRIP_POSITIONS = 16  # number of positions of all lines that a thread block without a cluster splits
 WARP_THREADS = 32
 MAX_REGISTER_LOADS = 16  # largest number of a line's loads that a thread holds in registers
-# Rules for scaling an operand and for arranging its planes hi and lo. All rules scale each row of A (column of B).
+# Rules for scaling an operand and for arranging its planes hi and lo. All rules scale each row of A (column of B). The
+# text in braces is the number of thread blocks in a cluster.
 # default: chunks of PLANE_CHUNK_LENGTH numbers of hi and of lo alternate.
 # separate: the complete plane hi precedes plane lo, as the vendor's products need; the kernel uses no clusters.
 # recorded: as "default"; the split also records the spread of the magnitudes in each row (column).
 # balanced: as "default"; if the recorded spread is too large, each position of the inner dimension is scaled too.
 ScalingRule = Literal["default", "separate", "recorded", "balanced"]
 SCALING_RULES: Mapping[ScalingRule, str] = {
-    "default": "LineScaling<fmm::planes::Alternating, fmm::planes::CLUSTER>",
-    "separate": "LineScaling<fmm::planes::Separate, 1>",
-    "recorded": "Spread<false>",
-    "balanced": "Spread<true>",
+    "default": "LineScaling<fmm::planes::Alternating, {}>",
+    "separate": "LineScaling<fmm::planes::Separate, {}>",
+    "recorded": "Spread<false, {}>",
+    "balanced": "Spread<true, {}>",
 }
 
 
@@ -62,11 +64,11 @@ class SplitKernel:
     register_loads: int  # number of a line's loads that a thread holds in registers
     wide: bool  # True if each load reads 16 bytes
 
-    def function_cpp(self, rule: ScalingRule) -> str:
+    def function_cpp(self, rule: ScalingRule, cluster: int) -> str:
         """Return the name and template arguments of the C++ function of f16_planes.cuh that splits the operand."""
         own = f"{self.group}, {self.register_loads}, " if self.along == "inner" else ""
         function = "split_by_line" if self.along == "inner" else "split_by_position"
-        return f"{function}<fmm::planes::{SCALING_RULES[rule]}, {own}{str(self.wide).lower()}>"
+        return f"{function}<fmm::planes::{SCALING_RULES[rule].format(cluster)}, {own}{str(self.wide).lower()}>"
 
 
 @dataclass(frozen=True)
@@ -128,21 +130,21 @@ class OperandPlanes:
         group = WARP_THREADS if self.length <= 1024 else SPLIT_THREADS
         return SplitKernel("inner", group, min(-(-self.line_pitch // (4 * group)), MAX_REGISTER_LOADS), wide)
 
-    def thread_block_count(self, kernel: SplitKernel, rule: ScalingRule = "default") -> int:
-        """Return the number of thread blocks that split the operand."""
-        sharing = 1 if rule == "separate" else SPLIT_CLUSTER_BLOCKS
+    def thread_block_count(self, kernel: SplitKernel, cluster: int) -> int:
+        """Return the number of thread blocks that split the operand, in clusters of this size (1: no clusters)."""
         if kernel.along == "outer":
-            return self.count * self.line_pitch // PLANE_CHUNK_LENGTH * sharing
-        return round_up(-(-self.count * self.lines // (SPLIT_THREADS // kernel.group)), sharing)
+            strip = PLANE_CHUNK_LENGTH if cluster > 1 else STRIP_POSITIONS
+            return self.count * self.line_pitch // strip * cluster
+        return round_up(-(-self.count * self.lines // (SPLIT_THREADS // kernel.group)), cluster)
 
-    def numbers_per_block(self, kernel: SplitKernel, rule: ScalingRule = "default") -> float:
+    def numbers_per_block(self, kernel: SplitKernel, cluster: int) -> float:
         """Return the mean number of elements that a thread block splits."""
-        return self.count * self.lines * self.length / max(self.thread_block_count(kernel, rule), 1)
+        return self.count * self.lines * self.length / max(self.thread_block_count(kernel, cluster), 1)
 
-    def pack_parameters(self, kernel: SplitKernel, rule: ScalingRule = "default") -> bytes:
+    def pack_parameters(self, kernel: SplitKernel, cluster: int) -> bytes:
         """Return the bytes of struct Operand of f16_planes.cuh, with zeros in place of addresses."""
         x = self.source
-        counts = self.lines, self.length, self.count, self.thread_block_count(kernel, rule)
+        counts = self.lines, self.length, self.count, self.thread_block_count(kernel, cluster)
         return struct.pack("<6q4i", 0, 0, 0, x.leading, x.stride, self.line_pitch, *counts)
 
     def address_slots(self, first: int) -> tuple[AddressSlot, ...]:
@@ -201,8 +203,14 @@ def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> l
     return list(dict.fromkeys(missing))
 
 
+def _split_kernel(kernels: tuple[SplitKernel, ...], rule: ScalingRule, cluster: int) -> Kernel:
+    architecture = "sm_90a" if cluster > 1 else ""
+    arguments = kernels, rule, cluster
+    return Kernel(plane_split_kernel_source, arguments, ENTRY_NAME, SPLIT_THREADS, architecture=architecture)
+
+
 @lru_cache(maxsize=64)
-def plane_split_kernel_source(kernels: tuple[SplitKernel, ...], rule: ScalingRule) -> str:
+def plane_split_kernel_source(kernels: tuple[SplitKernel, ...], rule: ScalingRule, cluster: int) -> str:
     """Return the CUDA source of the kernel that splits one or two operands; its entry point is `ENTRY_NAME`."""
     records_spread = rule in ("recorded", "balanced")
     names = [f"x{i}" for i in range(len(kernels))]
@@ -211,35 +219,36 @@ def plane_split_kernel_source(kernels: tuple[SplitKernel, ...], rule: ScalingRul
     body.append("int block = blockIdx.x;")
     for name, kernel in zip(names, kernels, strict=True):
         forgets = f"fmm::planes::reset_inner(p.{name}, block), " if rule == "recorded" else ""
+        split = f"fmm::planes::{kernel.function_cpp(rule, cluster)}(p.{name}, block)"
         body += [
-            f"if (block < p.{name}.blocks) return {forgets}fmm::planes::{kernel.function_cpp(rule)}(p.{name}, block);",
+            f"if (block < p.{name}.blocks) return {forgets}{split};",
             f"block -= p.{name}.blocks;",
         ]
-    header, clusters = (
-        "f16_spread.cuh" if records_spread else "f16_planes.cuh",
-        0 if rule == "separate" else SPLIT_CLUSTER_BLOCKS,
-    )
-    before = ("struct Operands {", operands, "};")
+    header, before = "f16_spread.cuh" if records_spread else "f16_planes.cuh", ("struct Operands {", operands, "};")
+    clusters = cluster if cluster > 1 else 0
     return entry_source("Operands", body, header, (SPLIT_THREADS,), clusters=clusters, before=before)
 
 
 def plane_split_launch(
-    operands: Sequence[OperandPlanes], alignment: Mapping[str, int], rule: ScalingRule = "default"
+    operands: Sequence[OperandPlanes],
+    alignment: Mapping[str, int],
+    rule: ScalingRule = "default",
+    cluster: int = SPLIT_CLUSTER_BLOCKS,
 ) -> Launch:
     """Return the launch that computes the exponents and planes of these operands.
 
-    `alignment` maps a base to the largest power of two that divides its address. The operand whose thread blocks move
-    the most numbers comes first in the grid. For example, a B with few columns has few thread blocks that take long:
-    they start first, and the many short thread blocks of A run at the same time.
+    `alignment` maps a base to the largest power of two that divides its address. `cluster` is the number of thread
+    blocks in a cluster; 1: no clusters, which only compute capability 9.0 and newer have. The operand whose thread
+    blocks move the most numbers comes first in the grid. For example, a B with few columns has few thread blocks that
+    take long: they start first, and the many short thread blocks of A run at the same time.
     """
     names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
-    operands = sorted(operands, key=lambda x: -x.numbers_per_block(x.split_kernel(alignment), rule))
+    operands = sorted(operands, key=lambda x: -x.numbers_per_block(x.split_kernel(alignment), cluster))
     kernels = tuple(x.split_kernel(alignment) for x in operands)
-    parameters = [x.pack_parameters(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)]
+    parameters = [x.pack_parameters(kernel, cluster) for x, kernel in zip(operands, kernels, strict=True)]
     slots = tuple(slot for i, x in enumerate(operands) for slot in x.address_slots(i * len(parameters[0]) // 8))
-    grid = sum(x.thread_block_count(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
-    architecture = "" if rule == "separate" else "sm_90a"
-    kernel = Kernel(plane_split_kernel_source, (kernels, rule), ENTRY_NAME, SPLIT_THREADS, architecture=architecture)
+    grid = sum(x.thread_block_count(kernel, cluster) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
+    kernel = _split_kernel(kernels, rule, cluster)
     label = f"f16_planes: splits {names} in two float16 numbers each"
     return Launch("sums", label, kernel, grid, b"".join(parameters), slots)
 
@@ -276,13 +285,15 @@ class ExponentSpread:
         """Offset of the first byte after the decision in the workspace."""
         return self.balance_offset + PLANE_ALIGN_BYTES
 
-    def pack_parameters(self, kernels: tuple[SplitKernel, SplitKernel]) -> tuple[bytes, tuple[AddressSlot, ...]]:
+    def pack_parameters(
+        self, kernels: tuple[SplitKernel, SplitKernel], cluster: int
+    ) -> tuple[bytes, tuple[AddressSlot, ...]]:
         """Return the bytes of two structs SpreadOperand of f16_spread.cuh, and the slots of their addresses."""
         inner = (self.offset, self.right_exponents_offset)
         parts: list[bytes] = []
         slots: list[AddressSlot] = []
         for i, (x, kernel) in enumerate(zip((self.left, self.right), kernels, strict=True)):
-            operand = x.pack_parameters(kernel)
+            operand = x.pack_parameters(kernel, cluster)
             first = sum(map(len, parts)) // 8
             after = first + len(operand) // 8
             parts.append(operand + struct.pack("<3q2i", 0, 0, 0, x.inner_size, -1 if i else 1))
@@ -304,20 +315,18 @@ def balance_kernel_source(left: ContiguousAxis, right: ContiguousAxis) -> str:
 
 
 def checked_split_launches(
-    x: ExponentSpread, multiprocessors: int, alignment: Mapping[str, int]
+    x: ExponentSpread, multiprocessors: int, alignment: Mapping[str, int], cluster: int = SPLIT_CLUSTER_BLOCKS
 ) -> tuple[Launch, Launch, Launch]:
     """Return three launches: split and record the spread, decide whether to balance, and split again if balancing."""
     kernels = x.left.split_kernel(alignment), x.right.split_kernel(alignment)
-    parameters, slots = x.pack_parameters(kernels)
-    grid = x.left.thread_block_count(kernels[0]) + x.right.thread_block_count(kernels[1]), 1, 1
+    parameters, slots = x.pack_parameters(kernels, cluster)
+    blocks = x.left.thread_block_count(kernels[0], cluster) + x.right.thread_block_count(kernels[1], cluster)
 
     def split_launch(rule: ScalingRule, label: str) -> Launch:
-        kernel = Kernel(plane_split_kernel_source, (kernels, rule), ENTRY_NAME, SPLIT_THREADS, architecture="sm_90a")
-        return Launch("sums", f"f16_spread: {label}", kernel, grid, parameters, slots)
+        kernel = _split_kernel(kernels, rule, cluster)
+        return Launch("sums", f"f16_spread: {label}", kernel, (blocks, 1, 1), parameters, slots)
 
-    source = Kernel(
-        balance_kernel_source, (x.left.along, x.right.along), ENTRY_NAME, SPLIT_THREADS, architecture="sm_90a"
-    )
+    source = Kernel(balance_kernel_source, (x.left.along, x.right.along), ENTRY_NAME, SPLIT_THREADS)
     balance = Launch(
         "sums",
         "f16_spread: decides whether to balance the inner dimension",

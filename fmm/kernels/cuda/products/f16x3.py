@@ -27,6 +27,7 @@ from fmm.kernels.cuda.launch_list import (
 )
 from fmm.kernels.cuda.ops import DeviceView, GemmOp, GemmOperand
 from fmm.kernels.cuda.products.f16_planes import (
+    SPLIT_CLUSTER_BLOCKS,
     SPLIT_THREADS,
     ExponentSpread,
     OperandPlanes,
@@ -169,11 +170,13 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
     return F16x3Op(kernel, a, b, missing, op.dest, m, n, k, alpha.real, beta.real, clusters, spread, op.addend)
 
 
-def missing_plane_launches(op: F16x3Op, multiprocessors: int, alignment: Mapping[str, int]) -> tuple[Launch, ...]:
-    """Return the launches that compute the missing planes."""
+def missing_plane_launches(
+    op: F16x3Op, multiprocessors: int, alignment: Mapping[str, int], cluster: int = SPLIT_CLUSTER_BLOCKS
+) -> tuple[Launch, ...]:
+    """Return the launches that compute the missing planes, in clusters of this number of thread blocks."""
     if op.spread is not None:
-        return checked_split_launches(op.spread, multiprocessors, alignment)
-    return (plane_split_launch(op.missing, alignment),) if op.missing else ()
+        return checked_split_launches(op.spread, multiprocessors, alignment, cluster)
+    return (plane_split_launch(op.missing, alignment, cluster=cluster),) if op.missing else ()
 
 
 def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
@@ -229,10 +232,10 @@ def vendor_f16x3_steps(
 ) -> tuple[Launch | VendorCall, ...] | str:
     """Return the steps that split, multiply planes by cuBLAS and undo the scaling; else the reason against them."""
     if op.beta or complex(op.alpha).imag or op.checked:
-        return "only the tensor cores of compute capability 9.0 add to C, or check every entry"
+        return "the vendor multiplies its planes on this chip, and neither adds to C nor checks every entry"
     a, b = operand_planes(op)
     missing = missing_planes(op, (a, b))
-    splits = (plane_split_launch(missing, alignment, "separate"),) if missing else ()
+    splits = (plane_split_launch(missing, alignment, "separate", cluster=1),) if missing else ()
     calls = (_vendor_call(op, a, b, product) for product in _plane_products(op.k))
     return *splits, *calls, _unscale_launch(op, a, b, multiprocessors, flagged)
 

@@ -33,6 +33,7 @@ RESIDUE_THREADS = 256  # number of threads in a thread block of the kernels that
 RESIDUE_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster; a cluster measures 64 positions of all lines
 # number of positions that a cluster transposes together: for smaller elements, and for elements of 16 bytes
 TRANSPOSED_POSITIONS, TRANSPOSED_POSITIONS_OF_16_BYTES = 64, 32
+TRANSPOSED_POSITIONS_ALONE = 16  # if a thread block computes the norms of its lines alone, as in residue_planes.cuh
 # For 0, 1 and 2 levels: the number of thread blocks of the split kernel whose registers must fit on a multiprocessor.
 # With "", the compiler decides.
 MIN_SPLIT_BLOCKS_PER_SM = "4", "", "2"
@@ -124,10 +125,11 @@ class MeasureKernel:
     group: int
     wide: bool  # True if each load reads 16 bytes
 
-    def call_cpp(self, operand: str, block: str) -> str:
+    def call_cpp(self, operand: str, block: str, cluster: int) -> str:
         """Return the C++ statement that calls the measuring function of residue_planes.cuh."""
         wide = str(self.wide).lower()
-        named = f"measure_lines<{self.group}, {wide}>" if self.along == "inner" else f"measure_and_transpose<{wide}>"
+        lines, transposed = f"measure_lines<{self.group}, {wide}>", f"measure_and_transpose<{wide}, {cluster}>"
+        named = lines if self.along == "inner" else transposed
         return f"{RESIDUE_NAMESPACE}{named}({operand}, {block});"
 
 
@@ -176,16 +178,19 @@ class ResidueOperand:
         """Return True if each load of the split kernel can read several elements of the operand or of its copy."""
         return self.is_prepared or self.along == "outer" or self.has_wide_lines(aligned)
 
-    def measure_block_count(self, kernel: MeasureKernel | None) -> int:
-        """Return the number of thread blocks that measure this operand."""
+    def measure_block_count(self, kernel: MeasureKernel | None, cluster: int, scaled: bool) -> int:
+        """Return the number of thread blocks that measure this operand, in clusters of this size (1: no clusters).
+
+        Operands that are not `scaled` need no norms, so their thread blocks share lines even without clusters.
+        """
         if kernel is None:
             return 0
         if self.along == "outer":
             side = TRANSPOSED_POSITIONS_OF_16_BYTES if self.geometry.item == 16 else TRANSPOSED_POSITIONS
+            if cluster == 1 and scaled:
+                return self.geometry.count * -(-self.lines // TRANSPOSED_POSITIONS_ALONE)
             return self.geometry.count * -(-self.lines // side) * RESIDUE_CLUSTER_BLOCKS
-        return round_up(
-            -(-self.geometry.count * self.lines // (RESIDUE_THREADS // kernel.group)), RESIDUE_CLUSTER_BLOCKS
-        )
+        return round_up(-(-self.geometry.count * self.lines // (RESIDUE_THREADS // kernel.group)), cluster)
 
     @property
     def lines_per_split_block(self) -> int:
@@ -286,18 +291,19 @@ def source_byte_map(x: GemmOperand, lines: int, length: int, layers: int, most: 
 
 
 @lru_cache(maxsize=64)
-def measure_kernel_source(left: MeasureKernel | None, right: MeasureKernel | None, dtype: str) -> str:
+def measure_kernel_source(left: MeasureKernel | None, right: MeasureKernel | None, dtype: str, cluster: int) -> str:
     """Return the CUDA source of the kernel that measures and transposes operands; it skips an operand with None."""
     body = (
         "const int block = blockIdx.x;",
         "if (block < p.left.blocks) {",
-        *([f"    {left.call_cpp('p.left', 'block')}"] if left else []),
+        *([f"    {left.call_cpp('p.left', 'block', cluster)}"] if left else []),
         "} else {",
-        *([f"    {right.call_cpp('p.right', 'block - p.left.blocks')}"] if right else []),
+        *([f"    {right.call_cpp('p.right', 'block - p.left.blocks', cluster)}"] if right else []),
         "}",
     )
     parameters = f"{RESIDUE_NAMESPACE}Operands<{operand_type_cpp(dtype)}>"
-    return entry_source(parameters, body, "residue_planes.cuh", (RESIDUE_THREADS,), clusters=RESIDUE_CLUSTER_BLOCKS)
+    clusters = cluster if cluster > 1 else 0
+    return entry_source(parameters, body, "residue_planes.cuh", (RESIDUE_THREADS,), clusters=clusters)
 
 
 @lru_cache(maxsize=64)
@@ -367,16 +373,20 @@ def fast_sums_cpp() -> str:
 ResidueOperandPair = tuple[ResidueOperand, ResidueOperand]  # the operands A and B
 
 
-def measure_launch(sides: ResidueOperandPair, dtype: str, aligned: tuple[bool, ...]) -> Launch:
+def measure_launch(
+    sides: ResidueOperandPair, dtype: str, aligned: tuple[bool, ...], cluster: int = RESIDUE_CLUSTER_BLOCKS
+) -> Launch:
     """Return the launch that computes the exponents of both operands, and transposes operands that are not K-major.
 
-    `aligned` holds two values, for A and for B: True if the operand's address is a multiple of 16 bytes.
+    `aligned` holds two values, for A and for B: True if the operand's address is a multiple of 16 bytes. `cluster` is
+    the number of thread blocks in a cluster; 1: no clusters, which only compute capability 9.0 and newer have.
     """
     scaled = not DTYPES[dtype].exact
     kernels = [x.measure_kernel(wide, scaled) for x, wide in zip(sides, aligned, strict=True)]
-    blocks = [x.measure_block_count(kernel) for x, kernel in zip(sides, kernels, strict=True)]
+    blocks = [x.measure_block_count(kernel, cluster, scaled) for x, kernel in zip(sides, kernels, strict=True)]
     parameters = b"".join(x.pack_parameters(count) for x, count in zip(sides, blocks, strict=True))
-    kernel = Kernel(measure_kernel_source, (*kernels, dtype), ENTRY_NAME, RESIDUE_THREADS, architecture="sm_90a")
+    architecture, arguments = "sm_90a" if cluster > 1 else "", (*kernels, dtype, cluster)
+    kernel = Kernel(measure_kernel_source, arguments, ENTRY_NAME, RESIDUE_THREADS, architecture=architecture)
     slots = (*sides[0].address_slots(0), *sides[1].address_slots(OPERAND_WORDS))
     does = "norms of A's rows and B's columns" if scaled else "transposes operands that are not K-major"
     return Launch("sums", f"residue_planes: {does}", kernel, (sum(blocks), 1, 1), parameters, slots)

@@ -14,13 +14,15 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 
 from fmm.dtypes import BYTE_TYPE, DTYPES, RING_TYPES
+from fmm.hardware.chip import Chip
 from fmm.kernels.algorithms.residues import RemainderWeights, remainder_weights
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
-from fmm.kernels.cuda.launch_list import FLAG, TENSOR_MAP_WORDS, AddressSlot, Kernel, Launch, LaunchPurpose
+from fmm.kernels.cuda.launch_list import FLAG, TENSOR_MAP_WORDS, AddressSlot, Kernel, Launch, LaunchPurpose, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.residue_planes import (
     MAX_MODULI,
     MAX_WEIGHT_PIECES,
+    RESIDUE_CLUSTER_BLOCKS,
     RESIDUE_NAMESPACE,
     RESIDUE_THREADS,
     WARP_THREADS,
@@ -35,6 +37,7 @@ from fmm.kernels.cuda.products.residue_planes import (
     residue_split_launch,
     source_byte_map,
 )
+from fmm.kernels.cuda.products.residues_mma import ByteProducts, residue_mma_launch
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, ContiguousAxis, row_major_operands
 from fmm.kernels.cuda.products.wgmma_tiles import (
     BARRIER_BYTES,
@@ -48,6 +51,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
 from fmm.kernels.plans.levels.residue_planes import EXPONENT_BYTES, PART_ALIGN_BYTES, PlaneLayout, prepared_plane_layout
 from fmm.kernels.plans.levels.residues import ResidueLeaf, ResiduesLevel
 from fmm.kernels.plans.memory_layout import round_up
+from fmm.problem import Shape
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
 TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile together take as long as computing this number of columns
@@ -75,6 +79,7 @@ class ResidueOp:
     writes_c: bool = False  # True if the product kernel writes C without a join: C's elements are the product's bytes
     lower_only: bool = False  # True if C is its own adjoint and only the lower triangle of C is written
     shares_planes: bool = False  # True if both operands have the same planes, because B is the adjoint of A
+    warp_chip: Chip | None = None  # the chip, if it multiplies by a warp's instructions; None: by Hopper's warpgroups
 
     def __hash__(self) -> int:
         return id(self)
@@ -98,21 +103,57 @@ class ResidueOp:
         """
         return (0, 1) if self.shares_planes and self.geometry.for_complex else (None,)
 
+    @property
+    def cluster_blocks(self) -> int:
+        """Number of thread blocks in a cluster of the kernel that measures; 1 if the chip has no clusters."""
+        return 1 if self.warp_chip else RESIDUE_CLUSTER_BLOCKS
+
+    @property
+    def product_shape(self) -> Shape:
+        """The rows, the inner dimension and the columns of a product of planes."""
+        rows, inner, columns = self.geometry.block_shape
+        return rows, inner, self.geometry.n if self.writes_c else columns
+
+    def products_per_modulus(self, sign: int | None) -> int:
+        """Return the number of products of planes of each modulus; with `sign`, of the planes with this sign of j."""
+        return self.geometry.plane_product_count // (1 if sign is None else 2)
+
+    def operand_signs(self, sign: int | None) -> list[int | None]:
+        """Return the signs of A's and B's planes.
+
+        The operand that uses the other operand's planes needs their conjugates, the planes with the other sign.
+        """
+        return [sign if sign is None else sign ^ x.is_prepared for x in self.operands]
+
+    def result_map(self, first: int, count: int, sign: int | None) -> TensorMap:
+        """Return the tensor map of the products of planes of `count` moduli, from the one with index `first` on."""
+        g, (rows, _, columns) = self.geometry, self.geometry.block_shape
+        if self.writes_c:
+            return source_byte_map(self.dest, g.m, g.n, g.count, 64)
+        planes = BlockTerm("W", self.planes + first * g.plane_bytes[2], rows, columns)
+        return byte_plane_map(planes, count * g.plane_product_count, 64, sign=sign)
+
+    def byte_products(self, first: int, moduli: tuple[int, ...], sign: int | None = None) -> ByteProducts:
+        """Describe the products of planes for these moduli by a warp's instructions; `first` is the first's index.
+
+        With `sign`, one of the two products of each modulus.
+        """
+        count = len(moduli)
+        operands = zip(self.operands, self.operand_signs(sign), strict=True)
+        left, right = (x.tensor_map(first, count, 1, each) for x, each in operands)
+        maps = left, right, self.result_map(first, count, sign)
+        return ByteProducts(maps, *self.product_shape, moduli, self.products_per_modulus(sign), self.lower_only)
+
     def plane_product_op(self, first: int, count: int, sign: int | None = None) -> WgmmaOp[ResidueKernel]:
         """Describe the products of planes for `count` moduli, the first of which has the index `first`.
 
         With `sign`, describe only one of the two products of each modulus.
         """
-        g, (rows, inner, columns) = self.geometry, self.geometry.block_shape
-        layers = count * g.plane_product_count // (1 if sign is None else 2)
-        # The operand that uses the other operand's planes needs their conjugates, the planes with the other sign.
-        signs = [sign if sign is None else sign ^ x.is_prepared for x in self.operands]
-        s = best_residue_sizes(rows, columns, layers, self.multiprocessors, self.lower_only)
-        if self.writes_c:
-            dest, columns = source_byte_map(self.dest, g.m, g.n, g.count, 64), g.n
-        else:
-            planes = BlockTerm("W", self.planes + first * g.plane_bytes[2], rows, columns)
-            dest = byte_plane_map(planes, count * g.plane_product_count, 64, sign=sign)
+        rows, inner, columns = self.product_shape
+        layers = count * self.products_per_modulus(sign)
+        signs = self.operand_signs(sign)
+        s = best_residue_sizes(rows, self.geometry.block_shape[2], layers, self.multiprocessors, self.lower_only)
+        dest = self.result_map(first, count, sign)
         left = self.left.tensor_map(first, count, s.m_s, signs[0])
         right = self.right.tensor_map(first, count, s.n_s // s.cluster, signs[1])
         clusters = max(self.multiprocessors // s.cluster, 1)
@@ -123,12 +164,17 @@ class ResidueOp:
 
 
 def residue_op(
-    op: GemmOp, ending: ResidueLeaf, multiprocessors: int, alignment: Mapping[str, int] = NO_ALIGNMENT
+    op: GemmOp,
+    ending: ResidueLeaf,
+    multiprocessors: int,
+    alignment: Mapping[str, int] = NO_ALIGNMENT,
+    warp_chip: Chip | None = None,
 ) -> ResidueOp | None:
     """Describe a GEMM as a product by residues. The residues are planes in the workspace, or the operands' own bytes.
 
     Return None if alpha or beta of a real product has an imaginary part. `alignment` maps a base to a power of two that
-    divides the base's address.
+    divides the base's address. `warp_chip` is the chip if it multiplies by a warp's instructions instead of Hopper's
+    warpgroups.
     """
     alpha, beta, dtype, levels = complex(op.alpha), complex(op.beta), op.dtype, ending.depth
     moduli, for_complex = ending.level.moduli_count_for(dtype, op.k), ending.level.for_complex
@@ -160,7 +206,9 @@ def residue_op(
     shares_planes = lower_only and _are_adjoint_planes(op, x, y)
     if shares_planes:
         x, y = _share_planes(x, y)
-    return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha, beta, writes_c, lower_only, shares_planes)
+    return ResidueOp(
+        dtype, g, x, y, op.dest, c, multiprocessors, alpha, beta, writes_c, lower_only, shares_planes, warp_chip
+    )
 
 
 def _are_adjoint_planes(op: GemmOp, x: ResidueOperand, y: ResidueOperand) -> bool:
@@ -231,8 +279,10 @@ def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool)
     """
     aligned, exact = _operand_alignments(op, alignment), DTYPES[op.dtype].exact
     measures = any(x.measure_kernel(False, not exact) is not None for x in op.operands)
-    splits_lines = measures and can_split_lines(op.operands, op.dtype)
-    launches = [measure_launch(op.operands, op.dtype, aligned)] if measures and not splits_lines else []
+    # Only Hopper's kernel measures and splits lines together: it needs clusters and much shared memory.
+    splits_lines = measures and op.warp_chip is None and can_split_lines(op.operands, op.dtype)
+    measures_first = measures and not splits_lines
+    launches = [measure_launch(op.operands, op.dtype, aligned, op.cluster_blocks)] if measures_first else []
     first = 0
     for moduli in op.modulus_groups:
         if splits_lines:
@@ -256,7 +306,7 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
     aligned, moduli = _operand_alignments(op, alignment), op.geometry.remainder_weights.moduli
     workspace = max(size for x, size in zip(op.operands, op.geometry.transposed_bytes, strict=True) if x.is_prepared)
     launches = (
-        measure_launch((left, right), op.dtype, aligned),
+        measure_launch((left, right), op.dtype, aligned, op.cluster_blocks),
         residue_split_launch((left, right), op.dtype, aligned, moduli),
     )
     return launches, workspace
@@ -309,19 +359,22 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...], s
 
     With `sign`, the launch computes only one of the two products of each modulus.
     """
+    count = len(moduli) * op.products_per_modulus(sign)
+    does: LaunchPurpose = "product" if op.writes_c else "sums"
+    products = f"{count} product{'s' * (count > 1)}"
+    products = f"{op.dtype} by {products}" if op.writes_c else f"{count} products"
+    products += ", the lower triangle" if op.lower_only else ""
+    if op.warp_chip:
+        return residue_mma_launch(op.byte_products(first, moduli, sign), op.warp_chip, does, products)
     product = op.plane_product_op(first, len(moduli), sign)
     words = [i * TENSOR_MAP_WORDS for i in range(len(product.maps))]
     slots = tuple(AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(words, product.maps, strict=True))
     parameters = product.parameter_bytes + moduli_table(moduli) + struct.pack("<i", product.count // len(moduli))
     parameters += bytes(-len(parameters) % 64)
     s, spec = product.kernel.sizes, product.kernel
-    does: LaunchPurpose = "product" if op.writes_c else "sums"
     kernel = Kernel(
         residue_product_kernel_source, (spec,), ENTRY_NAME, s.thread_count, spec.shared_bytes, architecture="sm_90a"
     )
-    count = f"{product.count} product{'s' * (product.count > 1)}"
-    products = f"{op.dtype} by {count}" if op.writes_c else f"{product.count} products"
-    products += ", the lower triangle" if op.lower_only else ""
     label = f"gemm_residues: {products} of bytes, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}"
     maps = tuple(zip(words, product.maps, strict=True))
     return Launch(does, label, kernel, product.grid, parameters, slots, maps)

@@ -25,7 +25,7 @@ from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
-from tests.support.chips import A100, H200, V100
+from tests.support.chips import B200, H200, V100
 from tests.support.host_compiler import header, required_compiler, shared_library
 from tests.support.host_launch import aligned, launch_words, parameter_words
 from tests.support.nvrtc import in_parallel, nvrtc, report
@@ -68,7 +68,7 @@ def test_which_splits_write_planes(plan: str, problem: Problem, count: int) -> N
 def test_other_splits_write_no_planes() -> None:
     ops = record_operations(Plan.parse("strassen.batched.pad16 > f16x3"), square(1024)).ops
     assert fuse_plane_sums(ops, chip_target(V100)) == list(ops)
-    assert [x.separate for x in fuse_plane_sums(ops, chip_target(A100)) if isinstance(x, PlaneSums)] == [True, True]
+    assert [x.separate for x in fuse_plane_sums(ops, chip_target(B200)) if isinstance(x, PlaneSums)] == [True, True]
     assert fuse_plane_sums(ops, chip_target(H200, (4, 4, 256, 256))) == list(ops)
     split, other = (op for op in ops[:2] if isinstance(op, SumOp))
     gemm = next(op for op in ops if isinstance(op, GemmOp))
@@ -90,7 +90,7 @@ COMPILED = [
 @pytest.mark.parametrize(("level", "architecture"), COMPILED)
 def test_sums_stay_in_registers(level: str, architecture: str) -> None:
     nvrtc()
-    made = splits(f"{level}.batched.pad16", square(1024), H200 if architecture == "sm_90a" else A100)
+    made = splits(f"{level}.batched.pad16", square(1024), H200 if architecture == "sm_90a" else B200)
     found = [x for op in made for x in plane_sum_launches(op, DIVIDES)]
     struct_names = (
         "fmm::planes::Extent",
@@ -146,7 +146,7 @@ HOST_CASES = [
     ((264, 300, 136), "CC", H200),
     pytest.param((264, 300, 136), "FF", H200, marks=SLOW),
     pytest.param((64, 516, 260), "CF", H200, marks=SLOW),
-    pytest.param((64, 516, 260), "FC", A100, marks=SLOW),
+    pytest.param((64, 516, 260), "FC", B200, marks=SLOW),
 ]
 
 

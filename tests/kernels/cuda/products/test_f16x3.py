@@ -19,6 +19,7 @@ from fmm.kernels.cuda.ops import GemmOp, GemmOperand
 from fmm.kernels.cuda.products.f16_planes import (
     SCALING_RULES,
     SPLIT_THREADS,
+    STRIP_POSITIONS,
     OperandPlanes,
     SplitKernel,
     balance_kernel_source,
@@ -46,7 +47,7 @@ from fmm.perfmodel.predict import quick_prediction
 from fmm.problem import Layout, Problem
 from fmm.runtime.devices import Device
 from fmm.runtime.prepare import launches_on_device
-from tests.support.chips import A100, H200
+from tests.support.chips import B200, H200
 from tests.support.nvrtc import check_warpgroups, compile_cuda, in_parallel, nvrtc, report
 
 Array = np.ndarray[Any, Any]
@@ -92,12 +93,12 @@ def test_splits_leave_registers_for_many_threads(most: int) -> None:
     )
     kernels = usual.left.split_kernel(NOTHING), usual.right.split_kernel(NOTHING)
     assert checked.spread is not None
-    both = sum(len(x.pack_parameters(kernel)) for x, kernel in zip((usual.left, usual.right), kernels, strict=True))
-    noted = len(checked.spread.pack_parameters(kernels)[0])
+    both = sum(len(x.pack_parameters(kernel, 8)) for x, kernel in zip((usual.left, usual.right), kernels, strict=True))
+    noted = len(checked.spread.pack_parameters(kernels, 8)[0])
     rules = [rule for rule in SCALING_RULES if rule != "separate"]  # which is for other chips
     sizes = {rule: f"static_assert(sizeof(Operands) == {both if rule == 'default' else noted});" for rule in rules}
-    jobs = [(f"{k}{r}", f"{plane_split_kernel_source(k, r)}{sizes[r]}\n") for k in SPLITS[:most] for r in rules]
-    jobs += [(str(k), f"{plane_split_kernel_source((k[0],), 'default')}\n") for k in SPLITS[:most]]
+    jobs = [(f"{k}{r}", f"{plane_split_kernel_source(k, r, 8)}{sizes[r]}\n") for k in SPLITS[:most] for r in rules]
+    jobs += [(str(k), f"{plane_split_kernel_source((k[0],), 'default', 8)}\n") for k in SPLITS[:most]]
     size_check = f"static_assert(sizeof(fmm::planes::Balance) == {noted + 8});"
     jobs += [
         (f"{x}{y}", f"{balance_kernel_source(x, y)}{size_check}\n")
@@ -193,10 +194,12 @@ def test_every_line_has_threads(lines: int, length: int) -> None:
     """A thread's register loads never exceed its share of a line."""
     x = OperandPlanes(GemmOperand("A", 0, length, False, 0), "inner", lines, length, 3, 0)
     kernel = x.split_kernel(NOTHING)
-    assert x.thread_block_count(kernel) * (SPLIT_THREADS // kernel.group) >= 3 * lines
+    assert x.thread_block_count(kernel, 8) * (SPLIT_THREADS // kernel.group) >= 3 * lines
     assert (kernel.register_loads - 1) * 4 * kernel.group < x.line_pitch
     strips = OperandPlanes(GemmOperand("A", 0, length, False, 0), "outer", lines, length, 3, 0)
-    assert strips.thread_block_count(strips.split_kernel(NOTHING)) == 3 * strips.line_pitch // PLANE_CHUNK_LENGTH * 8
+    kernel, positions = strips.split_kernel(NOTHING), 3 * strips.line_pitch
+    assert strips.thread_block_count(kernel, 8) == positions // PLANE_CHUNK_LENGTH * 8
+    assert strips.thread_block_count(kernel, 1) == positions // STRIP_POSITIONS
 
 
 # ---- by the vendor's products of planes
@@ -254,7 +257,7 @@ def test_products_that_the_vendor_cannot_do_alone() -> None:
         Problem(300, 200, 100, "float32", componentwise=True),
     ):
         assert isinstance(vendor_f16x3_steps(gemm(problem), SMS, NOTHING, True), str)
-    found = record_launches(Plan.parse("f16x3"), Problem(300, 200, 100, "float32", beta=1), chip_target(A100))
+    found = record_launches(Plan.parse("f16x3"), Problem(300, 200, 100, "float32", beta=1), chip_target(B200))
     assert any("not f16x3, because" in line for line in found.step_labels())
 
 
@@ -263,13 +266,13 @@ def test_products_that_the_vendor_cannot_do_alone() -> None:
     ["sm_80", *(pytest.param(a, marks=pytest.mark.slow) for a in ("sm_89", "sm_90", "sm_100", "sm_120"))],
 )
 def test_kernels_for_other_chips_compile(architecture: str) -> None:
-    sources = [plane_split_kernel_source(k, "separate") for k in SPLITS] + [unscale_kernel_source()]
+    sources = [plane_split_kernel_source(k, "separate", 1) for k in SPLITS] + [unscale_kernel_source()]
     for r in in_parallel(report, [(text[:40], text, architecture, ("--std=c++17",)) for text in sources]):
         assert r.local == 0 and r.registers <= 128, r
 
 
 @pytest.mark.parametrize(
-    "text", [plane_split_kernel_source(SPLITS[0], "separate"), unscale_kernel_source()], ids=["split", "unscale"]
+    "text", [plane_split_kernel_source(SPLITS[0], "separate", 1), unscale_kernel_source()], ids=["split", "unscale"]
 )
 def test_kernels_for_other_chips_keep_subnormal_numbers(text: str) -> None:
     """CuPy compiles with -ftz=true, and no option of ours undoes it: numbers of about 2^-126 would be lost."""
@@ -298,8 +301,8 @@ def chosen(n: int, limits: Limits, name: str = "h200") -> Plan:
 
 
 def test_sizes_at_which_f16x3_is_chosen() -> None:
-    """On Hopper from about 1000 rows on; where the vendor multiplies the planes, from a few thousand on, if its float16
-    products are fast enough. Never if emulation is forbidden or the error of the vendor is required."""
+    """From about 1000 rows on, if the float16 products are fast enough; where the vendor multiplies the planes, from a
+    few thousand on. Never if emulation is forbidden or the error of the vendor is required."""
     free = Limits(1 << 36, 16.0)
     for n in (1024, 2048, 4096, 8192, 16384):
         assert chosen(n, free).leaf == "f16x3"
@@ -308,8 +311,8 @@ def test_sizes_at_which_f16x3_is_chosen() -> None:
         assert strict == VENDOR or not strict.leaf_use.leaf.emulates
         for name in ("rtx4090", "rtx5090", "v100"):
             assert chosen(n, free, name).leaf != "f16x3", name
-        for name in ("a100", "b200"):
-            assert (chosen(n, free, name).leaf == "f16x3") == (n > 1024), name
+        for name, least in (("a100", 1024), ("b200", 2048)):
+            assert (chosen(n, free, name).leaf == "f16x3") == (n >= least), name
             assert chosen(n, Limits(1 << 36, 16.0, emulation=False), name).leaf != "f16x3", name
     assert chosen(256, free) == VENDOR
     assert choose(Problem(8192, 8192, 8192, "float64"), datasheet_calibration("h200"), free).best.plan.leaf != "f16x3"
@@ -360,9 +363,9 @@ def test_how_fast_the_vendors_products_of_planes_are() -> None:
 def test_f16x3_is_not_chosen_on_chips_without_it(changes: Any) -> None:
     """If the vendor cannot multiply planes either, no message says that it would."""
     problem = Problem(4096, 4096, 4096, "float32", **changes)
-    a100 = Device(Identity("cuda-8.0-108sm-a100", "A100"), datasheet_calibration("a100"), chip=A100)
-    assert launches_on_device(Plan.parse("f16x3"), problem, a100, False) is None
-    assert launches_on_device(Plan.parse("f16x3"), problem, a100, True) is not None
+    b200 = Device(Identity("cuda-10.0-148sm-b200", "B200"), datasheet_calibration("b200"), chip=B200)
+    assert launches_on_device(Plan.parse("f16x3"), problem, b200, False) is None
+    assert launches_on_device(Plan.parse("f16x3"), problem, b200, True) is not None
 
 
 def test_the_reason_why_f16x3_is_not_chosen() -> None:

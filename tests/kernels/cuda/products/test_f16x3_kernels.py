@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.ops import GemmOp, MirroredGemm
+from fmm.kernels.cuda.products.f16_planes import operand_planes
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
+from fmm.kernels.cuda.products.f16x3_mma import F16X3_MMA_SIZES
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.sums import ADDEND
@@ -26,6 +28,8 @@ Array = np.ndarray[Any, Any]
 WIDE, NARROW, WIDE_PAIR, NARROW_PAIR = (
     next(s for s in F16X3_SIZES if (s.n_s, s.cluster) == x) for x in ((128, 1), (64, 1), (128, 2), (64, 2))
 )
+# the portable kernel's sizes
+WARPS, NARROW_WARPS = F16X3_MMA_SIZES
 
 
 def placed(x: Array, order: str, gap: int = 0) -> tuple[Array, Array, Layout]:
@@ -62,14 +66,19 @@ def computed(
     return placed_ones[2][1], placed_ones[2][0], raised
 
 
+ORDERS = ("CCC", "FCC", "CFC", "FFF")
 SHAPES = [(1, 1, 1), (130, 70, 129), (5, 200, 260), (257, 64, 66)]
 
 
 @pytest.mark.parametrize(
     ("orders", "sizes"),
     quick_and_slow(
-        [("FFF", NARROW)],
-        [("CCC", WIDE_PAIR), *((orders, s) for orders in ("CCC", "FCC", "CFC", "FFF") for s in (WIDE, NARROW_PAIR))],
+        [("FFF", NARROW), ("CCC", NARROW_WARPS)],
+        [
+            ("CCC", WIDE_PAIR),
+            *((orders, s) for orders in ORDERS for s in (WIDE, NARROW_PAIR, WARPS)),
+            *((orders, NARROW_WARPS) for orders in ORDERS[1:]),
+        ],
     ),
 )
 def test_every_memory_order_agrees_with_numpy(orders: str, sizes: Any) -> None:
@@ -92,8 +101,12 @@ SMALL_HALVES, LARGE_HALF = ((1, 3), (70, 70)), ((300, 33), (130, 70))
 @pytest.mark.parametrize(
     ("rows", "sizes", "shapes"),
     quick_and_slow(
-        [(True, NARROW_PAIR, SMALL_HALVES)],
-        [(rows, s, (*SMALL_HALVES, *LARGE_HALF)) for rows in (True, False) for s in (WIDE, NARROW, WIDE_PAIR)],
+        [(True, NARROW_PAIR, SMALL_HALVES), (False, NARROW_WARPS, SMALL_HALVES)],
+        [
+            (rows, s, (*SMALL_HALVES, *LARGE_HALF))
+            for rows in (True, False)
+            for s in (WIDE, NARROW, WIDE_PAIR, WARPS, NARROW_WARPS)
+        ],
     ),
 )
 def test_triangles_equal_those_of_the_whole_product(rows: bool, sizes: Any, shapes: Any) -> None:
@@ -114,19 +127,22 @@ def test_triangles_equal_those_of_the_whole_product(rows: bool, sizes: Any, shap
 def test_a_gram_product_splits_its_operand_once() -> None:
     layouts = Layout("C", 100), Layout("F", 100), Layout("C", 200)
     op, room = only_product(Problem(200, 100, 200, "float32", layouts, op="gram"))
-    made, launches = launches_of(op, WIDE)
-    assert made.left == made.right and [x.label.split(":")[0] for x in launches] == ["f16_planes", "gemm_f16x3"]
-    assert "splits A in" in launches[0].label and made.left.end_offset <= room
+    left, right = operand_planes(op)
+    assert left == right and left.end_offset <= room
+    for sizes, name in ((WIDE, "gemm_f16x3"), (WARPS, "gemm_f16x3_mma")):
+        launches = launches_of(op, sizes)
+        assert [x.label.split(":")[0] for x in launches] == ["f16_planes", name] and "splits A in" in launches[0].label
+        assert len(launches_of(replace(op, checked=True), sizes)) == 4
     # Two matrices with a symmetric product are not recognized as one; and checked products record rows and columns
     # apart.
-    symmetric, _ = only_product(Problem(200, 100, 200, "float32", layouts, op="symmetric"))
-    assert launches_of(symmetric, WIDE)[0].left != launches_of(symmetric, WIDE)[0].right
-    assert len(launches_of(replace(op, checked=True), WIDE)[1]) == 4
+    left, right = operand_planes(only_product(Problem(200, 100, 200, "float32", layouts, op="symmetric"))[0])
+    assert left != right
 
 
+@pytest.mark.parametrize("sizes", [WIDE, NARROW_WARPS])
 @pytest.mark.parametrize("broadcast", [True, False])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_a_separate_addend(order: Any, broadcast: bool) -> None:
+def test_a_separate_addend(order: Any, broadcast: bool, sizes: Any) -> None:
     """The addend is one broadcast line, or a matrix; C is NaN before."""
     rng = np.random.default_rng(3)
     m, k, n = 131, 40, 75
@@ -140,14 +156,15 @@ def test_a_separate_addend(order: Any, broadcast: bool) -> None:
     op, room = only_product(Problem(m, k, n, "float32", layouts, 2, -3, addend_strides=(steps[0], steps[1])))
     memory = {**dict(zip("ABC", (x[0] for x in placed_ones), strict=True)), ADDEND: added}
     before = added.copy()
-    assert op.addend is not None and not multiplied(op, WIDE, memory, room)
+    assert op.addend is not None and not multiplied(op, sizes, memory, room)
     old = np.broadcast_to(added, (lines, length))
     wanted = 2 * (a.astype(np.float64) @ b) - 3 * (old if order == "C" else old.T)
     np.testing.assert_array_equal(placed_ones[2][1], wanted)
     np.testing.assert_array_equal(added, before)
 
 
-def test_a_batch() -> None:
+@pytest.mark.parametrize("sizes", [NARROW, NARROW_WARPS])
+def test_a_batch(sizes: Any) -> None:
     """Products at irregular distances, each with the exponents of its rows and columns."""
     rng = np.random.default_rng(4)
     count, m, k, n = 3, 70, 90, 100
@@ -161,31 +178,33 @@ def test_a_batch() -> None:
     op = replace(one, count=count, left=left, right=right, dest=dest)
     memory = {"A": aligned(a.size, np.float32), "B": aligned(b.size, np.float32), "C": c}
     memory["A"][:], memory["B"][:] = a.ravel(), b.ravel()
-    assert not multiplied(op, NARROW, memory, one.leaf_use.leaf.scratch(m, k, n, count))
+    assert not multiplied(op, sizes, memory, one.leaf_use.leaf.scratch(m, k, n, count))
     for i, layer in enumerate(c.reshape(count, -1)):
         expected, _, _ = product_on_host(a[i], b[i], checked=False)
         found, _ = relative_errors(a[i], b[i], layer[: m * n].reshape(m, n))
         assert found <= BOUND_BY_NORMS and np.isfinite(expected).all() and np.isnan(layer[m * n :]).all()
 
 
-def test_inf_and_nan_raise_the_flag() -> None:
+@pytest.mark.parametrize("sizes", [WIDE, NARROW_WARPS])
+def test_inf_and_nan_raise_the_flag(sizes: Any) -> None:
     rng = np.random.default_rng(5)
     a, b = (rng.standard_normal(s).astype(np.float32) for s in ((70, 90), (90, 100)))
     for value in (np.inf, -np.inf, np.nan, 3e38):
         x = a.copy()
         x[66, 80] = value
-        c, _, raised = computed(x, b * 3 if value == 3e38 else b)
+        c, _, raised = computed(x, b * 3 if value == 3e38 else b, sizes=sizes)
         assert raised and not np.isfinite(c[66]).all() and np.isfinite(np.delete(c, 66, axis=0)).all()
 
 
-def test_inf_and_nan_in_triangles_raise_the_flag() -> None:
+@pytest.mark.parametrize("sizes", [NARROW, NARROW_WARPS])
+def test_inf_and_nan_in_triangles_raise_the_flag(sizes: Any) -> None:
     rng = np.random.default_rng(6)
     x = rng.standard_normal((140, 50)).astype(np.float32)
     fills: tuple[Fill, ...] = ("full", "lower")
     for (place, value), fill in product(((0, np.inf), (65, np.nan), (139, 1e30)), fills):
         y = x.copy()
         y[place, 7] = value
-        c, _, raised = computed(y, y.T, "CFC", sizes=NARROW, op="gram", fill=fill)
+        c, _, raised = computed(y, y.T, "CFC", sizes=sizes, op="gram", fill=fill)
         assert raised and not np.isfinite(c[place, place])
         others = np.delete(np.arange(140), place)
         assert np.isfinite(c[np.ix_(others, others)][np.tri(139, dtype=bool)]).all()
@@ -208,18 +227,21 @@ def test_extreme_numbers(seed: int) -> None:
             for s in ((m, k), (k, n))
         )
         with np.errstate(over="ignore"):
-            c, _, raised = computed(a, b, "CFC" if seed % 4 > 1 else "FCC", 1, NARROW)
+            c, _, raised = computed(a, b, "CFC" if seed % 4 > 1 else "FCC", 1, (NARROW, NARROW_WARPS)[seed % 2])
         there = np.isfinite(c)
         assert raised == (not there.all())
         rounded = np.where(there, c, a.astype(np.float64) @ b)
         assert relative_errors(a, b, rounded)[0] <= BOUND_BY_NORMS
 
 
-@pytest.mark.parametrize("componentwise", quick_and_slow([False], [True]))
-def test_hard_data(componentwise: bool) -> None:
+@pytest.mark.parametrize(
+    ("componentwise", "sizes"),
+    quick_and_slow([(False, NARROW), (True, NARROW_WARPS)], [(True, NARROW), (False, NARROW_WARPS)]),
+)
+def test_hard_data(componentwise: bool, sizes: Any) -> None:
     """Results, and the entries that count as accurate, are those of the NumPy copy."""
     for name, (a, b) in hard_matrices(20, 300, 36).items():
-        c, _, raised = computed(a, b, sizes=NARROW, componentwise=componentwise)
+        c, _, raised = computed(a, b, sizes=sizes, componentwise=componentwise)
         expected, certain, _ = product_on_host(a, b, checked=componentwise)
         finite = np.isfinite(expected).all()
         assert raised == (not finite or (componentwise and not certain.all())), name

@@ -23,6 +23,7 @@ from fmm.kernels.cuda import record
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.recompute.flags import stream_flag
 from fmm.kernels.cuda.record import record_launches
+from fmm.kernels.cuda.select import uses_portable_f16x3
 from fmm.perfmodel.block_model import chip_target
 from fmm.runtime.device_backend import DeviceBackend, matrix_layout, record_plan_for_device
 
@@ -33,9 +34,10 @@ BY_VENDOR = 4 * BOUND_BY_NORMS
 
 
 @pytest.fixture(autouse=True)
-def _warpgroups() -> None:
-    if not chip_of(cupy.cuda.runtime.getDevice()).has_warpgroups:
-        pytest.skip("only compute capability 9.0 has warpgroups that multiply")
+def _skip_without_kernel() -> None:
+    chip = chip_of(cupy.cuda.runtime.getDevice())
+    if not (chip.has_warpgroups or uses_portable_f16x3(chip)):
+        pytest.skip("no kernel of fmm multiplies float16 planes on this GPU")
 
 
 def worst(a: Any, b: Any, c: Any) -> float:
@@ -333,15 +335,15 @@ def test_the_same_bits_every_time(plan: str) -> None:
         assert bool((fmm.matmul(a, b, plan=plan) == first).all())
 
 
-# ---- where there are no warpgroups: as on other chips, forced here
+# ---- where the vendor multiplies the planes: as on data-center Blackwell, forced here
 
 
 def as_vendor_gemm(plan: str, a: Any, b: Any, alpha: float = 1) -> Any:
-    """Return C by the launches for a chip without warpgroups, in poisoned memory."""
+    """Return C by the launches for compute capability 10.0, in poisoned memory."""
     (m, k), n = a.shape, b.shape[1]
     layouts = *(matrix_layout(x) for x in (a, b)), Layout("C", n)
     problem = Problem(m, k, n, "float32", layouts, alpha)  # type: ignore[arg-type]
-    chip = replace(chip_of(cupy.cuda.runtime.getDevice()), tensor_maps=False)
+    chip = replace(chip_of(cupy.cuda.runtime.getDevice()), version=100, tensor_maps=False)
     launches = record_launches(Plan.parse(plan), problem, chip_target(chip))
     assert any("f16_unscale" in line for line in launches.step_labels())
     c, workspace = cupy.full((m, n), cupy.nan, np.float32), cupy.full(launches.workspace, 255, cupy.uint8)
