@@ -24,9 +24,9 @@ from fmm.out_of_core.schedule import (
     IndexRange,
     LoadStep,
     MultiplyStep,
-    OperandTile,
     Schedule,
     StoreStep,
+    StreamedTile,
     cut_ranges,
     padded_length,
 )
@@ -253,12 +253,12 @@ class ScheduleRun:
 
     # ---- tiles
 
-    def _device_tile(self, tile: OperandTile, slot: int) -> Any:
+    def _device_tile(self, tile: StreamedTile, slot: int) -> Any:
         host, place = self._host_tile_and_location(tile, slot)
         array = self.engine.matrix_at(place.address, host.shape, place.leading, self.dtype)
         return array.T if self.column_major[tile.name] else array
 
-    def _host_tile_and_location(self, tile: OperandTile, slot: int) -> tuple[Array, DeviceLocation]:
+    def _host_tile_and_location(self, tile: StreamedTile, slot: int) -> tuple[Array, DeviceLocation]:
         """Return the tile's host array and its location on the device; transpose both if the tile is column-major."""
         host = self.host[tile.name][slice(*tile.rows), slice(*tile.cols)]
         host = host.T if self.column_major[tile.name] else host

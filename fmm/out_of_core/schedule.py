@@ -26,7 +26,7 @@ ROW_ALIGNMENT_BYTES = 16  # rows of tiles on the device begin at multiples of th
 SLOT_ALIGNMENT_BYTES = 512  # slots begin at multiples of this number of bytes
 
 
-class OperandTile(NamedTuple):
+class StreamedTile(NamedTuple):
     """A rectangle of A or B that is loaded and multiplied as a unit."""
 
     name: Literal["A", "B"]
@@ -38,7 +38,7 @@ class OperandTile(NamedTuple):
 class LoadStep:
     """Step that copies a tile into a device slot, after the last product that reads the slot's previous tile."""
 
-    tile: OperandTile
+    tile: StreamedTile
     slot: int
     after: tuple[int, ...] = ()
 
@@ -51,8 +51,8 @@ class MultiplyStep:
     pieces are added to the block.
     """
 
-    left: OperandTile
-    right: OperandTile
+    left: StreamedTile
+    right: StreamedTile
     slots: tuple[int, int, int]  # slot indices of A's tile, B's tile and C's block
     rows: IndexRange  # range of C's rows in the band
     adds: bool
@@ -212,7 +212,7 @@ class _ScheduleBuilder:
         self.cut, self.steps = cut, list[ScheduleStep]()
         products = list(_tile_products(size, cut))
         self.count = len(products)
-        self.uses: dict[OperandTile, list[int]] = {}  # indices of the products that read each tile
+        self.uses: dict[StreamedTile, list[int]] = {}  # indices of the products that read each tile
         for number, (_, _, _, left, right) in enumerate(products):
             for tile in (left, right):
                 self.uses.setdefault(tile, []).append(number)
@@ -225,7 +225,7 @@ class _ScheduleBuilder:
             for start, stop in cut_ranges(bottom - top, cut.bands if last else (bottom,)):
                 self._add_multiply_steps(left, right, slots, (top + start, top + stop), first, last)
 
-    def _add_load_step(self, number: int, tile: OperandTile) -> int:
+    def _add_load_step(self, number: int, tile: StreamedTile) -> int:
         """Return the tile's slot; add a LoadStep if the tile is in no slot."""
         place = self.places[tile.name]
         if tile not in place.slot:
@@ -234,7 +234,7 @@ class _ScheduleBuilder:
             self.steps.append(LoadStep(tile, slot, readers))
         return place.slot[tile]
 
-    def _next_use(self, number: int, tile: OperandTile) -> int:
+    def _next_use(self, number: int, tile: StreamedTile) -> int:
         """Return the index of the next product, at index `number` or later, that reads the tile."""
         uses = self.uses[tile]
         later = bisect_left(uses, number)
@@ -242,8 +242,8 @@ class _ScheduleBuilder:
 
     def _add_multiply_steps(
         self,
-        left: OperandTile,
-        right: OperandTile,
+        left: StreamedTile,
+        right: StreamedTile,
         slots: tuple[int, int, int],
         rows: IndexRange,
         first: bool,
@@ -266,11 +266,11 @@ class _TileSlots:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.slot: dict[OperandTile, int] = {}
-        self.load: dict[OperandTile, int] = {}
+        self.slot: dict[StreamedTile, int] = {}
+        self.load: dict[StreamedTile, int] = {}
         self.readers: dict[int, tuple[int, ...]] = {}
 
-    def take_slot(self, next_use: Callable[[OperandTile], int]) -> tuple[int, tuple[int, ...]]:
+    def take_slot(self, next_use: Callable[[StreamedTile], int]) -> tuple[int, tuple[int, ...]]:
         """Return a slot and its last readers; if no slot is free, evict the tile with the latest next use."""
         if len(self.slot) < self.count:
             return len(self.slot), ()
@@ -279,7 +279,7 @@ class _TileSlots:
         return slot, self.readers.get(slot, ())
 
 
-def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bool, OperandTile, OperandTile]]:
+def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bool, StreamedTile, StreamedTile]]:
     """Yield for each product the index of its block, two flags (first piece, last piece), and the tiles of A and B.
 
     The order of blocks and pieces alternates direction, so that each product uses a tile of the previous product.
@@ -292,6 +292,6 @@ def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bo
             pieces = cut_ranges(k, cut.pieces)
             pieces = pieces if block % 2 == 0 else pieces[::-1]
             for piece in pieces:
-                left, right = OperandTile("A", rows, piece), OperandTile("B", piece, cols)
+                left, right = StreamedTile("A", rows, piece), StreamedTile("B", piece, cols)
                 yield block, piece == pieces[0], piece == pieces[-1], left, right
             block += 1

@@ -13,10 +13,10 @@ from fmm.out_of_core.schedule import (
     CopyRates,
     LoadStep,
     MultiplyStep,
-    OperandTile,
     ProductCut,
     Schedule,
     StoreStep,
+    StreamedTile,
     build_schedule,
     cut_ranges,
     padded_length,
@@ -60,7 +60,7 @@ def test_steps_wait_for_all_that_they_need(size: tuple[int, int, int], cut: Prod
     """Whoever begins each step as soon as what it waits for is done never finds a wrong tile, nor one that is still
     read: seen by who was in a slot, and who must have ended by then."""
     found = build_schedule(size, 4, cut)
-    there: dict[tuple[str, int], OperandTile] = {}
+    there: dict[tuple[str, int], StreamedTile] = {}
     loaded: dict[tuple[str, int], int] = {}
     block: dict[int, tuple[object, object]] = {}
     ended = [ended_before(found, number) for number in range(len(found.steps))]
