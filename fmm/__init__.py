@@ -1,8 +1,9 @@
 """Matrix products that are faster than the vendor's BLAS where a performance model predicts a gain."""
 
 # NumPy is imported first: with FMM_INSTALL set, the import of NumPy runs fmm_install. fmm_install must find fmm.kernels
-# either fully imported or not imported at all. fmm.kernels is imported next. If this thread then held the import lock
-# of a submodule, another thread that imports fmm.kernels could deadlock.
+# either fully imported or not imported at all. fmm.kernels is imported next. If the first import of fmm.kernels began
+# later, this thread could hold the import lock of a submodule, and another thread that imports fmm.kernels could
+# deadlock.
 import numpy  # noqa: F401
 
 from fmm import kernels, linalg  # noqa: F401
