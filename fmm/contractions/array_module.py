@@ -62,7 +62,7 @@ def is_complex_array(x: Any) -> bool:
 
 
 def multiply_matrices(a: Any, b: Any) -> Any:
-    """Return fmm's product of two matrices or stacks; CuPy's matrices times vectors are cuBLAS's GEMV."""
+    """Return fmm's product of two matrices or stacks; cuBLAS's GEMV multiplies CuPy matrices by vectors."""
     if is_jax_array(a) or is_jax_array(b):
         return import_module("fmm.jax").matmul(a, b)  # fmm.jax imports JAX, so only JAX arrays load it
     if array_kind(a) == "cupy" and a.ndim == b.ndim == 2:
@@ -74,7 +74,7 @@ def multiply_matrices(a: Any, b: Any) -> Any:
 
 
 def can_use_gemv(matrix: Any, vector: Any) -> bool:
-    """Return True if cuBLAS's GEMV takes this matrix of CuPy and this vector; it counts elements with 32 bits."""
+    """Return True if cuBLAS's GEMV takes this CuPy matrix and vector; GEMV counts elements with 32 bits."""
     is_contiguous = matrix.flags.c_contiguous or matrix.flags.f_contiguous
     return is_contiguous and matrix.dtype == vector.dtype and matrix.dtype.char in "fdFD" and 0 < matrix.size < 1 << 31
 

@@ -78,7 +78,7 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
     plan = plan_contraction(subscripts, tuple(tuple(x.shape) for x in arrays), path_key)
     work = plan.largest_multiply_adds
     is_small = work < SMALL_HOST_MULTIPLY_ADDS or (work < SMALL_MULTIPLY_ADDS and is_on_device(arrays[0]))
-    # A small product takes the host less time than a call of cupy.einsum; other pairs are cupy.einsum's as a whole.
+    # A small product takes the host less time than a call of cupy.einsum, which computes all other small contractions.
     is_cupy = array_kind(arrays[0]) == "cupy"
     if is_small and is_cupy and not plan.has_only_products and subscripts.isascii():
         path = ["einsum_path", *plan.path]
@@ -92,7 +92,8 @@ class ContractionPlan(NamedTuple):
 
     inputs: tuple[Labels, ...]
     output: Labels
-    path: tuple[tuple[int, ...], ...]  # positions of each step's operands, which its result replaces at the end
+    # positions of each step's operands in the list of arrays; the step's result is appended in their place
+    path: tuple[tuple[int, ...], ...]
     needed_labels: tuple[frozenset[str], ...]  # for each step, the labels that later steps or the output need
     results: tuple[Labels, ...]  # for each step, the labels of its result in the order of the library's einsum
     next_pairs: tuple[NextPair | None, ...]  # for each step, the pair that contracts its result

@@ -8,8 +8,9 @@ columns:
 
 All row labels of A become one dimension. No copy is needed if the strides of the labels nest: each stride equals the
 next stride times the next label's size. So the labels of each group are ordered as the array stores the dimensions. The
-result's dimensions have the order in which the product writes them: rows before columns, or the transposed product's
-columns before rows if only this order spares the next pair a copy. The caller permutes the dimensions, without a copy.
+result's dimensions are stored in the order in which the product writes them, normally rows before columns. The
+transposed product, with columns before rows, is computed only if this saves a copy in the next pair. The caller
+permutes the dimensions, without a copy.
 
 `plan_pair` decides the order of labels and the copies from labels, shapes and strides alone, once for each combination.
 `contract_pair` runs the resulting plan on arrays.
@@ -38,9 +39,9 @@ Labels = tuple[str, ...]
 LABEL_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # Smallest matrix side for which a stack of products is preferred to a copy of the operand.
 SMALLEST_STACKED_SIDE = 128
-# On a device, a product that sums at most this many terms, and has this many times the elements of its operands, takes
-# the time of writing its result. The layouts that the library's own einsum chooses write faster (cuBLAS, H100: 0.53 ms
-# for 1.5 GB beside 0.59 ms).
+# On a device, a product takes the time of writing its result if it sums at most MAX_OUTER_SUM terms and its result has
+# at least MIN_OUTER_RATIO times as many elements as its operands. The layouts that the library's own einsum chooses
+# write faster (cuBLAS, H100: 0.53 ms for 1.5 GB beside 0.59 ms).
 MAX_OUTER_SUM, MIN_OUTER_RATIO = 16, 16
 
 
@@ -117,7 +118,7 @@ class PairPlan(NamedTuple):
     shape: tuple[int, ...] = ()
     a: MatrixView = MatrixView((), ())
     b: MatrixView = MatrixView((), ())
-    is_transposed: bool = False  # the product is that of b's matrix and a's matrix
+    is_transposed: bool = False  # True if b's matrix is the left operand, and a's matrix the right operand
 
 
 # ---- single arrays
@@ -198,7 +199,7 @@ def contract_pair(
 
 @lru_cache(maxsize=4096)
 def must_reduce(a: LabeledLayout, b: LabeledLayout, kept: frozenset[str]) -> bool:
-    """Return True if an operand has a repeated or broadcast label, or a summed label that the other lacks."""
+    """Return True if an operand has a repeated or broadcast label, or a summed label that the other operand lacks."""
     sizes_a, sizes_b = a.sizes, b.sizes
     is_repeated = len(sizes_a) < len(a.labels) or len(sizes_b) < len(b.labels)
     lone_is_summed = not kept.issuperset(sizes_a.keys() ^ sizes_b.keys())
@@ -293,7 +294,7 @@ def matrix_view(operand: LabeledLayout, stack: Labels, rows: Labels, columns: La
 
     If the operand lacks a label of the stack, a dimension of size 1 replaces the label and broadcasts. If the operand
     must be copied, the innermost label of the operand is the innermost label of the copy too: a GPU reads and writes
-    whole lines of memory. So the copy may be that of the transposed matrix.
+    whole lines of memory. The copy may therefore hold the transposed matrix.
     """
     sizes = operand.sizes
     own_stack = tuple(label for label in stack if label in sizes)
