@@ -26,7 +26,8 @@ declines the call. Gates 1 to 4 need no decision.
 6. `fmm.runtime.decisions.decide.decide_plan`:
    * `is_disabled` (FMM_DISABLE).
    * `_decide_integers`: a side on the host is shorter than `MIN_INTEGER_PLAN_SIDE`.
-   * `untuned_arithmetic_variables`: the environment changes the vendor's arithmetic, and no tuning was measured so.
+   * `untuned_arithmetic_variables`: the environment changes the vendor's arithmetic, and no tuning had the same
+     variables.
    * `_decide_by_equation_2`, instead of the following two, if FMM_TUNING_MODE is hasa: the rule finds no level.
    * `decide_by_tuning`: the certified entry of the shape has the vendor as its plan.
    * `decide_by_model`: the device is unknown, or has no rate for the type.
