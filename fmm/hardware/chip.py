@@ -36,7 +36,7 @@ class Chip:
     # compute capability of the device (90 for 9.0) if `limits` describe an older one; 0: the capability of `limits`
     version: int = 0
     shared: int = 0  # bytes of shared memory that a thread block may have; 0: as in `limits`
-    tensor_maps: bool = True  # True if the driver makes tensor maps, which the copy engine (TMA) needs
+    tensor_maps: bool = True  # True if the driver can create tensor maps, which the copy engine (TMA) needs
 
     @property
     def compute_capability(self) -> int:

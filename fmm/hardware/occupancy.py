@@ -1,7 +1,7 @@
 """Compute the number of active thread blocks of a multiprocessor (SM) by the rules of NVIDIA's occupancy calculator.
 
-The module assumes that shared memory has its largest possible share of the L1 cache. The number leaves out the limits
-by barriers and clusters, and the resources that a debugger or profiler needs.
+The module assumes that shared memory has its largest possible share of the L1 cache. The result ignores limits by
+barriers and clusters, and the resources that a debugger or profiler needs.
 """
 
 from __future__ import annotations
