@@ -36,7 +36,7 @@ def step_by_plans(x: Any, a: float, b: float, c: float) -> Any:
 
 
 def step_by_torch(x: Any, a: float, b: float, c: float) -> Any:
-    """Return one step by torch's own products, which also record gradients; x is a matrix or has three dimensions."""
+    """Return one step by torch's own products, which also record gradients; x is a matrix or a stack of matrices."""
     torch = sys.modules["torch"]
     add_product = torch.addmm if x.ndim == 2 else torch.baddbmm
     gram = x @ x.mT

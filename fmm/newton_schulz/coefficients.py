@@ -61,7 +61,7 @@ def step_coefficients(coefficients: Any, steps: Any) -> tuple[StepCoefficients, 
 
 
 def _listed_steps(coefficients: Any) -> tuple[StepCoefficients, ...]:
-    """Return the caller's coefficients as tuples; an empty tuple if they are not three numbers, or such triples."""
+    """Return the caller's coefficients as tuples of three numbers; an empty tuple if they do not have this form."""
     if not isinstance(coefficients, Iterable):
         return ()
     listed = tuple(coefficients)

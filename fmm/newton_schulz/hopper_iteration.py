@@ -1,7 +1,7 @@
 """Run the iteration of CuPy and torch stacks by the launches of hopper_launches.py.
 
-Steps read one of two arrays and write the other. The number of steps decides which of the two is the result: `out`, or
-a new array.
+Each step reads one of two arrays and writes the other. If `out` can be one of the two, the order is chosen so that the
+last step writes `out`.
 """
 
 from __future__ import annotations

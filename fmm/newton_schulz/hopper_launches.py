@@ -7,8 +7,8 @@ and mirrored:
     P = a I + b A + c A A^T
     Y = P X                      (X P if X is tall)
 
-X and Y exchange their roles after each step. The first and the last product are the vendor's where its whole product is
-predicted to be faster. Since P contains a I, no kernel reads X as an addend; the error is the same.
+X and Y exchange their roles after each step. The vendor computes the first and the last product of a step if its whole
+product is predicted to be faster. Since P contains a I, no kernel reads X as an addend; the error is the same.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Stack:
 
     @property
     def symmetric_bytes(self) -> int:
-        """Bytes of one symmetric matrix for each matrix of the stack, rounded up to the alignment of allocators."""
+        """Bytes of the symmetric matrices, one for each matrix of the stack, rounded up to the alignment of
+        allocators."""
         return round_up(2 * self.count * self.small_side**2, ALLOCATOR_ALIGNMENT[0])
 
 
@@ -60,8 +61,8 @@ def iteration_launches(
 ) -> LaunchList | None:
     """Return the launches of all steps; None if the kernel cannot compute them.
 
-    Base "A" holds the scaled stack, and the workspace the symmetric matrices. The result is in base "C" if the number
-    of steps is odd, else in base "A".
+    Base "A" holds the scaled stack, and the workspace holds the symmetric matrices. The result is in base "C" if the
+    number of steps is odd, else in base "A".
     """
     steps: list[LaunchStep] = []
     for op, shift in _iteration_products(stack, coefficients):

@@ -110,8 +110,8 @@ def _by_products(x: Any, coefficients: Sequence[StepCoefficients], bound: float 
     return iterate(scaled_tensor(matrices, bound), coefficients, step).reshape(x.shape)
 
 
-# Smallest side from which fmm's products may gain over torch's own in float32 and float64. Below, declining each of the
-# products takes longer than small products do.
+# Smallest side from which fmm's products may gain over torch's own in float32 and float64. For smaller sides, declining
+# the products takes longer than computing them.
 MIN_PLAN_SIDE = 1024
 
 

@@ -1,4 +1,4 @@
-"""Launch lists that recur with the same addresses, as one CUDA graph each.
+"""Launch lists that recur with the same addresses; each is captured as one CUDA graph.
 
 An iteration has about fifteen short launches. A graph starts them with one call of the driver. Libraries' memory pools
 return the same addresses to a program that repeats its allocations, as a training loop does.
@@ -32,7 +32,7 @@ class RecurringLaunches:
 
     @property
     def calls_vendor(self) -> bool:
-        """True if the list has calls of the vendor, which a capture by the caller would have to give memory."""
+        """True if the list calls the vendor: a capture by the caller would have to provide memory for these calls."""
         return self.player.launches.vendor_stream_count > 0
 
     def launch_all(self, addresses: tuple[int, int, int, int], stream: int) -> None:
