@@ -199,7 +199,7 @@ class Library(Protocol):
     # ---- arrays made from arrays
 
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
-        """Return `a`, `b` and `out`, with foreign arrays wrapped as this library's arrays; None without foreign arrays.
+        """Return `a`, `b` and `out`, with foreign arrays wrapped as this library's arrays; None if there are none.
 
         Foreign arrays belong to libraries without an adapter.
         """

@@ -302,7 +302,7 @@ class NumpyLibrary(NumpyLikeLibrary):
             return transpose._replace(shape=shape, strides=transpose.strides and transpose.strides[::-1])
         if self.order in ("C", "A") or max(a.ndim, b.ndim) <= 2 or 0 in shape:
             return contiguous_operand(shape, dtype)
-        # NumPy stores the axes of a stack of products in the same order as those of an elementwise result. An
+        # NumPy stores the axes of a stack of products in the same order as the axes of an elementwise result. An
         # elementwise operation on one entry of each matrix shows the order of the axes.
         batch = np.logical_or(*(x[..., 0, 0] if x.ndim > 1 else x[0] for x in (a, b)), order="K")
         axes = sorted(range(batch.ndim), key=lambda axis: -batch.strides[axis])
