@@ -22,7 +22,7 @@ from fmm.integrations.install_targets import CannotInstallError, UndoFunction
 
 @dataclass(frozen=True)
 class TorchOperator:
-    """An operator of aten, and the schema of its replacement in torch's library fmm_hook, which may return None."""
+    """An operator of aten, and the schema of its replacement in torch's library fmm_hook (which may return None)."""
 
     name: str  # the operator's name in aten
     axes: int  # number of axes of each operand
