@@ -36,7 +36,7 @@ class RecurringLaunches:
         return self.player.launches.vendor_stream_count > 0
 
     def launch_all(self, addresses: tuple[int, int, int, int], stream: int) -> None:
-        """Make all launches on the stream; the addresses are those of A, B, C and the workspace."""
+        """Make all launches on the stream; `addresses` are the addresses of A, B, C and the workspace."""
         if stream == LEGACY_STREAM or not runtime.streamIsCapturing(stream):
             # A graph may be launched by one thread only, and one launch of a graph waits for its previous launch.
             key = addresses, stream, threading.get_ident()
