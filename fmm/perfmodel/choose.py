@@ -155,7 +155,7 @@ def compose_candidates(problem: Problem, calibration: Calibration, limits: Limit
 
 
 def _accepts_type_above(level: Level, plans: Sequence[Plan], dtype: str) -> bool:
-    """Return True if the level accepts the element type above at least one of the plans."""
+    """Return True if the element type allows the level above at least one of the plans."""
     if level.types is not None and dtype not in level.types:
         return False
     return any(Plan((level, *plan.levels), plan.leaf).accepts_type(dtype) for plan in plans)
@@ -312,8 +312,7 @@ def shortest_sides(plan: Plan, rate: ProductRate) -> Shape:
 
 
 def _has_needed_column_copies(plan: Plan, dtype: str) -> bool:
-    """Return True if the plan copies operands for the leaves of diagonal blocks exactly where a copy saves
-    time."""
+    """Return True if the leaves of diagonal blocks get copied operands if and only if a copy saves time."""
     return all((dtype in use.leaf.slow_columns) == (use.order is not None) for use in _diagonal_leaves(plan))
 
 

@@ -386,9 +386,9 @@ def _f16x3_rate(float16: ProductRate, stream: float) -> ProductRate:
 def f16x3_rate_on_vendor_gemm(float16: ProductRate, stream: float) -> ProductRate:
     """Return the rate of float32 products if the vendor computes the three float16 products.
 
-    C is read and written for every section of the inner dimension, and each of the vendor's calls fills the device
-    anew. On an H200 at 1024, 4096 and 8192, the speed is 0.61, 1.79 and 2.21 times SGEMM's speed (predicted 0.6, 1.7
-    and 2.0).
+    C is read and written for every section of the inner dimension, and the device is partly idle at the start and end
+    of each of the vendor's calls. On an H200 at 1024, 4096 and 8192, the speed is 0.61, 1.79 and 2.21 times SGEMM's
+    speed (predicted 0.6, 1.7 and 2.0).
     """
     own, flop = (
         _f16x3_rate(float16, stream),

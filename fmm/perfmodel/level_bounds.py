@@ -68,7 +68,7 @@ class LevelBounds:
         )
 
     def position_text(self, side: float) -> str:
-        """Return the position of an effective side among the crossovers in words; empty without crossovers.
+        """Return the position of an effective side among the crossovers in words; empty if there are no crossovers.
 
         Examples
         --------

@@ -230,7 +230,7 @@ SHORTER_PIECES_GROWTH: Final = _ErrorGrowths(1.6, 2.7)
 
 
 def is_error_measured(plan: Plan) -> bool:
-    """Return True if the plan's expected error growth is the largest measured error, in the Frobenius norm.
+    """Return True if the plan's expected error growth was measured: the largest error, in the Frobenius norm.
 
     The errors of leaves that emulate are measured; the error of a bilinear level is a root mean square by the model.
     """

@@ -299,7 +299,8 @@ def hasa_plan(depth: int) -> Plan:
     return Plan.parse(" > ".join(["hasa"] * depth + ["vendor"]))
 
 
-# HASA's recursion point divided by that of Winograd's variant, by Equation 3: 22 passes over blocks, and 15.
+# HASA's recursion point divided by the recursion point of Winograd's variant. By Equation 3 the points are proportional
+# to the passes over blocks, 22 and 15.
 HASA_POINT_RATIO = recursion_point(1.0, STRASSEN_WORK) / recursion_point(1.0, WINOGRAD_WORK)
 
 
