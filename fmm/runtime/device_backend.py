@@ -77,7 +77,7 @@ class DeviceBackend:
         """Compute C = alpha A B + beta C; the arguments are device pointers to A, B, C and the workspace.
 
         If the list was recorded with a flag for inf and NaN, the kernels get the addresses of the flag and of the
-        host's counter. If the alignment of the pointers is not that of the launch list, the plan is recorded again.
+        host's counter. If the list was recorded for another alignment of the pointers, the plan is recorded again.
         """
         if stream is not None:
             with stream:

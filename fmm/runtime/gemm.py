@@ -263,7 +263,7 @@ def readable_addend(library: Library, a: Any, b: Any, c: Any, shape: tuple[int, 
 
 
 def addend_strides(library: Library, addend: Any) -> tuple[int, ...] | None:
-    """Return the addend's strides in elements, with 0 for each axis of length 1; None without an addend."""
+    """Return the addend's strides in elements, with 0 for each axis of length 1; None if there is no addend."""
     if addend is None:
         return None
     strides = library.describe_operand(addend).strides

@@ -199,7 +199,8 @@ def byte_span(x: Operand) -> ByteSpan | None:
 
 
 def _equally_spaced_rows(x: Operand) -> tuple[int, int]:
-    """Return the distance and the length of an operand's contiguous rows or columns, in elements; zeros without any."""
+    """Return the distance and length of an operand's contiguous rows or columns, in elements; zeros if there are
+    none."""
     assert x.strides is not None
     axes = sorted((abs(step), n) for n, step in zip(x.shape, x.strides, strict=True) if n > 1)
     if len(axes) < 2 or axes[0][0] != 1:

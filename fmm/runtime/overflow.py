@@ -1,6 +1,6 @@
 """The check for inf, NaN and possible overflow that precedes each fast product on the host.
 
-A fast algorithm turns one inf into a submatrix of NaN. The sums of a fast algorithm can overflow where those of the
+A fast algorithm turns one inf into a submatrix of NaN. The sums of a fast algorithm can overflow where the sums of the
 classical product do not, and vice versa. One test excludes such cases: max|A|, max|B| and k max|A| max|B| are
 multiplied by the growth of the plan's sums (`intermediate_growth_bound`). If these three products are below the type's
 largest number, every intermediate of both algorithms is finite. Otherwise, and if A or B has inf or NaN, the vendor
@@ -104,7 +104,7 @@ def _add_squares(parts: Sequence[Array], found: list[float]) -> None:
 
 
 def largest_magnitude(x: Array, threads: ThreadGroup) -> float:
-    """Return the largest absolute value among real and imaginary parts; NaN or inf if x contains NaN or inf."""
+    """Return the largest absolute value of real and imaginary parts; NaN or inf if x contains NaN or inf."""
     if x.size == 0:
         return 0.0
     if x.dtype.kind == "c":

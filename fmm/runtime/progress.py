@@ -147,5 +147,5 @@ def show_plan_progress() -> Iterator[Progress]:
 
 
 def current_progress() -> Progress | None:
-    """Return the progress object of this call; None without progress=True."""
+    """Return the progress object of this call; None without the option progress=True."""
     return _plan_progress.get()

@@ -180,7 +180,7 @@ class StreamCall:
         self.replays = GraphCaptures(self._capture_graph, GRAPH_CACHE) if call.uses_graph else None
         self._latest: Hashable = None  # key of the last replay, which is tried first, since addresses usually recur
         self._players: dict[Alignment, Player | str] = {}  # the player, or why the plan cannot run
-        # if the call has one product: the player for addresses that are aligned like those of the libraries' pools
+        # if the call has one product: the player for addresses with the alignment that the libraries' pools give
         self._single: Player | None = None
         # for each alignment, the indices of the addresses that vendor calls read or write
         self._fixed: dict[Alignment, tuple[int, ...]] = {}

@@ -48,7 +48,7 @@ def calibration_in_force(problem: Problem, limits: Limits, device: Device) -> Ca
 
 
 def tuning_in_force(dtype: str, device: Device) -> Tuning | None:
-    """Return the tuning of this type on the device; None without a tuning, or if FMM_TUNING_MODE is off."""
+    """Return the tuning of this type on the device; None if there is no tuning, or if FMM_TUNING_MODE is off."""
     if environment.tuning_mode() == "off":
         return None
     return files.active_configs().find_tuning(device.identity, dtype)
@@ -192,7 +192,7 @@ def without_portable_emulation(unmeasured: Calibration) -> Calibration:
 @clear_on_registration
 @lru_cache(maxsize=64)
 def _scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
-    """Return the shipped calibration of the GPU's relative, scaled to the GPU; None without a shipped calibration."""
+    """Return the shipped calibration of the GPU's relative, scaled to the GPU; None if none is shipped."""
     relative = datasheet_of(name).relative_of
     if not relative:
         return None

@@ -95,14 +95,14 @@ class Decision:
 
     @property
     def speedup(self) -> float:
-        """The speedup of the plan over the vendor: the entry's median, or predicted by the model; 1 without either."""
+        """The plan's speedup over the vendor: the entry's median, or predicted by the model; 1 if there is neither."""
         if self.measured_speedup is not None:
             return self.measured_speedup
         return next((1 / c.time for c in self.candidates if c.plan == self.plan), 1.0)
 
     @property
     def terms(self) -> tuple[PredictionTerms, ...]:
-        """The terms of the predicted times of the plan and of the vendor's product; empty without a model.
+        """The terms of the predicted times of the plan and of the vendor's product; empty if there is no model.
 
         The terms come from the model of the decision, even if the caller passed the plan. A decision by a certified
         entry has no model. `print` shows the terms as the formula of docs/model.md, with each amount of work, rate and
@@ -156,7 +156,7 @@ class Decision:
         return "\n".join(lines)
 
     def _level_lines(self) -> list[str]:
-        """Return the line with the number of levels and the measured crossovers that bound it; none without bounds."""
+        """Return the line with the number of levels and the crossovers that bound it; none if there are no bounds."""
         calibration, problem = self.calibration, self.problem
         if not self.candidates or calibration is None or problem is None or problem.writes_triangle:
             return []
@@ -182,7 +182,7 @@ class Decision:
         return lines
 
     def _predicted_lines(self) -> list[str]:
-        """Return the line with the predicted seconds of the plan and of the vendor's product; none without a model."""
+        """Return the line with the predicted seconds of plan and vendor; none if there is no model."""
         parts = ", ".join(f"{x.plan} {x.predicted_seconds:.4g} s" for x in self._predictions)
         if not parts or self.calibration is None:
             return []
@@ -272,7 +272,7 @@ def _decide_integers(problem: Problem, limits: Limits, device: Device) -> Decisi
 def decide_by_tuning(
     problem: Problem, limits: Limits, tuned: Tuning, calibration: Calibration | None, on_cpu: bool
 ) -> Decision | None:
-    """Return the decision from the certified entry for exactly this shape; None without such an entry.
+    """Return the decision from the certified entry for exactly this shape; None if there is no such entry.
 
     On a GPU, a plan with a leaf that the tuning never measured may replace the entry. `calibration`: the tuning's
     calibration, with added rates of the leaves that the tuning did not measure.
@@ -285,7 +285,7 @@ def decide_by_tuning(
 
 @lru_cache(maxsize=4096)
 def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuning, on_cpu: bool = False) -> Decision | None:
-    """Return the decision from the entry for exactly this shape; None without an entry whose plan is within the limits.
+    """Return the decision from the entry for exactly this shape; None if no entry has a plan within the limits.
 
     For calls with a workspace limit of 0, a shape may have a second entry with the best plan without workspace.
     """
@@ -359,7 +359,8 @@ def decide_by_model(
 def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
     """Return the decision by D'Alberto and Nicolau's rule instead of the model: n1 for squares, else Equation 2.
 
-    alpha, pi, n1 and epsilon are those of the config. Without a tuning, alpha and pi are from the calibration in force.
+    alpha, pi, n1 and epsilon are taken from the config. Without a tuning, alpha and pi are from the calibration in
+    force.
     """
     from fmm.perfmodel.papers.recursion_points import calibrated_thresholds, choose_hasa_plan
 
@@ -519,7 +520,7 @@ def is_gram_faster(gram: Decision, limits: Limits, device: Device) -> bool:
 
 
 def expected_seconds(plans: Collection[Plan], problem: Problem, limits: Limits, device: Device) -> float:
-    """Return the smallest predicted seconds among the vendor and these plans; 0 without a calibration.
+    """Return the smallest predicted seconds among the vendor and these plans; 0 if there is no calibration.
 
     Plans that exceed the workspace limit are ignored. (A choice among all plans would take a thousand times as long as
     this prediction.)

@@ -216,7 +216,7 @@ def call_key(
 
 
 def find_declined_call(key: CallKey) -> DeclinedCall | None:
-    """Return the cached decline of a call; None without one."""
+    """Return the cached decline of a call; None if there is none."""
     declined: DeclinedCall | None = key.library.cached_calls.get(key.key)
     return declined if declined is not None and declined.expiry > time.monotonic() else None
 

@@ -114,7 +114,7 @@ NVML_INSUFFICIENT_SIZE = 7
 
 
 def count_gpu_processes(number: int) -> int:
-    """Return the number of processes on a CUDA device, including this process; 1 without NVML."""
+    """Return the number of processes on a CUDA device, including this process; 1 if NVML is missing."""
     handle = _nvml_handle(number)
     if handle is None:
         return 1

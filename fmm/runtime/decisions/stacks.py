@@ -36,7 +36,7 @@ PLANS_FOR_STACKS = {"complex64": (Plan.parse("residues2m(8) > bytes"),)}
 # Launches for a stack must be predicted to win by this share of the vendor's time, in addition to the margin of their
 # plan. On an H200, launches of float32, float64 and complex stacks take 0.8 to 1.2 times as long as predicted.
 STACK_MARGIN = 0.08
-TILE_MARGIN = 0.08  # the same for 16-bit triangles, whose model has an error of 6 %
+TILE_MARGIN = 0.08  # the same share for 16-bit triangles, whose predicted times have an error of 6 %
 # The vendor's shortest time for which a plan may compute a stack: a prepared call takes the host about as long.
 MIN_VENDOR_SECONDS = 25e-6
 # If the vendor computes the triangles of a stack one matrix after the other, their predicted time is multiplied by this
