@@ -52,7 +52,7 @@ def _tunable_device(name: str) -> TunableDevice:
 
 
 def gpu_count() -> int:
-    """Return the number of usable CUDA devices; 0 without CuPy or a driver."""
+    """Return the number of usable CUDA devices; 0 if CuPy or the driver is missing."""
     try:
         return _cuda_device_count()
     except Exception:  # no GPU is usable if the import or the driver raises any error
@@ -108,7 +108,7 @@ def is_local_gpu(name: str) -> bool:
 
 
 def find_datasheet(name: str) -> datasheets.Datasheet | None:
-    """Return the datasheet of a local GPU, or of a GPU by its datasheet's name; None without a datasheet."""
+    """Return the datasheet of a local GPU, or of a GPU by its datasheet's name; None if there is no datasheet."""
     if is_local_gpu(name):
         guess = _find_local_gpu(name).guess
         return datasheets.datasheet_of(guess.name) if guess else None
@@ -139,7 +139,7 @@ def _find_tuned_key(name: str, sections: Mapping[str, JsonValue]) -> str:
 
 
 def tuning_from_config(name: str, dtype: str) -> Tuning | None:
-    """Return the tuning of a device in the active configs; None without a tuning."""
+    """Return the tuning of a device in the active configs; None if there is no tuning."""
     own = "float64" if is_local_cpu(name) and dtype in INTEGERS else dtype  # integer matrices use the tuning of float64
     return (
         None

@@ -286,7 +286,7 @@ class TuningJob:
         return {"dtype": self.dtype, "effort": self.effort, "shapes": [list(size) for size in self.wanted]}
 
     def last_tuning(self, trials: TrialFile) -> RecordedTuning | None:
-        """Return the last recorded tuning with the job's device, libraries and settings; None without one."""
+        """Return the last recorded tuning with the job's device, libraries and settings; None if there is none."""
         identity = self.device.identity
         for tuning in reversed(trials.read_tunings()):
             header = tuning.header

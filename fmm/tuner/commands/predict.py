@@ -186,7 +186,7 @@ def _choice_by_tuning(
 
 
 def _entry_of_product(tuned: Tuning, problem: Problem, limits: Limits) -> Entry | None:
-    """Return the tuning's entry for exactly this product, even if unverified; None without an entry.
+    """Return the tuning's entry for exactly this product, even if unverified; None if there is no entry.
 
     If no workspace is allowed, only the lean entry is returned.
     """
@@ -233,7 +233,7 @@ def _limits_of_options(options: argparse.Namespace, name: str, problem: Problem,
 
 
 def _bytes_beside_operands(name: str, problem: Problem) -> int:
-    """Return the bytes of device memory that are free beside the operands and the result.
+    """Return the bytes of device memory that remain free when the operands and the result are allocated.
 
     A gram product occupies memory for A and C only. Raise ValueError if the operands do not fit in memory.
     """

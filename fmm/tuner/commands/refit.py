@@ -104,7 +104,7 @@ def refit_section(recorded: RecordedSection) -> dict[str, JsonValue] | None:
 
 
 def refit_thresholds(recorded: RecordedSection) -> dict[str, JsonValue] | None:
-    """Return the section with new thresholds, computed from its calibration; None without a calibration."""
+    """Return the section with new thresholds, computed from its calibration; None if there is no calibration."""
     if recorded.tuned.calibration is None:
         return None
     journal, dtype = recorded.recorded_journal, recorded.dtype
@@ -115,7 +115,7 @@ def refit_thresholds(recorded: RecordedSection) -> dict[str, JsonValue] | None:
 
 
 def refit_block_model(recorded: RecordedSection) -> dict[str, JsonValue] | None:
-    """Return the section with a new fit of the block model and its tile sizes; None without readable thresholds."""
+    """Return the section with a new fit of the block model and its tile sizes; None if no thresholds are readable."""
     if read_thresholds(recorded.raw["thresholds"]) is None:
         return None
     found, strategies = _fit_tiles(recorded)

@@ -187,7 +187,7 @@ class ModelOptimism:
 def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimism]:
     """Return the statistically significant optimism of the model for each number of levels.
 
-    If a number of levels has no samples, its optimism is that of the next lower number of levels.
+    A number of levels without samples has the optimism of the next lower number of levels.
     """
     found: dict[int, ModelOptimism] = {0: ModelOptimism()}
     for levels in LEVEL_COUNTS:

@@ -217,7 +217,7 @@ def _taus_by_baseline(found: Thresholds | None) -> list[BaselineTaus]:
 
 
 def block_strategy_text(strategies: Mapping[str, str]) -> str:
-    """Return the block strategy of most recorded sides, with the first and the last of these sides.
+    """Return the block strategy with the longest run of recorded sides, and the first and last of these sides.
 
     Examples
     --------
@@ -282,7 +282,7 @@ class DeviceSummary:
 
     @property
     def _error_text(self) -> str:
-        """The errors of predicted speedups on held-out shapes, from the best to the worst type; empty without them."""
+        """The errors of predicted speedups on held-out shapes, from the best to the worst type; empty if none exist."""
         usable = [x.section for x in self.types if x.summary and x.summary.used.calibration]
         errors = [(section["error"] or {}).get("speedup") or {} for section in usable]
         half, most = ([e[name] for e in errors if e.get(name) is not None] for name in ("median", "p95"))
@@ -301,7 +301,8 @@ class DeviceSummary:
 
     @property
     def failure_line(self) -> str:
-        """The types without a usable result and the leaves that failed, with the command to run; empty without any."""
+        """The types without a usable result and the leaves that failed, with the command to run; empty if all is
+        well."""
         by_reason: dict[str, list[str]] = {}
         for dtype, why in self._failures_by_type():
             by_reason.setdefault(why, []).append(dtype)
@@ -326,7 +327,7 @@ class DeviceSummary:
 
     @property
     def config_text(self) -> str:
-        """The path of the config; if fmm.matmul does not read the config, as the environment variable to set."""
+        """The line with the config's path; if fmm.matmul does not read it, with the environment variable to set."""
         return f"config  {self.config}" if self.in_force else f"config  not read without FMM_CONFIG={self.config}"
 
     @property
@@ -409,7 +410,7 @@ def _range_text(shares: Sequence[float]) -> str:
 
 
 def _versions_text(versions: Mapping[str, JsonValue], conditions: Mapping[str, JsonValue]) -> str:
-    """Return the versions of the vendor's library and the driver in brackets; empty without recorded versions."""
+    """Return the versions of the vendor's library and the driver in brackets; empty if none are recorded."""
     cublas, driver = str(versions.get("cublas") or ""), str(conditions.get("driver_version") or "")
     found = [f"cuBLAS {int(cublas) // 10000}.{int(cublas) // 100 % 100}"] if cublas.isdigit() else []
     found += [f"driver {driver.partition('.')[0]}"] if driver else []

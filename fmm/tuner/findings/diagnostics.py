@@ -83,7 +83,7 @@ def model_diagnostics(error: PredictionError, losing: float, excluded: int = 0) 
 
 
 def noise_floor(trials: Iterable[Trial]) -> float | None:
-    """Return the largest relative time difference of any A/A pair (one product measured twice); None without pairs."""
+    """Return the largest relative time difference of A/A pairs (one product measured twice); None if there are none."""
     return max(aa_pair_differences(trials).values(), default=None)
 
 

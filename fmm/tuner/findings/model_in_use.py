@@ -187,7 +187,7 @@ def default_limits(used: ModelInUse, problem: Problem) -> Limits | None:
 
 
 def decide_large_square(used: ModelInUse, first: int, side: int) -> SquareDecision | None:
-    """Return the decision for the larger side; if the decision has no gain, for the largest round side with a gain."""
+    """Return a decision with a gain: for the larger side, else for the largest round side; None if there is none."""
     decisions = [decide_square(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND_SIDES)))]
     return next((x for x in decisions if x and x.side >= first and x.has_gain), None)
 

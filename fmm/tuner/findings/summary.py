@@ -92,7 +92,7 @@ def threshold_text(name: str, value: float | None) -> str:
 
 
 def interval_text(name: str, interval: ThresholdInterval | None) -> str:
-    """Return the 95 % interval of a threshold as text; empty without a recorded interval."""
+    """Return the 95 % interval of a threshold as text; empty if there is no recorded interval."""
     return f"[{', '.join(threshold_text(name, end) for end in interval)}]" if interval else ""
 
 
@@ -382,7 +382,7 @@ class TypeSummary:
 
     @cached_property
     def first_gain_side(self) -> int | None:
-        """Smallest side from which the model predicts gains on squares; None without one."""
+        """Smallest side from which the model predicts gains on squares; None if there is none."""
         model = self.used.calibration
         return None if model is None else first_gaining_side(model, self.dtype)
 

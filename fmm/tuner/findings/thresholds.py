@@ -272,7 +272,7 @@ def _resampled_epsilons(
 
 
 def _crossover_of_sample(chosen_levels_at: Callable[[int], int], levels: int) -> float | None:
-    """Return the smallest side from which at least `levels` levels are chosen; None without such a side."""
+    """Return the smallest side from which at least `levels` levels are chosen; None if there is no such side."""
     return finite_or_none(smallest_side_from_which(lambda side: chosen_levels_at(side) >= levels))
 
 

@@ -141,8 +141,8 @@ class BlockFit:
     """The block model's terms on one device, with the root mean square errors of the built-in and the fitted terms.
 
     `fitted` is None if the built-in terms are used. `error` is the error of the terms in use; for fitted terms it is
-    the cross-validation error. `held_back` is the cross-validation error of fitted terms, used or not; None without a
-    fit. `strategies` has the fastest strategy of each timed shape.
+    the cross-validation error. `held_back` is the cross-validation error of fitted terms, used or not; None if there is
+    no fit. `strategies` has the fastest strategy of each timed shape.
     """
 
     fitted: BlockModelConstants | None

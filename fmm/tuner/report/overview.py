@@ -99,7 +99,7 @@ def first_extrapolated_speedups(report: TypeReport, shown: Sequence[SideSpeedup]
 
 
 def gram_speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
-    """Return the certified speedup of gram, a matrix times its adjoint; None without a trusted entry."""
+    """Return the certified speedup of gram, a matrix times its adjoint; None if there is no trusted entry."""
     known = report.tuned.find_entry((side, side, side), op="gram")
     if known is None:
         return None
@@ -171,7 +171,7 @@ def largest_timed_sides_text(reports: Sequence[TypeReport]) -> str:
 
 
 def crossover_side(report: TypeReport) -> int | None:
-    """Return the side of the smallest square with a predicted gain; None without gains or a trusted tuning."""
+    """Return the side of the smallest square with a predicted gain; None if there is no gain or no trusted tuning."""
     return (
         first_gaining_side(report.choice_calibration, report.dtype)
         if report.tuned.trusted_calibration is not None
@@ -240,7 +240,7 @@ def uses_datasheet_rates(report: TypeReport) -> bool:
 
 
 def model_error_text(reports: Sequence[TypeReport]) -> str:
-    """Return a sentence that states the error of predicted speedups for held-out shapes; empty without errors."""
+    """Return a sentence with the error of predicted speedups for held-out shapes; empty if there are no errors."""
     errors = [
         (report.section["error"] or {}).get("speedup") or {} for report in reports if report.tuned.trusted_calibration
     ]
@@ -254,7 +254,7 @@ def model_error_text(reports: Sequence[TypeReport]) -> str:
 
 
 def _percent_range_text(known: Sequence[float]) -> str:
-    """Return the smallest and the largest of these shares as text in percent; empty without shares."""
+    """Return the smallest and the largest of these shares as text in percent; empty if there are no shares."""
     if not known:
         return ""
     low, high = f"{min(known):.1%}", f"{max(known):.1%}"

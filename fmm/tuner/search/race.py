@@ -65,7 +65,7 @@ def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort
 
 
 def best_plan_without_workspace(problem: Problem, calibration: Calibration, device: TunableDevice) -> list[Plan]:
-    """Return a list with the model's best plan that needs no workspace; empty without such a plan."""
+    """Return a list with the model's best plan that needs no workspace; empty if there is no such plan."""
     candidates = rank_candidates(problem, calibration)
     return [
         c.plan for c in candidates if needs_no_workspace(c.plan, problem) and is_within_limits(device, c.plan, problem)

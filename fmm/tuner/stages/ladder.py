@@ -1,4 +1,4 @@
-"""Measure a ladder of squares on a GPU: the best plans with L levels or more beside the best plans with fewer.
+"""Measure a ladder of squares on a GPU: compare the best plans with L levels or more with the best plans with fewer.
 
 The ladder begins at the crossover that the model predicts. If a plan with L levels or more wins, the next square is
 smaller, else larger, until one square wins and the next smaller square loses. fmm.tuner.findings.ladder computes the
@@ -45,7 +45,7 @@ def measure_ladder(journal: Journal, dtype: str, calibration: Calibration, effor
 
 
 def ranked_plans(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> dict[Plan, float]:
-    """Return the candidates, or those of `plans`, within the default error limit, the fastest first.
+    """Return the plans in `plans` (default: the candidates) within the default error limit, the fastest first.
 
     Each plan has its predicted time divided by the vendor's time. Compositions of levels, which are candidates for very
     large products, are left out: ranking them takes most of a second.

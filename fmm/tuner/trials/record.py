@@ -282,7 +282,7 @@ def _parse_trial(record: dict[str, Any]) -> Trial:
 def tuning_of_section(
     tunings: Sequence[RecordedTuning], device: str, dtype: str, section: Mapping[str, Any]
 ) -> RecordedTuning | None:
-    """Return the recorded tuning that produced a config section; None without tunings of its type and device.
+    """Return the recorded tuning that produced a config section; None if there are no tunings of its type and device.
 
     The section's field `tuned` names the tuning. If the file lacks the named tuning, the last tuning of the same type
     and device is returned.
