@@ -27,6 +27,7 @@ from fmm.runtime.decisions.decide import decide_by_model, decide_by_tuning
 from fmm.tuner.commands.config_file import check_section, group_sections_by_device, read_config_sections
 from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
 from fmm.tuner.findings.summary import interval_text, percent_text, threshold_text
+from fmm.tuner.findings.thresholds import WITHOUT_EMULATION
 from fmm.tuner.tune import output_path
 
 SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)  # sides of the grid of shapes
@@ -217,12 +218,13 @@ def _measured_crossovers(first: Thresholds, second: Thresholds) -> Iterator[Comp
 
 
 def _without_emulation(name: str, first: Thresholds, second: Thresholds) -> ComparedThreshold:
-    """Compare a threshold without emulation; only a tuning without emulating leaves records its interval."""
+    """Compare a threshold without emulation; a tuning without leaves that emulate has it as its only threshold."""
+    label = WITHOUT_EMULATION.format(name)
     values = [
         x.without_emulation.get(name) if x.without_emulation else x.threshold_value(name) for x in (first, second)
     ]
-    intervals = [None if x.without_emulation else x.intervals.get(name) for x in (first, second)]
-    return ComparedThreshold(f"{name} without emulation", values[0], values[1], intervals[0], intervals[1])
+    intervals = [x.intervals.get(label if x.without_emulation else name) for x in (first, second)]
+    return ComparedThreshold(label, values[0], values[1], intervals[0], intervals[1])
 
 
 # The command

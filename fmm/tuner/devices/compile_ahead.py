@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from fmm.kernels.cuda.products.kernel_sizes import H200_STRATEGIES, STRATEGIES, TMA_SIZES
 from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.candidates import device_candidates
 
 MAX_WORKER_PROCESSES = 16  # largest number of worker processes
 # Three sizes (m, k, n) that need different kernels. In the first size, the block size of every level divides the sides.
@@ -75,6 +76,12 @@ def tuning_compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterato
         for size in TILE_KERNEL_SIZES if phase == OWN_KERNELS_PHASE else COMPILED_SIZES:
             for label in SUM_LABELS if phase == HEAVY_KERNELS_PHASE else ("",):
                 yield CompileJob(dtype, str(plan), size, label)
+
+
+def plans_with_compiled_kernels(probed: Sequence[Plan]) -> list[Plan]:
+    """Return the plans that a tuning may time: those of the probes, and all candidates with the same leaves."""
+    leaves = {plan.leaf for plan in probed}
+    return list(dict.fromkeys([*probed, *(plan for plan in device_candidates(True) if plan.leaf in leaves)]))
 
 
 def strategy_compile_jobs() -> Iterator[CompileJob]:
@@ -206,8 +213,13 @@ class CompileWorkers:
             self._changed.notify_all()
 
     def wait_for_plan(self, dtype: str, plan: Plan, seconds: float) -> bool:
-        """Wait until a plan's kernels are compiled or all processes have ended; return False at the timeout."""
+        """Wait until a plan's kernels are compiled or all processes have ended; return False at the timeout.
+
+        If no job compiles one of the kernels, the plan's first run compiles it: return True, but False without a wait.
+        """
         needed = kernel_keys(plan, dtype)
+        if not seconds and any(x not in self._pending_kernels for x in needed):
+            return False
         with self._changed:
             return self._changed.wait_for(
                 lambda: all(self._pending_kernels[x] <= 0 for x in needed) or not self._alive,

@@ -154,7 +154,7 @@ CPU_EFFORTS = {
 GPU_EFFORTS = {
     "coarse": Effort(2, 6, 3, 6, 1, 1, 7, max_products_per_level=7, is_first_look=True),
     "quick": Effort(6, 24, 3, 10, 3, 2, 7, 3),
-    "default": Effort(18, 36, 5, 20, 10, 4, 11, blocks=True),
+    "default": Effort(11, 36, 5, 20, 10, 4, 11, blocks=True),
     "full": Effort(450, 1500, 7, 120, 24, 6, 21, blocks=True),
 }
 

@@ -76,7 +76,7 @@ def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     tiles = fit_block_model(trials, device.chip)
     strategies = strategies_by_side(dtype, device.chip, tiles)
     noisy, looks = diagnose_machine(device, trials, dtype), split_first_look_trials(journal, trials)
-    thresholds = section_thresholds(calibration, dtype, fitted.intervals, looks, strategies)
+    thresholds = section_thresholds(calibration, dtype, fitted.intervals, looks, strategies, tau_intervals=False)
     entries = {e.entry_key: replace(e, verified=not noisy) for look in looks for e in config_entries(look, noise)}
     return {
         "versions": dict(device.identity.versions),
@@ -248,8 +248,12 @@ def section_thresholds(
     intervals: Mapping[str, Sequence[float]],
     looks: Sequence[Sequence[Trial]],
     strategies: Mapping[str, str],
+    tau_intervals: bool = True,
 ) -> Thresholds:
-    """Return the thresholds of a fitted model with 95 % intervals, and the measured crossovers."""
+    """Return the thresholds of a fitted model with 95 % intervals, and the measured crossovers.
+
+    `tau_intervals` is False to leave out the intervals of the model's tau1 to tau3 on a GPU that has measured them.
+    """
     measured, trials = one_level_speedups(*looks), [t for look in looks for t in look]
     calibration = replace(calibration, level_bounds=())
     crossovers = measure_crossovers(trials, calibration)
@@ -260,7 +264,8 @@ def section_thresholds(
         compute_thresholds(bounded, dtype, measured, strategies),
         measured_intervals={name: x.intervals for name, x in crossovers.items() if x.intervals},
     )
-    return add_threshold_intervals(found, calibration, dtype, sampled, measured)
+    tau_intervals = tau_intervals or not (calibration.batches and found.measured_taus)
+    return add_threshold_intervals(found, calibration, dtype, sampled, measured, tau_intervals)
 
 
 def one_level_speedups(*tunings: Sequence[Trial]) -> list[tuple[ProductSize, float]]:

@@ -159,11 +159,12 @@ class TypeFindings:
         """Yield a row for each baseline: alpha/pi and n1 of the vendor's product, and the baseline's tau1 to tau3."""
         found, large = self.thresholds, self.decisions[DETAILED_SIDE]
         baselines = _taus_by_baseline(found)
-        chosen = _row_of_plan([row.name for row in baselines], large)
+        names = [row.baseline for row in baselines]
+        chosen, labels = _row_of_plan(names, large), shortest_names(names)
         for i, row in enumerate(baselines):
             ratio, n1, strategy = self._cells_of_vendor(found) if not i else (SummaryCell(),) * 3
             levels = levels_cell(large) if i == chosen else SummaryCell()
-            yield self.dtype if not i else f"  {row.name}", (ratio, n1, *row.cells, levels, strategy)
+            yield self.dtype if not i else f"  {labels[i]}", (ratio, n1, *row.cells, levels, strategy)
 
     def _cells_of_vendor(self, found: Thresholds | None) -> tuple[SummaryCell, SummaryCell, SummaryCell]:
         """Return alpha/pi, n1 and the block strategy."""
@@ -177,7 +178,7 @@ class TypeFindings:
 class BaselineTaus:
     """The crossovers tau1 to tau3 above one baseline: those that the tuning measured, and the model's."""
 
-    name: str
+    baseline: str  # the plan without its levels; EMULATED for all baselines that emulate
     measured: Mapping[str, float | None]
     predicted: Mapping[str, float | None]
 
@@ -195,11 +196,17 @@ def levels_cell(answer: SquareDecision | None) -> SummaryCell:
 
 
 def _row_of_plan(baselines: Sequence[str], answer: SquareDecision | None) -> int:
-    """Return the index of the baseline above which the decision's plan has its levels; 0 if no baseline matches."""
+    """Return the index of the baseline above which the decision's plan has its levels; 0 if no baseline matches.
+
+    Without a row for exactly this baseline, a baseline matches that begins with the same level or leaf.
+    """
     if answer is None:
         return 0
-    names = [_first_word(baseline_text(answer.plan)), *([EMULATED] if answer.plan.uses_emulation else [])]
-    return next((i for i, baseline in enumerate(baselines) if baseline in names), 0)
+    own, first = baseline_text(answer.plan), [_first_word(baseline) for baseline in baselines]
+    if own in baselines:
+        return baselines.index(own)
+    names = [_first_word(own), *([EMULATED] if answer.plan.uses_emulation else [])]
+    return next((i for i, name in enumerate(first) if name in names), 0)
 
 
 def _taus_by_baseline(found: Thresholds | None) -> list[BaselineTaus]:
@@ -212,7 +219,7 @@ def _taus_by_baseline(found: Thresholds | None) -> list[BaselineTaus]:
     vendor, model = str(VENDOR), {name: found.threshold_value(name) for name in TAU_NAMES}
     rows = [BaselineTaus(vendor, found.measured_taus.get(vendor, {}), found.without_emulation or model)]
     others = [name for name in found.measured_taus if name != vendor]
-    rows += [BaselineTaus(_first_word(name), found.measured_taus[name], model) for name in others]
+    rows += [BaselineTaus(name, found.measured_taus[name], model) for name in others]
     return [*rows, BaselineTaus(EMULATED, {}, model)] if found.without_emulation and not others else rows
 
 
@@ -293,8 +300,9 @@ class DeviceSummary:
         """The table of alpha/pi, n1, tau1 to tau3, levels and block strategy by type."""
         heads = ("alpha/pi", "n1", *TAU_NAMES, "levels", "block strategy")
         legend = (
-            "levels: up to tau1 none, up to tau2 one, up to tau3 two (only measured tau bound them); shown: those at "
-            f"{DETAILED_SIDE}"
+            "alpha/pi: an addition's time over a flop's; n1 = 15 alpha/pi (complex: 15/4), used by mode hasa; levels: "
+            f"none up to tau1, one up to tau2, two up to tau3 (bounds where measured), shown at {DETAILED_SIDE}; "
+            "strategy: of fmm's own kernel"
         )
         rows = tuple(row for x in self.types for row in x.recursion_rows)
         return SummaryTable("recursion", heads, rows, legend, left_aligned=1)
@@ -308,7 +316,8 @@ class DeviceSummary:
             by_reason.setdefault(why, []).append(dtype)
         parts = [f"{', '.join(types)}: {why}" for why, types in by_reason.items()]
         again = list(dict.fromkeys(dtype for types in by_reason.values() for dtype in types))
-        return f"to do   {'; '.join(parts)}: {tuning_command(self.key, again)}" if parts else ""
+        some = again if len(again) < len(self.types) else []
+        return f"to do   {'; '.join(parts)}: {tuning_command(self.key, some)}" if parts else ""
 
     def _failures_by_type(self) -> Iterator[tuple[str, str]]:
         """Yield each failure as element type and reason: of this run, of the section, of its leaves."""
@@ -396,6 +405,18 @@ def minutes_text(seconds: float) -> str:
 def _first_word(text: str) -> str:
     """Return the first name in a plan's text: `residues` of `residues(14) > bytes`."""
     return text.partition(" ")[0].partition("(")[0]
+
+
+def shortest_names(plans: Sequence[str]) -> list[str]:
+    """Return the first name in each plan's text; plans that share this name keep their whole texts.
+
+    Examples
+    --------
+    >>> shortest_names(["vendor", "3m > vendor", "3m > f16x3", "residues(14) > bytes"])
+    ['vendor', '3m > vendor', '3m > f16x3', 'residues']
+    """
+    first = [_first_word(text) for text in plans]
+    return [name if first.count(name) == 1 else text for name, text in zip(first, plans, strict=True)]
 
 
 def _first_plan_names(texts: Iterable[str]) -> str:

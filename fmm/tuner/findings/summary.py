@@ -422,6 +422,7 @@ def _square_entries(used: ModelInUse) -> Iterator[Entry]:
 
 
 def tuning_command(key: str, dtypes: Sequence[str]) -> str:
-    """Return the fmm-tune command that tunes these element types of a device."""
+    """Return the fmm-tune command that tunes these element types of a device; without types, all of them."""
     device = "0" if key.startswith("cuda") else "cpu"
-    return f"fmm-tune --device {device} --dtype {','.join(dtypes)}"
+    types = f" --dtype {','.join(dtypes)}" if dtypes else ""
+    return f"fmm-tune --device {device}{types}"

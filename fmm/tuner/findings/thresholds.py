@@ -212,6 +212,7 @@ def li_threshold_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> P
     return li_thresholds.threshold_plan(scheme, side, tau1, max(tau1, tau2), leaf)
 
 
+WITHOUT_EMULATION = "{} without emulation"  # the name of the interval of tau1, tau2 or tau3 without emulation
 PLANS_PER_LEVEL_COUNT = 2  # number of plans that are compared for each number of levels
 
 
@@ -221,10 +222,12 @@ def add_threshold_intervals(
     dtype: str,
     sampled: Sequence[Calibration],
     measured: Sequence[tuple[ProductSize, float]] = (),
+    tau_intervals: bool = True,
 ) -> Thresholds:
     """Return the thresholds with 95 % intervals from the sampled calibrations.
 
-    A threshold has no interval if all samples give the same value: for example alpha, if the rate of sums is
+    `tau_intervals` is False to leave out the intervals of the model's tau1 to tau3, which take most of the time. A
+    threshold has no interval if all samples give the same value: for example alpha, if the rate of sums is
     undetermined.
     """
     if not sampled:
@@ -238,18 +241,30 @@ def add_threshold_intervals(
     epsilons = _resampled_epsilons(sampled[:REDUCED_SAMPLE_COUNT], dtype, measured)
     if found.epsilon is not None and epsilons:
         intervals["epsilon"] = central_interval_95([found.epsilon, *epsilons])
-    # measured crossovers have measured intervals
-    choosing = [] if calibration.batches and found.measured_taus else sampled[:REDUCED_SAMPLE_COUNT]
-    choices = [_level_count_function(calibration, sample, dtype) for sample in choosing]
-    for tau, levels in zip(TAU_NAMES, LEVEL_COUNTS, strict=True) if choices else ():
-        sides = [_crossover_of_sample(chosen, levels) for chosen in choices]
-        intervals[tau] = central_interval_95([found.threshold_value(tau), *sides])
-    varying = {
-        name: _rounded_interval(name, ends)
-        for name, ends in intervals.items()
-        if name in TAU_NAMES or ends[0] != ends[1]
+    varying = {name: ends for name, ends in intervals.items() if ends[0] != ends[1]}
+    if tau_intervals:
+        with_emulation = {tau: found.threshold_value(tau) for tau in TAU_NAMES}
+        varying |= _tau_intervals(calibration, dtype, sampled, with_emulation, True)
+        without = _tau_intervals(calibration, dtype, sampled, found.without_emulation, False)
+        varying |= {WITHOUT_EMULATION.format(tau): ends for tau, ends in without.items()}
+    return replace(found, intervals={name: _rounded_interval(name, ends) for name, ends in varying.items()})
+
+
+def _tau_intervals(
+    calibration: Calibration,
+    dtype: str,
+    sampled: Sequence[Calibration],
+    taus: Mapping[str, float | None],
+    emulation: bool,
+) -> dict[str, ThresholdInterval]:
+    """Return the 95 % intervals of the model's tau1 to tau3; none if `taus` is empty."""
+    if not taus:
+        return {}
+    choices = [_level_count_function(calibration, x, dtype, emulation) for x in sampled[:REDUCED_SAMPLE_COUNT]]
+    return {
+        tau: central_interval_95([taus[tau], *(_crossover_of_sample(chosen, levels) for chosen in choices)])
+        for tau, levels in zip(TAU_NAMES, LEVEL_COUNTS, strict=True)
     }
-    return replace(found, intervals=varying)
 
 
 def _rounded_interval(name: str, interval: ThresholdInterval) -> ThresholdInterval:
@@ -276,7 +291,9 @@ def _crossover_of_sample(chosen_levels_at: Callable[[int], int], levels: int) ->
     return finite_or_none(smallest_side_from_which(lambda side: chosen_levels_at(side) >= levels))
 
 
-def _level_count_function(calibration: Calibration, sample: Calibration, dtype: str) -> Callable[[int], int]:
+def _level_count_function(
+    calibration: Calibration, sample: Calibration, dtype: str, emulation: bool
+) -> Callable[[int], int]:
     """Return a function of the side: the number of levels with the largest predicted gain, if at least 2 %.
 
     The function caches its results, since the searches for tau1 to tau3 visit the same sides.
@@ -285,7 +302,7 @@ def _level_count_function(calibration: Calibration, sample: Calibration, dtype: 
 
     @cache
     def chosen_levels_at(side: int) -> int:
-        first = _fastest_plans_by_levels(free, dtype, SIDE_GRID[bisect_left(SIDE_GRID, side)])
+        first = _fastest_plans_by_levels(free, dtype, SIDE_GRID[bisect_left(SIDE_GRID, side)], emulation)
         candidates = rank_candidates(Problem(side, side, side, dtype), required, first) if first else ()
         return next((count_levels(candidate.plan) for candidate in candidates if candidate.beats_vendor), 0)
 
@@ -293,9 +310,11 @@ def _level_count_function(calibration: Calibration, sample: Calibration, dtype: 
 
 
 @lru_cache(maxsize=1024)
-def _fastest_plans_by_levels(calibration: Calibration, dtype: str, side: int) -> tuple[Plan, ...]:
+def _fastest_plans_by_levels(
+    calibration: Calibration, dtype: str, side: int, emulation: bool = True
+) -> tuple[Plan, ...]:
     """Return the fastest plans on a square for each number of levels; more than three levels count as three."""
     by_levels: dict[int, list[Plan]] = defaultdict(list)
-    for plan, _ in ranked_plans(calibration, Problem(side, side, side, dtype), True):
+    for plan, _ in ranked_plans(calibration, Problem(side, side, side, dtype), emulation):
         by_levels[min(count_levels(plan), LEVEL_COUNTS[-1])].append(plan)
     return tuple(plan for plans in by_levels.values() for plan in plans[:PLANS_PER_LEVEL_COUNT])

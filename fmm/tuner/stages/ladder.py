@@ -33,15 +33,22 @@ LADDER_ROUNDS = 2  # number of rounds beyond the effort's rounds
 
 
 def measure_ladder(journal: Journal, dtype: str, calibration: Calibration, effort: Effort, seconds: float) -> None:
-    """Measure squares near the crossovers of each baseline, until `seconds` of samples are measured."""
+    """Measure squares near the crossovers of each baseline, until `seconds` of samples are measured.
+
+    The crossovers on small squares come first: one crossover on large squares can take most of the time.
+    """
     end, calibration = journal.sampled_seconds + seconds, with_margin(calibration, 0.0)
     squares = [Problem(side, side, side, dtype) for side in LADDER_SIDES]
     squares = [x for x in squares if predict_vendor(x, calibration).predicted_seconds <= seconds]
     ranked = [ranked_plans(x, calibration) for x in squares[::-RANKED_SQUARE_STRIDE]]
     pool = fast_plans(ranked)
-    for levels in LEVEL_COUNTS:
-        for baseline in ladder_baselines(ranked):
-            Ladder(journal, calibration, effort, squares, pool, baseline, levels).measure_bracket(end)
+    ladders = [
+        Ladder(journal, calibration, effort, squares, pool, baseline, levels)
+        for levels in LEVEL_COUNTS
+        for baseline in ladder_baselines(ranked)
+    ]
+    for ladder in sorted(ladders, key=Ladder.predicted_rung):
+        ladder.measure_bracket(end)
 
 
 def ranked_plans(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> dict[Plan, float]:

@@ -15,7 +15,7 @@ from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
-from fmm.perfmodel.candidates import probed_plans
+from fmm.perfmodel.candidates import device_candidates, probed_plans
 from fmm.problem import Problem
 from fmm.tuner.devices import compile_worker
 from fmm.tuner.devices.compile_ahead import (
@@ -27,6 +27,7 @@ from fmm.tuner.devices.compile_ahead import (
     compilation_phase,
     is_needed_by_first_look,
     kernel_keys,
+    plans_with_compiled_kernels,
     tuning_compile_jobs,
     uses_own_kernel,
 )
@@ -70,6 +71,30 @@ def test_a_plan_waits_for_its_own_levels_alone() -> None:
         assert not made.wait_for_plan("float32", Plan.parse(f"strassen > {HEAVY}"), 0.1)
     finally:
         made.close()
+
+
+def test_kernels_that_no_job_compiles_are_not_compiled() -> None:
+    """A first look would otherwise compile them in its own time: 12 s on an H200 for `3m(strassen^2.pad16)`."""
+    made = CompileWorkers(0, WANTED, 3, worker("done"))
+    try:
+        assert made.wait_for_all(30)
+        assert made.wait_for_plan("float32", HEAVY, 0.0) and made.wait_for_plan("bfloat16", HEAVY, 1.0)
+        assert not made.wait_for_plan("bfloat16", HEAVY, 0.0)
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "complex64", "complex128"])
+def test_all_candidates_above_measured_leaves_are_compiled_ahead(dtype: str) -> None:
+    plans = plans_with_compiled_kernels(probed_plans("cuda"))
+    compiled = {
+        key for job in tuning_compile_jobs([dtype], plans) for key in kernel_keys(Plan.parse(job.plan), job.dtype)
+    }
+    leaves = {plan.leaf for plan in probed_plans("cuda")}
+    candidates = [x for x in device_candidates(True) if x.is_candidate_for(dtype) and x.leaf in leaves]
+    own = {key for x in candidates for key in kernel_keys(x, dtype) if key[0] == dtype}
+    assert own and own <= compiled
+    assert not any(job.plan.startswith("residues(16)") for job in tuning_compile_jobs([dtype], plans))
 
 
 def test_light_kernels_come_first() -> None:

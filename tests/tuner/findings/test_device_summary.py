@@ -126,6 +126,13 @@ def test_measured_crossovers_are_marked_and_have_a_row_for_each_baseline() -> No
     assert other[2:5] == (SummaryCell("9,000", True), SummaryCell("8,000"), SummaryCell("30,000"))
 
 
+def test_baselines_with_one_first_level_have_their_whole_names() -> None:
+    taus = {name: {"tau1": 7000.0, "tau2": None, "tau3": None} for name in ("vendor", "3m > vendor", "3m > f16x3")}
+    known = configs.raw_thresholds({"tau1": 1.0, "tau2": 2.0, "tau3": 3.0}, alpha=2e-12, pi=1e-14, n1=3000.0)
+    summary = cpu_summary(configs.section(thresholds={**known, "measured_taus": taus}))
+    assert [name.strip() for name, _ in summary.recursion.rows] == ["float64", "3m > vendor", "3m > f16x3"]
+
+
 def test_the_block_strategy_of_most_sides_has_its_range() -> None:
     assert block_strategy_text({}) == "" and block_strategy_text({"512": "Trio"}) == "Trio (512)"
     strategies = {"512": "Small", "1024": "Deep", "2048": "Deep", "4096": "Solo"}
@@ -170,6 +177,13 @@ def test_a_type_without_a_section_has_no_numbers_and_its_reason() -> None:
     assert {cell.text for cell in rows["float32"]} == {NO_NUMBER} and rows["float64"][-3].text != NO_NUMBER
     assert summary.failure_line == ("to do   float32: too little was measured: fmm-tune --device cpu --dtype float32")
     assert summary.tuned_text == "tuned in 2 min 41 s, 2 types" and minutes_text(59.6) == "1 min 0 s"
+
+
+def test_types_that_stopped_for_one_reason_are_one_entry() -> None:
+    reason = "the time limit was reached; --resume continues"
+    both = dict.fromkeys(("float32", "float64"), reason)
+    summary = cpu_summary(dtypes=["float64", "float32"], failures=both, seconds=1.0)
+    assert summary.failure_line == f"to do   float64, float32: {reason}: fmm-tune --device cpu"
 
 
 # ---- where it is printed

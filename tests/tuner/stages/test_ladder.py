@@ -10,6 +10,7 @@ import pytest
 
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.level_bounds import baseline_text
 from fmm.runtime.devices import datasheet_model
 from fmm.tuner.devices.device import GPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
@@ -63,6 +64,15 @@ def test_a_slower_memory_moves_the_measured_crossover() -> None:
 def test_the_time_limit_ends_the_ladder_without_bounds() -> None:
     journal = measured_ladder(MODEL, "float64", seconds=1e-6)
     assert not journal.recorded and ladder_crossovers(journal.recorded) == {}
+
+
+def test_crossovers_on_small_squares_are_measured_first() -> None:
+    """Otherwise one crossover above float16 products takes the time of all others."""
+    journal, first = measured_ladder(MODEL, "float32"), dict[tuple[str, int], int]()
+    for t in journal.recorded:
+        first.setdefault((baseline_text(Plan.parse(t.plan)), t.seed), t.size[0])
+    sides = list(first.values())
+    assert sides == sorted(sides) and len(set(sides)) > 1
 
 
 def test_a_baseline_may_change_the_type() -> None:
