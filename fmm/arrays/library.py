@@ -314,7 +314,7 @@ class HostLibrary(Library, Protocol):
         ...
 
     def unwrap_scalar(self, c: Any) -> Any:
-        """Return the product; as a number if the library returns numbers for products of two vectors."""
+        """Return the product; for two vectors as a number, if the library returns numbers for them."""
         ...
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
