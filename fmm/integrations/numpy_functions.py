@@ -1,9 +1,10 @@
 """Installation of fmm in numpy.dot, numpy.inner, numpy.linalg, and the loops of numpy.matmul and `@` (numpy_loops.py).
 
 NumPy's einsum, cov and multi_dot call dot, inner or matmul, so fmm also computes the products of einsum, cov and
-multi_dot. The names `dot` and `inner` are bound to fmm's functions in numpy and in the modules of NumPy that import the
-names. Methods such as a.dot(b) do not change, since they belong to a type written in C. fmm computes products of two
-arrays of exactly the class numpy.ndarray. NumPy's own dot handles lists, subclasses and other libraries' arrays.
+multi_dot. The names `dot` and `inner` are bound to fmm's functions in numpy, and in all modules of NumPy that import
+dot or inner by name. Methods such as a.dot(b) do not change, since they belong to a type written in C. fmm computes
+products of two arrays of exactly the class numpy.ndarray. NumPy's own dot handles lists, subclasses and other
+libraries' arrays.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ USAGE_TEXT = """python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program that the command line names as Python itself would, or print the version."""
+    """Run the program on the command line as Python itself would, or print the version."""
     options, program, rest = _parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
     if options.version:
         _print_version(options)
