@@ -415,7 +415,7 @@ def _residue_rates(int8: ProductRate, stream: float, float64_flops: float) -> It
 
 
 def _residue_rate(int8: ProductRate, stream: float, moduli: int, levels: int, dtype: DType) -> ProductRate:
-    """Return the rate of products of one type by one int8 product for each modulus, or two for complex numbers.
+    """Return the rate of products that consist of one int8 product for each modulus, or two for complex numbers.
 
     The kernels read each number of A and B twice and write its
     residues; then they read the residues of C and write C. The time for residues grows with the number of elements of

@@ -275,7 +275,7 @@ def _count_calls(method: str, names: str) -> int:
 def _rounded_reduction_rows(
     text: str, printed: int, levels: Sequence[int], sizes: Sequence[int]
 ) -> list[tuple[Cell, ...]]:
-    """Return a row for each reduction that the text prints as one rounded percentage for all three quantities.
+    """Return the rows for a percentage that the text prints once, rounded, for all three quantities.
 
     The difference cell compares whole percents. `text` is the name of the row; {} in it stands for the quantity.
     """
