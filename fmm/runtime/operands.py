@@ -199,8 +199,7 @@ def byte_span(x: Operand) -> ByteSpan | None:
 
 
 def _equally_spaced_rows(x: Operand) -> tuple[int, int]:
-    """Return the distance and length of an operand's contiguous rows or columns, in elements; zeros if there are
-    none."""
+    """Return the distance and length of an operand's contiguous rows or columns, in elements; else zeros."""
     assert x.strides is not None
     axes = sorted((abs(step), n) for n, step in zip(x.shape, x.strides, strict=True) if n > 1)
     if len(axes) < 2 or axes[0][0] != 1:

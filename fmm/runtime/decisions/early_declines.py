@@ -4,8 +4,8 @@ A small product takes ten microseconds or less, and the search for a plan would 
 its operands have few bytes, if a side is short, or if a decline for the same sizes is cached.
 
 The full path (check, prepare, decide) of fmm.gemm and fmm.gram takes 80 microseconds. If the full path declines a call,
-this decline is cached for some seconds. The key has the shapes, strides, types and parameters. A cached decline can
-cost speed, but never gives a wrong result: the library's own functions define the result.
+this decline is cached for some seconds. The key contains the shapes, strides, types and parameters. A cached decline
+can cost speed, but never gives a wrong result: the library's own functions define the result.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ def is_stackable(problem: Problem, limits: Limits) -> bool:
 def stacked_decisions(problem: Problem, single: Decision, limits: Limits, device: Device) -> Iterator[Decision]:
     """Yield decisions for groups of the stack's products, the best first; `single` is the decision for one matrix.
 
-    The problem of a decision has the number of products of a group, which divides the number of products of the stack.
-    Yield nothing if the plan of one matrix after the other is predicted to be the fastest.
+    The batch of a decision's problem is the number of products in a group; this number divides the number of products
+    of the stack. Yield nothing if the plan of one matrix after the other is predicted to be the fastest.
     """
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or problem.dtype not in calibration.rates or device.chip is None:
