@@ -267,7 +267,7 @@ class DeviceSummary:
 
     @property
     def tuned_text(self) -> str:
-        """The number of types, and the duration of the run; without a run the day of the last tuning."""
+        """The number of types, and the duration of the run, or the day of the last tuning if there was no run."""
         count = f"{len(self.types)} type{'s' * (len(self.types) != 1)}"
         if self.seconds is not None:
             return f"tuned in {minutes_text(self.seconds)}, {count}"
@@ -309,8 +309,8 @@ class DeviceSummary:
 
     @property
     def failure_line(self) -> str:
-        """The types without a usable result and the leaves that failed, with the command to run; empty if all is
-        well."""
+        """The types without a usable result and the leaves that failed, with the command to run; empty if none
+        failed."""
         by_reason: dict[str, list[str]] = {}
         for dtype, why in self._failures_by_type():
             by_reason.setdefault(why, []).append(dtype)

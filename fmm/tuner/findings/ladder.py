@@ -108,7 +108,7 @@ def crossover_side(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def crossover_interval(points: Sequence[LadderPoint]) -> ThresholdInterval:
-    """Return the crossovers of the upper and of the lower ends of the ratios' intervals.
+    """Return the interval of a crossover: the crossovers by the upper and by the lower ends of the ratios' intervals.
 
     An end outside the ladder is the smallest side of the ladder, or None above the largest side.
     """

@@ -238,7 +238,7 @@ def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tun
 # ---- crossovers of the model
 
 ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # odd sides of squares; their rows are unaligned
-# odd and even sides are compared above this side; below it, a partly filled last wave of tiles has as large an effect
+# odd and even sides are compared above this side; on smaller sides the partly filled last wave of tiles matters as much
 MIN_COMPARED_ODD_SIDE = 4096
 MIN_ODD_SIDE_GAIN = 1.25  # an odd side is shown if its speedup is this factor above that of the even side
 

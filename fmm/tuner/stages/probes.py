@@ -94,8 +94,8 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
 
     On a GPU, sums are measured on sides up to half of the largest side, where sums reach their full rate. For larger
     operands, the random initialization would take longer than the sums. On a CPU, sums and products are timed inside
-    whole plans, which skip the largest square. On a CPU, plans are timed on the second largest square last, after the
-    held-out shapes.
+    whole plans, which skip the largest square. On a CPU, the second largest square is used last, after the held-out
+    shapes.
     """
     device, gpu = journal.device, journal.device.untuned_model().batches
     plans = [p for p in compilable_candidates(device, effort) if p != VENDOR][: 3 if gpu else 2]
@@ -208,7 +208,7 @@ def random_shape_plans(
     for i, sizes in enumerate(zip(fitted, held, strict=True)):
         for stage, size in zip(SHAPE_SEEDS, sizes, strict=True):
             if stage == HELD_OUT_STAGE and not gpu and i % CROSSOVER_SHAPE_STRIDE == CROSSOVER_SHAPE_STRIDE - 1:
-                continue  # probe_crossovers measures a held-out shape in place of this one
+                continue  # on a CPU, probe_crossovers measures a held-out shape instead of this shape
             problem = Problem(*size, dtype)
             # These plans do not emulate: the model must also be accurate for a user who forbids emulation.
             usual = [p for p in light if not p.leaf_use.leaf.rate]
