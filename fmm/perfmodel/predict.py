@@ -17,7 +17,7 @@ H (hidden sums) is overlap * min(P, the part of S below an overlapped level). H 
 L (launches) is max(launch * (starts + passes), host * calls - (P + S - H)). The second argument of L is the additional
 time if the host starts the products more slowly than the device does all the work.
 
-E (ends) is 0, or with c products at a time on a CPU idle + min(spin, (P + S + idle) (c - 1) / (c + 1)).
+E (ends) is idle + min(spin, (P + S + idle) (c - 1) / (c + 1)) on a CPU with c products at a time, else 0.
 
 The names in the formula are fields of ProductRate and Calibration; c is `Calibration.lanes`. With c products at a time
 on a CPU, a leaf product counts as one of a batch of c products. With c products at a time, P and S are the times in

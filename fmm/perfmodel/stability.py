@@ -303,7 +303,7 @@ def nonzero_counts(rows: Iterable[Iterable[Fraction | int]]) -> list[int]:
 
 
 def has_componentwise_bound(plan: Plan) -> bool:
-    """Return True if the error of each entry of C is small relative to the same entry of |A| |B|, as for the vendor.
+    """Return True if the error of each entry of C is small relative to the same entry of |A| |B|, as the vendor's is.
 
     Plans that check entries have the componentwise bound: if the bound is not certain, the product is computed again.
     Plans that save products lack the componentwise bound: their errors are small relative to the largest entries only.
