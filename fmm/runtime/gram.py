@@ -237,8 +237,8 @@ def _can_write_at_address(call: PreparedCall, a: int, out: int) -> bool:
 def _prepare_recurring_gram(library: Library, a: Any, b: None, out: Any, key: GramKey) -> PreparedCall:
     """Return a call whose plan computes the complete result.
 
-    Return a call without a plan if the plan alone does not compute the result: operands are copied, `out` is filled
-    from a temporary, or the adjoint is read. Then run_gram computes the result.
+    Return a call without a plan if the plan alone does not compute the result: if operands must be copied, `out` is
+    filled from a temporary, or the adjoint is read. Then run_gram computes the result.
     """
     if out is not None or key.fill == "full":
         has_conjugate = is_complex(a)

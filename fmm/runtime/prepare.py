@@ -411,8 +411,8 @@ def _needs_several_vendor_calls(query: ProblemQuery, work: CallMatrices) -> bool
 
 # ---- the plan and its launches
 
-# Texts for explanations, on the host (True) and on a device (False): how results get inf and NaN exactly where the
-# vendor's product has them.
+# Texts with which explanations say how results get inf and NaN exactly where the vendor's product has them: on the host
+# (True) and on a device (False).
 NONFINITE_HANDLING_TEXTS = {
     True: "NumPy multiplies if numbers may overflow or are not finite, or if NumPy is set to report underflow",
     False: "if the result has inf or NaN, it is computed again in the classical order",

@@ -456,7 +456,7 @@ def smaller_plans(problem: Problem, refused: Plan, limits: Limits, device: Devic
             return
         yield plan
         # The candidates' workspace is estimated. A plan with a tiny workspace can need more than the limit; without
-        # this minimum the loop would yield the plan for ever.
+        # this minimum the loop would never end.
         nbytes = min(nbytes, peak_workspace(plan, problem))
 
 

@@ -42,8 +42,8 @@ MIN_VENDOR_SECONDS = 25e-6
 # If the vendor computes the triangles of a stack one matrix after the other, their predicted time is multiplied by this
 # factor. On an H200, the triangles of 49 float64 matrices of 1626 x 264 take 1.5 times as long as predicted.
 VENDOR_TRIANGLE_SLOWDOWN = 1.5
-# Additional time of the vendor for triangles with alpha or beta, or of two matrices: the library mirrors the product by
-# about five launches that read and write C about nine times.
+# Additional time of the vendor for triangles with alpha or beta, and for triangles of A B: the library mirrors the
+# product by about five launches that read and write C about nine times.
 MIRROR_LAUNCH_SECONDS, MIRROR_PASSES = 25e-6, 9
 # Products share launches in groups whose workspace has at most this number of bytes. On an H200, one group of float64
 # products of 8 x 4096 is 1 % faster than four groups, and needs four times the memory.
