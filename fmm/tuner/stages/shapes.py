@@ -35,7 +35,8 @@ def largest_affordable_side(problem: Problem, seconds: float, device: TunableDev
 SQUARE_SHARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
 OBLONG_SHARES = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), (1 / 4, 1 / 2, 1), (1 / 8, 1, 1))
 # Offsets of the oblong products' sides (m, k, n), since few products in practice have round sides. With these offsets,
-# rows of 16-bit types are aligned to 2 or 4 bytes only: in one product the rows of A, in another of B and C.
+# rows of 16-bit types are aligned to 2 or 4 bytes only: in one product the rows of A, in another product the rows of B
+# and C.
 OBLONG_OFFSETS = ((0, 0, 0), (37, 37, 37), (6, 6, 6), (0, 37, 0), (0, 0, 2), (37, 37, 37))
 
 
