@@ -23,6 +23,7 @@ from fmm.runtime.decisions.early_declines import SMALL_MULTIPLY_ADDS
 # and the library's einsum takes less time on the host. The limit for NumPy is low, since NumPy's einsum does not use
 # BLAS for stacks.
 SMALL_HOST_MULTIPLY_ADDS = 1 << 15
+LARGE_COPY = 1 << 22  # elements; a device copies fewer in less time than a call of cupy.einsum takes on the host
 
 
 def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_options: Any) -> Any:
@@ -78,12 +79,12 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
     plan = plan_contraction(subscripts, tuple(tuple(x.shape) for x in arrays), path_key)
     work = plan.largest_multiply_adds
     is_small = work < SMALL_HOST_MULTIPLY_ADDS or (work < SMALL_MULTIPLY_ADDS and is_on_device(arrays[0]))
-    # A small product takes the host less time than a call of cupy.einsum, which computes all other small contractions.
+    terms = [LabeledArray(x, labels) for x, labels in zip(arrays, plan.inputs, strict=True)]
+    # A small product takes the host less time than a call of cupy.einsum; other pairs are cupy.einsum's as a whole.
     is_cupy = array_kind(arrays[0]) == "cupy"
-    if is_small and is_cupy and not plan.has_only_products and subscripts.isascii():
+    if is_small and is_cupy and not gains_by_products(terms, plan) and subscripts.isascii():
         path = ["einsum_path", *plan.path]
         return write_to(out, array_module(arrays[0]).einsum(subscripts, *arrays, optimize=path))
-    terms = [LabeledArray(x, labels) for x, labels in zip(arrays, plan.inputs, strict=True)]
     return write_to(out, ordered_result(contract_terms(terms, plan, is_small and not is_cupy), plan.output))
 
 
@@ -135,6 +136,20 @@ def plan_contraction(subscripts: str, shapes: tuple[tuple[int, ...], ...], optim
     following = next_pairs(terms, path, kept, results)
     steps = tuple(path), tuple(kept), tuple(results), following
     return ContractionPlan(tuple(terms), tuple(output), *steps, has_only_products, max(work))
+
+
+def gains_by_products(terms: Sequence[LabeledArray], plan: ContractionPlan) -> bool:
+    """Return True if products of small pairs take less time than one call of cupy.einsum.
+
+    A single pair with a copy of a large operand gains nothing: cupy.einsum copies this operand too.
+    """
+    if not plan.has_only_products or len(terms) > 2:
+        return plan.has_only_products
+    (kept,) = plan.needed_labels
+    return not any(
+        prod(x.array.shape) >= LARGE_COPY and NextPair(frozenset(other.labels), kept).copies(x.layout)
+        for x, other in (terms, terms[::-1])
+    )
 
 
 def is_product(terms: Sequence[Labels], kept: frozenset[str]) -> bool:

@@ -72,7 +72,15 @@ def random_arrays(expression: str, seed: int = 0, dtype: str = "float64") -> lis
 
 @pytest.mark.parametrize(
     ("expression", "is_librarys"),
-    [("ij,jk,kl->il", False), ("bij,bjk->bik", False), ("ij,j->i", False), ("ii,ij->j", True), ("ij,ij->ij", True)],
+    [
+        ("ij,jk,kl->il", False),
+        ("bij,bjk->bik", False),
+        ("ij,j->i", False),
+        ("ii,ij->j", True),
+        ("ij,ij->ij", True),
+        ("kc,ikac->ia", True),  # both libraries copy the second operand
+        ("kc,ikac,ax->ix", False),
+    ],
 )
 def test_a_small_contraction_of_cupys_arrays_is_products_or_one_call(
     expression: str, is_librarys: bool, monkeypatch: pytest.MonkeyPatch
@@ -80,6 +88,7 @@ def test_a_small_contraction_of_cupys_arrays_is_products_or_one_call(
     module = import_module("fmm.contractions.einsum")
     monkeypatch.setattr(module, "SMALL_HOST_MULTIPLY_ADDS", 1 << 15)
     monkeypatch.setattr(module, "array_kind", lambda x: "cupy")
+    monkeypatch.setattr(module, "LARGE_COPY", 100)
     arrays = random_arrays(expression)
     expected, library = np.einsum(expression, *arrays), Mock(wraps=np.einsum)
     monkeypatch.setattr(np, "einsum", library)
