@@ -211,7 +211,7 @@ def case_fields(case: Case) -> Row:
 def available_cases(on_gpu: bool, quick: bool, modules: Sequence[str] = ()) -> list[Case]:
     """Return the programs whose packages are installed; print the names of the others."""
     cases = [case for case in CASES if on_gpu or not case.on_gpu]
-    cases = [case for case in cases if not modules or case.module in modules]
+    cases = [x for x in cases if not modules or {x.module, f"{x.module}:{x.dtype}"} & {*modules}]
     missing = {case.package for case in cases if not find_spec(case.package)}
     for package in sorted(missing):
         titles = ", ".join(f"{case.title} ({case.dtype})" for case in cases if case.package == package)
@@ -238,7 +238,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return 1 if a program failed."""
     parser = benchmark_parser("programs", __doc__, time_limit=1e9, device="0", quick="few and small programs")
     modules = ", ".join(dict.fromkeys(case.module for case in CASES))
-    parser.add_argument("--programs", default="", metavar="NAMES", help=f"some of {modules}, separated by commas (all)")
+    some = f"some of {modules}, or one with its type (gaussian_process:float64), separated by commas"
+    parser.add_argument("--programs", default="", metavar="NAMES", help=f"{some} (all)")
     options = parser.parse_args(arguments)
     machine = machine_of(options.device)
     rounds = QUICK_ROUNDS if options.quick else ROUNDS

@@ -72,7 +72,9 @@ def test_each_program_has_a_module_and_missing_packages_are_named(
     assert "timm" not in {case.package for case in available_cases(True, False)}
     assert "skipped: ViT-L/16, inference (float32); timm is not installed" in capsys.readouterr().out
     assert {case.package for case in available_cases(False, False)} == {"sklearn"}
+    monkeypatch.setattr("benchmarks.programs.command.find_spec", lambda name: name)
     assert [case.module for case in available_cases(True, False, ["ridge"])] == ["ridge"]
+    assert [case.dtype for case in available_cases(True, False, ["gaussian_process:float64"])] == ["float64"]
 
 
 def test_kernels_are_products_or_named() -> None:
