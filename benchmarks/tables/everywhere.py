@@ -337,7 +337,7 @@ def _program_machine(environment: dict[str, Any]) -> str:
 # Programs of others, and products of JAX
 
 PROGRAM_COLUMNS = (
-    *("program", "type", "where", "plain", "under fmm", "speedup", "from float64, plain", "under fmm"),
+    *("program", "type", "where", "plain", "under fmm", "speedup", "difference, plain", "difference under fmm"),
     *("products by plans", "share of products in a plain step", "longest other kernels"),
 )
 
@@ -348,7 +348,7 @@ def programs_of_others(results: Path) -> Iterator[str]:
 
 
 def _program_rows(results: Path) -> Iterator[Sequence[object]]:
-    for _, environment, rows in loaded_results(results, "*/programs.json"):
+    for _, environment, rows in loaded_results(results, "*/programs*.json"):
         for row in (row for row in rows if not row["failure"]):
             what = f"{row['program']} ({row['package']} {row['version']})"
             where = environment["device"] if row["where"] == "GPU" else environment["host"]
