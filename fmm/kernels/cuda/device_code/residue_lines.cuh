@@ -14,6 +14,7 @@ namespace residues {
 
 template <class Element>
 constexpr int STRIP_LINES = 128 / sizeof(Element);  // lines that a cluster processes
+constexpr int STRIP_BLOCKS = 8;                      // thread blocks of a cluster
 
 // The shared memory of a thread block, in front of its numbers.
 struct LineMemory {
@@ -76,9 +77,9 @@ template <class Element>
 __device__ __forceinline__ void split_strip(const Operand<Element>& p, const Split<Element>& split, bool conjugated,
                                             int block, LineMemory* memory) {
     constexpr int LINES = STRIP_LINES<Element>, DOWN = THREADS / LINES;
-    const int rank = cluster_rank(), strips = (p.block_lines + LINES - 1) / LINES, strip = block / CLUSTER;
+    const int rank = cluster_rank(), strips = (p.block_lines + LINES - 1) / LINES, strip = block / STRIP_BLOCKS;
     const int layer = strip / strips, first = strip % strips * LINES;
-    const int part = (p.block_length + 32 * CLUSTER - 1) / (32 * CLUSTER) * 32;
+    const int part = (p.block_length + 32 * STRIP_BLOCKS - 1) / (32 * STRIP_BLOCKS) * 32;
     const int begin = min(rank * part, p.block_length), end = min(begin + part, p.block_length);
     // Lines in shared memory begin 16 bytes apart modulo 32 bytes, so that a warp writes them to different banks.
     const int pitch = part + 16 / sizeof(Element);
@@ -103,7 +104,7 @@ __device__ __forceinline__ void split_strip(const Operand<Element>& p, const Spl
     if (down == 0) {
         const Squares* const own = memory->sums + across;
         Squares all{};
-        for (int i = 0; i < CLUSTER; ++i)
+        for (int i = 0; i < STRIP_BLOCKS; ++i)
             all.add({load_remote(&own->large, i), load_remote(&own->usual, i), load_remote(&own->small, i)});
         const int e = exponent_for(all.root(), p.top);
         memory->exponents[across] = e;
