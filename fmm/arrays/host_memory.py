@@ -73,7 +73,7 @@ def _cgroup_folders() -> list[tuple[Path, str, str]]:
         own = root / path.strip("/")
         folders = [own, *own.parents]
         # Inside a container, /proc may show the path on the host, and this path is not visible inside the container.
-        # In that case only the root folder is returned.
+        # If the path is not visible, only the root folder is returned.
         found += [(folder, *names) for folder in folders[: folders.index(root) + 1] if folder.is_dir()]
     return found
 

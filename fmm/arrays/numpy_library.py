@@ -153,8 +153,8 @@ PLAIN_ARRAY_CLASSES = ndarray, np.memmap  # other subclasses have masks, or prod
 def cancel_first_halves(x: Any) -> Any:
     """Replace the second half of each row by the first half, multiplied by -1 in every second row; return x.
 
-    The exact product of two rows with different signs is zero. Their computed product therefore consists of rounding
-    errors alone, which depend on the order of the additions.
+    The exact product of two rows with different signs is zero. The computed product of two such rows therefore consists
+    of rounding errors alone, which depend on the order of the additions.
     """
     half = x.shape[-1] // 2
     x[..., half:] = 0
