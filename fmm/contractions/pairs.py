@@ -7,10 +7,10 @@ columns:
     C[batch, rows, columns] = sum over summed of A[batch, rows, summed] B[batch, summed, columns]
 
 All row labels of A become one dimension. No copy is needed if the strides of the labels nest: each stride equals the
-next stride times the next label's size. So the labels of each group are ordered as the array stores the dimensions. The
-result's dimensions are stored in the order in which the product writes them, normally rows before columns. The
-transposed product, with columns before rows, is computed only if this saves a copy in the next pair. The caller
-permutes the dimensions, without a copy.
+next stride times the next label's size. The labels of each group are therefore ordered as the array stores the
+dimensions. The result's dimensions are stored in the order in which the product writes them, normally rows before
+columns. The transposed product, with columns before rows, is computed only if this saves a copy in the next pair. The
+caller permutes the dimensions, without a copy.
 
 `plan_pair` decides the order of labels and the copies from labels, shapes and strides alone, once for each combination.
 `contract_pair` runs the resulting plan on arrays.
@@ -280,7 +280,7 @@ def split_stack(operand: LabeledLayout, free: Labels, summed: Labels) -> tuple[L
     """Return the outer labels, which number the matrices of a stack, and the labels that form one side of each matrix.
 
     If the strides of an operand's free labels do not nest, one matrix side of all these labels needs a copy of the
-    operand. In this case, the outermost labels number the matrices of a stack, if the matrices are large.
+    operand. If the matrices are large, the outermost labels then number the matrices of a stack, and no copy is needed.
     """
     sizes = operand.sizes
     start = next(i for i in range(len(free) + 1) if operand.strides_nest(free[i:]))
