@@ -178,8 +178,8 @@ def simulate_tasks(
     for task in tasks:
         reads = set(task.reads)
         start = max((ready_at[key] for key in reads), default=0.0)
-        # Workers that hold no chunk of this task would all need the same transfers. Therefore only the first of these
-        # workers that is free is a candidate.
+        # Workers that hold no chunk of this task would all need the same transfers. Among workers that hold no chunk of
+        # this task, only the first free worker is therefore a candidate.
         candidates = {_first_free_process(first_free_at, start)}.union(*(places[key] for key in reads))
         missing = {worker: sum(worker not in places[key] for key in reads) for worker in candidates}
         started = {x: max(first_free_at[x], start) + missing[x] * workers.fetch_seconds for x in candidates}
