@@ -64,7 +64,7 @@ def _prepared_iteration(
     """Return the cached iteration of this signature, prepared on a miss; None if products of arrays are faster.
 
     While the caller captures the stream, no kernel can be loaded, and cuBLAS has no memory that outlives the capture.
-    So the result is then None on a miss, and for iterations with calls of cuBLAS.
+    During a capture the result is therefore None on a miss, and for iterations that call cuBLAS.
     """
     try:
         from cupy_backends.cuda.api import runtime
