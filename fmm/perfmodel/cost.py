@@ -178,8 +178,7 @@ def _level_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingR
 
 
 def _leaf_level_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _CostTally | None:
-    """Return the tally of a level that a leaf runs as a whole; its planes' products count as one batch; None for other
-    leaves."""
+    """Return the tally of a level that a leaf runs as a whole, with one batch for all planes; None for other leaves."""
     leaf = plan.leaf_use.leaf
     level = count_leaf_level(plan, shape, units.itemsize, params)
     if level is None or leaf.level is None:

@@ -168,8 +168,8 @@ SYRK_DOUBLING_ROWS = {"float32": 800.0}
 # The pairs (half_by_tiles, half_edge) of ProductRate for triangles by fmm's own kernels. In bfloat16 a triangle takes
 # 0.65, 0.52 and 0.53 of gemm's time at 4096, 8192 and 16384. In float64 a triangle takes 0.58 of gemm's time at 8192
 # and 16384. In float64 four triangles of 2048 rows take about 0.75 of gemm's time, and 16 triangles of 1024 rows take
-# 0.9. Both shares are derived from times of products that were cut. In float32 two triangles of 4096 rows take 0.52 of
-# gemm's time if they read a copy in the kernel's own layout.
+# 0.9. The shares for four and for 16 triangles are derived from times of products that were cut. In float32 two
+# triangles of 4096 rows take 0.52 of gemm's time if they read a copy in the kernel's own layout.
 KERNEL_TRIANGLE_SHARES = {
     "float32": (0.49, 256.0),
     "float64": (0.55, 600.0),
@@ -274,8 +274,8 @@ SMALL_LEAF_STEP_SECONDS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.
 # that half the number of wide tiles fills the device.
 F16X3_TILE_EDGE_STEPS = 512.0
 # F16X3_START_SECONDS are additional seconds at each start of `f16x3`. F16X3_RATE_FACTOR is the rate of `f16x3` divided
-# by a third of the vendor's float16 rate. Both constants are fitted together with the times of tiles in
-# fmm.perfmodel.predict.
+# by a third of the vendor's float16 rate. F16X3_START_SECONDS and F16X3_RATE_FACTOR are fitted together with the times
+# of tiles in fmm.perfmodel.predict.
 F16X3_START_SECONDS, F16X3_RATE_FACTOR = 7.7e-6, 1.08
 # Factor on the time of `f16x3` for a batch of 7 or 49 products. With this factor the predicted time of one level is 5 %
 # too long, and the time of two levels is exact. Three levels with small products take 27 % longer than predicted.
