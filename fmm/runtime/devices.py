@@ -27,8 +27,8 @@ class Device:
 
     identity: Identity  # the device's key and name in a config
     guess: Calibration | None = field(compare=False)  # the calibration of a device without a tuning
-    # Function that measures the rates for a type in this process. It is called if `guess`, which is not measured,
-    # predicts a gain of a plan.
+    # Function that measures the rates for a type in this process. The function is called if `guess`, which is not
+    # measured, predicts a gain of a plan.
     probe: Callable[[str], Calibration] | None = field(default=None, compare=False)
     # Function that returns the rates that the probe measured for a type; None before the measurement.
     measured: Callable[[str], Calibration | None] | None = field(default=None, compare=False)

@@ -1,8 +1,8 @@
 """fmm.gemm, C = alpha op(A) op(B) + beta C, computed by a plan or by the library's own functions, for any library.
 
 alpha and beta are coefficients of a plan's last sums. The addend is either the old C, which the result overwrites, or
-another array, which the sums read without a copy. The other array may be broadcast, for example one row for all rows of
-C. If inf or NaN in the result could require a second computation, the old C is copied before the first one
+another array, which the sums read without a copy. An addend in another array may be broadcast, for example one row for
+all rows of C. If inf or NaN in the result could require a second computation, the old C is copied before the first one
 (fmm.kernels.cuda.record).
 """
 
@@ -339,7 +339,7 @@ def _remember_declined_gemm(library: Library, operands: GemmOperands, params: Ge
 def _is_empty_product(operands: GemmOperands, alpha: Coefficient) -> bool:
     """Return True if A and B are not read, because alpha is 0 or A is empty.
 
-    In this case no plan runs, not even the caller's.
+    If A and B are not read, no plan runs, not even the caller's.
     """
     return alpha == 0 or 0 in operands.a.shape
 

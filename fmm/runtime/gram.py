@@ -229,7 +229,7 @@ GRAM_KEYS = {(rows, fill): GramKey(rows, fill) for rows in (False, True) for fil
 def _can_write_at_address(call: PreparedCall, a: int, out: int) -> bool:
     """Return True if the plan can write into `out` at this address without overwriting A.
 
-    Both operands are in A's memory.
+    Both operands of the product are in A's memory.
     """
     return call.writes_out and not may_overlap(a, call.spans[0], out, call.spans[2])
 
@@ -333,8 +333,8 @@ def _select_gram_call(
     call = prepare(library, left, right, out, own)
     if out is None or call.plan_refusal or _can_write_gram_into_out(library, call, operands):
         return call, operands
-    # A plan that a certified entry chose has no predicted time. Such a plan was measured to be faster than the vendor,
-    # so its predicted time counts as 0.
+    # A plan that a certified entry chose has no predicted time. The plan of an entry was measured to be faster than the
+    # vendor, so its predicted time counts as 0.
     time = next((c.time for c in call.decision.candidates if c.plan == call.plan), 0.0)
     if constraints.plan is None and time > MAX_TIME_SHARE_WITH_COPY:
         as_vendor_gemm = prepare(library, left, right, out, own._replace(plan=VENDOR))
@@ -392,8 +392,8 @@ def _compute_gram(library: Library, operands: GramOperands, constraints: PlanCon
     return c if chosen is operands else _write_result(library, operands, c)
 
 
-# Largest number of rows of a product on the host that is computed with both triangles. One triangle alone would take
-# longer.
+# Largest number of rows of a product on the host that is computed with both triangles. For so few rows, one triangle
+# alone would take longer.
 WHOLE_PRODUCT_MAX_ROWS = 128
 
 

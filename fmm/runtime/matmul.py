@@ -87,8 +87,8 @@ def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, 
         raise PlanError(call.plan_refusal)
     if RECORDING_SWITCH.on:
         record_call(call.decision, None)
-    # A decision without a problem may be due to an unusual `out`. In that case the decline is not cached, so the next
-    # call is decided again.
+    # A decision without a problem may be due to an unusual `out`. The decline of a decision without a problem is not
+    # cached, so the next call is decided again.
     if constraints is NO_CONSTRAINTS and (out is None or call.decision.problem is not None):
         remember_decline(library, a, b, call.decision)
     return library.vendor_product(a, b, out)

@@ -116,8 +116,8 @@ def _can_numpy_warn(call: PreparedCall, c: Array) -> bool:
 def _is_worker_thread_as_fast() -> bool:
     """Return True if BLAS is as fast on a worker thread as on the caller's thread.
 
-    This holds for an OpenBLAS that has its own threads. It does not hold for OpenMP, which has separate threads and
-    settings for each calling thread.
+    An OpenBLAS that has its own threads is as fast on any thread. A BLAS with OpenMP is not, since OpenMP has separate
+    threads and settings for each calling thread.
     """
     return loaded_openblas() is not None
 

@@ -60,8 +60,7 @@ def untuned_arithmetic_variables(dtype: str, device: Device) -> str:
     Return "" if the variables had the same values in the tuning.
 
     If the values differ, the vendor's speed differs from the speed in the calibration. For example, cuBLAS's emulated
-    float64 is faster. Likewise a tuning that was measured with such variables set is not valid for a process without
-    the variables.
+    float64 is faster. A tuning that was measured with such variables is not valid for a process without them.
     """
     if device.threads:
         return ""

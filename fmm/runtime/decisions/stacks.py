@@ -140,8 +140,8 @@ def _triangle_seconds(problem: Problem, chip: Chip) -> tuple[float, float]:
 def _single_seconds(single: Decision) -> float:
     """Return the predicted seconds of the plan for one matrix.
 
-    If a certified entry chose the plan, the plan has no predicted time. Its time is then the vendor's predicted time
-    divided by the entry's speedup.
+    If a certified entry chose the plan, the plan has no predicted time. The plan's time is then the vendor's predicted
+    time divided by the entry's speedup.
     """
     seconds = {c.plan: c.prediction.predicted_seconds for c in single.candidates}
     if single.plan in seconds:

@@ -315,7 +315,7 @@ def _apply_op(x: Any, op: str) -> Any:
 def _gemm_by_torch(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> Any:
     """Return the result of fmm.gemm, computed by torch's own functions.
 
-    These functions raise torch's errors and record gradients.
+    torch's own functions raise torch's errors and record gradients.
     """
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return TORCH.vendor_product(a, b)
