@@ -280,8 +280,8 @@ NONNEGATIVE_FLOAT_SUM_RATES = {
     "Small": SumsPerClock(20, 43),
 }
 INTEGER_SUM_RATES = {"Square": SumsPerClock(45, 57), "Medium": SumsPerClock(40, 54), "Small": SumsPerClock(20, 43)}
-# In kernels that also record the index of each minimum, three of four instructions run at half the rate. Such kernels
-# were measured on large products only.
+# In kernels that also record the index of each minimum, three of four instructions run at half the rate. Kernels that
+# record indices were measured on large products only.
 ARGUMENT_SUM_RATES = {"Half": SumsPerClock(12, 15.5), "Medium": SumsPerClock(10, 13.5), "Small": SumsPerClock(8, 12)}
 DOUBLE_SUM_RATES = {"Half": SumsPerClock(10, 18.3), "Medium": SumsPerClock(10.7, 18.4), "Small": SumsPerClock(9, 17)}
 
