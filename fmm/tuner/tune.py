@@ -91,8 +91,8 @@ class InvalidOptionError(ValueError):
 def run_tune(options: argparse.Namespace) -> int:
     """Run the tuning that the options describe, and return an exit code.
 
-    The exit code is 0 if fmm.matmul can use the result of at least one element type. It is 1 if no element type has a
-    usable result or a file cannot be written, 2 for invalid arguments, and 130 after Ctrl-C.
+    The exit code is 0 if fmm.matmul can use the result of at least one element type. The exit code is 1 if no element
+    type has a usable result or a file cannot be written, 2 for invalid arguments, and 130 after Ctrl-C.
     """
     try:
         jobs = list(_tuning_jobs(options))

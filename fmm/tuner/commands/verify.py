@@ -32,8 +32,8 @@ from fmm.tuner.tune import output_path
 
 PLANNED_SECONDS = 1.0  # planned seconds for measuring the entries of one type
 VERIFY_ROUNDS = 3  # number of paired rounds for each entry
-# An entry has lost its gain if its speedup is now below 1. It has also lost its gain if its speedup is below (low end
-# of the recorded interval) - (recorded noise) - MAX_SPEEDUP_LOSS.
+# An entry has lost its gain if its speedup is now below 1. An entry has also lost its gain if its speedup is below (low
+# end of the recorded interval) - (recorded noise) - MAX_SPEEDUP_LOSS.
 MAX_SPEEDUP_LOSS = 0.02
 
 

@@ -20,9 +20,9 @@ from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_s
 from fmm.tuner.fit.model import Observation, PredictionError
 from fmm.tuner.trials.record import ProductSize, Trial
 
-# This stage records the shortest of many samples of short products, which are the times of a device without other work.
-# Constant other work slows long products down, and A/A pairs do not show this slowdown. Constant other work slows the
-# vendor's product more than plans, and plans then seem faster than they are.
+# The quiet stage records the shortest of many samples of short products, which are the times of a device without other
+# work. Constant other work slows long products down, and A/A pairs do not show this slowdown. Constant other work slows
+# the vendor's product more than plans, and plans then seem faster than they are.
 QUIET_STAGE = "undisturbed"
 # Two limits on the slowdown, which is the fitted model's time divided by the quiet time. Above the first limit the
 # margin grows, and above the second limit the tuning is rejected.

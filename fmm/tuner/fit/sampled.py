@@ -85,8 +85,8 @@ def _parameter_groups(
 
 def _group_from_problem(problem: LeastSquares, dtype: str) -> _ParameterGroup:
     solution = problem.solve(1)  # one evaluation suffices for the Jacobian at the fitted parameters
-    # An orthogonal transformation of the directions does not change their covariance. Their signs are fixed, so that
-    # the samples are reproducible.
+    # An orthogonal transformation of the directions does not change their covariance. The signs of the directions are
+    # fixed, so that the samples are reproducible.
     _, directions = np.linalg.qr(solution.directions)
     signs = np.where(np.diag(directions) < 0, -1.0, 1.0)
     return _ParameterGroup(problem, dtype, solution.x, signs[:, None] * directions / STANDARD_DEVIATIONS_95)
