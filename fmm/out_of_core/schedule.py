@@ -47,8 +47,8 @@ class LoadStep:
 class MultiplyStep:
     """Step that multiplies a band of A's tile by B's tile into a block of C, after both tiles are loaded.
 
-    The first piece of the inner dimension overwrites the slot's previous block, which must be stored before; later
-    pieces are added to the block.
+    The product for the first piece of the inner dimension overwrites the block's slot, after the slot's previous block
+    was stored; the products for later pieces are added to the block.
     """
 
     left: StreamedTile
