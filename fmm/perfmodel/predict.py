@@ -264,7 +264,7 @@ LEFT_PREPARATION_PASSES, RIGHT_PREPARATION_PASSES = 2, 3
 
 
 def _rate_with_operands_from_sums(rate: ProductRate, last: Level) -> ProductRate:
-    """Return the rate of a leaf; it is higher if the last level's splits write operands in the leaf's own form.
+    """Return a leaf's rate; operands are cheaper to prepare if the last level's splits write them in the leaf's form.
 
     One pass over the blocks of an operand replaces the leaf's own passes over the operand. Three levels in one pass
     cannot write this form, since each thread holds one number. The model ignores that some layouts and coefficients
@@ -442,8 +442,9 @@ def f16x3_slowdown(rate: ProductRate, m: float, k: float, n: float, together: fl
     return far * alone * rounds * (steps + end) * rate.blocks * WIDE_TILE.m_s * WIDE_TILE.n_s / (m * k * n * together)
 
 
-# A thread of the split kernel holds the first HELD_ROW_LENGTH numbers of a row of A in registers and reads the rest
-# twice. Each number costs HELD_NUMBER_BYTES bytes of traffic, and a number that is read twice costs REREAD_BYTES more.
+# A thread block of the split kernel holds the first HELD_ROW_LENGTH numbers of a row of A in its threads' registers and
+# reads the rest of the row twice. Each number costs HELD_NUMBER_BYTES bytes of traffic, and a number that is read twice
+# costs REREAD_BYTES more.
 HELD_ROW_LENGTH, REREAD_BYTES, HELD_NUMBER_BYTES = 4 * SPLIT_THREADS * MAX_REGISTER_LOADS, 4.0, 8.0
 # SPLIT_CLUSTER_BLOCKS thread blocks split a strip of PLANE_CHUNK_LENGTH columns of B. Each thread block moves at most
 # STRIP_BLOCK_BANDWIDTH bytes per second. A B with fewer than about 1000 columns has too few strips to fill the device.
