@@ -386,7 +386,7 @@ class JobResult:
     why_not: str  # reason why fmm.matmul cannot use the result; empty for a usable result
     seconds: float
     stopped: str = ""  # why the measurements ended early, and what became of the section
-    stopped_by: str = ""  # why the measurements ended early, without further words
+    stopped_by: str = ""  # why the measurements ended early, as a short reason
     earlier_is_used: bool = False  # True if the config keeps its earlier section, which has more held-out speedups
     result: dict[str, Any] | None = None  # result of the job for --json
 

@@ -188,7 +188,7 @@ def _choice_by_tuning(
 def _entry_of_product(tuned: Tuning, problem: Problem, limits: Limits) -> Entry | None:
     """Return the tuning's entry for exactly this product, even if unverified; None if there is no entry.
 
-    If no workspace is allowed, only the lean entry is returned.
+    If no workspace is allowed, only the entry whose plan needs no workspace is returned.
     """
     keys = [(problem.op, problem.size, ANY_LAYOUT, lean) for lean in (True, False)[limits.workspace > 0 :]]
     return next((tuned.entries[key] for key in keys if key in tuned.entries), None)

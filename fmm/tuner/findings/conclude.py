@@ -57,7 +57,7 @@ OUT_OF_MEMORY_TEXT = "out of memory"
 
 
 def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
-    """Return the config section of a tuning; None if only products of the scale stage were measured.
+    """Return the config section of a tuning; None if only the first products, which set the sizes, were measured.
 
     If fmm ships a model for this kind of device, a first look has two candidate models. The first model is a fit of all
     parameters; the second is the shipped model scaled to the measured rates. The section uses the model with the

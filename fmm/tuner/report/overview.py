@@ -273,6 +273,6 @@ def speedup_curves(
 
 
 def certified_square_entries(report: TypeReport) -> list[Entry]:
-    """Return verified entries of square products if their plan is faster than the vendor; lean entries are left out."""
+    """Return verified entries of squares with a plan faster than the vendor; entries for workspace=0 are left out."""
     products = [e for e in report.tuned.entries.values() if e.op == "product" and len(set(e.size)) == 1]
     return [e for e in products if e.verified and not e.lean and e.plan != "vendor"]

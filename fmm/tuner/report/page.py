@@ -177,7 +177,7 @@ def _table_row_html(columns: Sequence[str], row: Sequence[str], code: bool) -> s
 
 
 def _folded_section_html(title: str, html: str) -> str:
-    """Return HTML that shows the title alone until a reader opens it."""
+    """Return HTML of a section of which only the title is visible until a reader opens the section."""
     return f"<details><summary>{escape(title)}</summary>\n{html}</details>"
 
 

@@ -123,7 +123,7 @@ class PlanRace:
         return found
 
     def _losing_runs(self, samples: SampleSeconds, base: TimedRun, run: TimedRun) -> Iterable[TimedRun]:
-        """Return the runs to stop: both if the plan's best round is below the leader's 95 % interval, else none."""
+        """Return the runs to stop: both if the plan's best round is below the best plan's 95 % interval, else none."""
         if not samples[run] or not samples[base]:
             return (base, run)
         rounds = len(samples[run])
