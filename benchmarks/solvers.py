@@ -165,7 +165,6 @@ def measure_case(case: Case, clock: Clock) -> Row:
 
 def measure_random_case(case: Case, clock: Clock) -> Row:
     """Return the samples of both calls; a problem below GOAL_SPEEDUP is measured again, longer."""
-    free_gpu_memory()
     theirs, own, _ = System(case).calls()
     row = compared_with_torch(theirs, own, LEAST_ROUNDS, RANDOM_SAMPLE_SECONDS, clock, warm=1)
     if row["speedup"] < GOAL_SPEEDUP:
@@ -186,8 +185,8 @@ def text_line(row: Row) -> str:
 
 def table_cases(sides: Sequence[int]) -> Iterator[Case]:
     """Yield the cases of the table: every function and type at every side."""
-    for dtype in TYPES:
-        for side in sides:
+    for side in sides:
+        for dtype in TYPES:
             for function in FUNCTIONS:
                 is_large = side > LARGEST_SIDES.get(function, LARGEST_SIDE)
                 if is_large or (function == "solve, refined" and dtype != "float64"):

@@ -18,7 +18,7 @@ from fmm import linalg
 from fmm.integrations.product_functions import names_bound_to, replace_attributes, replacement_function
 from fmm.linalg.arguments import is_square
 from fmm.linalg.cholesky_recursion import cholesky_side
-from fmm.linalg.inverse import inverse_levels
+from fmm.linalg.inverse import inverse_width
 from fmm.linalg.least_squares import is_tall_system
 from fmm.linalg.lu_recursion import lu_width
 from fmm.linalg.qr_factors import QR_MODES, factors_by_products
@@ -38,7 +38,7 @@ def cholesky(a: Any, /, *, upper: bool = False) -> Any:
 
 def inv(a: Any) -> Any:
     """Compute numpy.linalg.inv and CuPy's."""
-    return linalg.inv(a) if inverse_levels(solver_library(a), a, None) else None
+    return linalg.inv(a) if inverse_width(solver_library(a), a, None) else None
 
 
 def qr(a: Any, mode: str = "reduced") -> Any:

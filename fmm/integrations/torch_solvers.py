@@ -18,7 +18,7 @@ from fmm.linalg import qr_factors
 from fmm.linalg.arguments import is_square
 from fmm.linalg.cholesky_qr import factor_tall_stacks
 from fmm.linalg.cholesky_recursion import cholesky_side, factor_stacks
-from fmm.linalg.inverse import inverse_levels, invert_stacks
+from fmm.linalg.inverse import inverse_width, invert_stacks
 from fmm.linalg.lu_factors import factor_stacks as factor_stacks_by_lu
 from fmm.linalg.lu_factors import solve_by_factors
 from fmm.linalg.solver_library import TorchSolvers
@@ -59,7 +59,7 @@ def solve_triangular(
 
 def inv_ex(library: TorchSolvers, a: Any, *, check_errors: bool = False) -> Any:
     """Compute aten::linalg_inv_ex."""
-    return (column_major(invert_stacks(library, a, None)), no_errors(a)) if inverse_levels(library, a, None) else None
+    return (column_major(invert_stacks(library, a, None)), no_errors(a)) if inverse_width(library, a, None) else None
 
 
 def qr(library: TorchSolvers, a: Any, mode: str = "reduced") -> Any:

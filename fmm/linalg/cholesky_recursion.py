@@ -14,6 +14,7 @@ import numpy as np
 from fmm import api
 from fmm.linalg.arguments import is_square
 from fmm.linalg.diagonal_inverses import MAX_BLOCK_GROWTH, block_growth, write_inverses
+from fmm.linalg.products import aligned_copy, has_aligned_rows
 from fmm.linalg.solver_library import InvertedBlock, NumpySolvers
 from fmm.linalg.split_levels import (
     CHOLESKY_RULE,
@@ -51,13 +52,14 @@ def factor_stacks(library: NumpySolvers, a: Any, limit: float | None, column_maj
     """
     side, module = cholesky_side(library, a, limit) or a.shape[-1], library.module
     factor = library.transpose(module.triu(library.transpose(a))) if column_major else module.tril(a)
-    factorizations = [CholeskyFactorization(library, factor[i], side, limit) for i in np.ndindex(*a.shape[:-2])]
+    work = factor if has_aligned_rows(library, factor) or side >= a.shape[-1] else aligned_copy(library, factor)
+    factorizations = [CholeskyFactorization(library, work[i], side, limit) for i in np.ndindex(*a.shape[:-2])]
     for factorization in factorizations:
         factorization.factor_rows(0, a.shape[-1])
     if any(factorization.has_failed() for factorization in factorizations):
         raise library.linalg_error("a block is not positive definite")
     if all(factorization.is_accurate() for factorization in factorizations):
-        return factor
+        return factor if work is factor else library.write(factor, work)
     return library.write(factor, library.cholesky(a))
 
 

@@ -11,9 +11,8 @@ from typing import Any
 from fmm.linalg.arguments import check_square, check_trans, common_arrays
 from fmm.linalg.cholesky_qr import step_conditions
 from fmm.linalg.cholesky_recursion import cholesky_side, inverse_side
-from fmm.linalg.inverse import inverse_levels, positive_inverse_side
+from fmm.linalg.inverse import inverse_width, positive_inverse_side
 from fmm.linalg.least_squares import is_tall_system
-from fmm.linalg.lu_recursion import lu_width
 from fmm.linalg.qr_factors import factors_by_products
 from fmm.linalg.qr_steps import cholesky_qr_steps
 from fmm.linalg.recursion_steps import (
@@ -85,8 +84,8 @@ def explain_inv(
         if assume_a == "pos" and (side := positive_inverse_side(library, a, limit)):
             blocks = DiagonalBlocks(side, multiplies_by_inverses(library, a))
             steps = positive_inverse_steps(n, steps_of_factor(library, a, limit), blocks)
-        elif assume_a == "gen" and inverse_levels(library, a, limit):
-            steps = general_inverse_steps(n, lu_width(library, a, limit), blocks_of(n, n))
+        elif assume_a == "gen" and (width := inverse_width(library, a, limit)):
+            steps = general_inverse_steps(n, width, blocks_of(n, n))
     return decision("inv", library, a, limit, steps, vendor)
 
 

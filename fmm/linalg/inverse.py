@@ -10,9 +10,10 @@ from fmm import api
 from fmm.linalg.arguments import common_arrays, is_square, write_result
 from fmm.linalg.cholesky_factors import cholesky
 from fmm.linalg.lu_recursion import factor_matrix, lu_width
+from fmm.linalg.products import aligned_copy, has_aligned_rows
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.split_levels import (
-    LU_RULE,
+    INVERSE_SIDES,
     POSITIVE_INVERSE_RULE,
     TRIANGULAR_RULE,
     block_side,
@@ -92,16 +93,14 @@ def inv(
     return write_result(library, out, inverse)
 
 
-def inverse_levels(library: NumpySolvers, a: Any, limit: float | None) -> int:
-    """Return how often to halve general matrices; 0 where the library's own function inverts, or rejects, the array."""
-    if not is_square(a) or not lu_width(library, a, limit):
-        return 0
-    return solver_levels(library, a, None, limit, LU_RULE)
+def inverse_width(library: NumpySolvers, a: Any, limit: float | None) -> int:
+    """Return the columns of a panel of the LU factors; 0 where the library's own function inverts, or rejects, a."""
+    return lu_width(library, a, limit, INVERSE_SIDES) if is_square(a) else 0
 
 
 def inverse_gains(library: NumpySolvers, a: Any, assume_a: str, limit: float | None) -> bool:
     """Return True if products gain in the inverses of an array."""
-    return (positive_inverse_side if assume_a == "pos" else inverse_levels)(library, a, limit) > 0
+    return (positive_inverse_side if assume_a == "pos" else inverse_width)(library, a, limit) > 0
 
 
 def positive_inverse_side(library: NumpySolvers, a: Any, limit: float | None) -> int:
@@ -115,15 +114,16 @@ def positive_inverse_side(library: NumpySolvers, a: Any, limit: float | None) ->
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
 def invert_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
     """Return the inverses of a stack by LU and two triangular solves."""
-    n, width, inverse = a.shape[-1], lu_width(library, a, limit), library.empty(tuple(a.shape), a)
+    n, width, inverse = a.shape[-1], inverse_width(library, a, limit), library.empty(tuple(a.shape), a)
     side = min(triangular_side(library, a, n, limit), LU_INVERTED_SIDE)
     for i in np.ndindex(*a.shape[:-2]):
         if (factors := factor_matrix(library, a[i], width, limit)) is None:
             return library.inv(a)
-        x = library.write(inverse[i], library.identity(n, a))
+        x = aligned_copy(library, library.identity(n, a))
         library.exchange_rows(x, factors.pivots, 0)
         for lower in (True, False):
             solve_in_place(library, factors.lu, x, (lower, lower), side, limit)
+        library.write(inverse[i], x)
     return inverse
 
 
@@ -133,11 +133,12 @@ def invert_positive_stacks(library: NumpySolvers, a: Any, limit: float | None) -
     side = positive_inverse_side(library, a, limit)
     inverse = cholesky(a, max_error_growth=limit)
     for i in np.ndindex(*a.shape[:-2]):
-        blocks = triangular_blocks(library, inverse[i], True, False, side, limit)
+        factor = inverse[i] if has_aligned_rows(library, inverse[i]) else aligned_copy(library, inverse[i])
+        blocks = triangular_blocks(library, factor, True, False, side, limit)
         if not all(blocks.is_usable or ()):
             return library.inv(a)
-        invert_triangle_in_place(blocks, inverse[i])
-        library.write(inverse[i], api.gram(inverse[i], max_error_growth=limit))
+        invert_triangle_in_place(blocks, factor)
+        library.write(inverse[i], api.gram(factor, max_error_growth=limit))
     return inverse
 
 

@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 
 from fmm.linalg.diagonal_inverses import MAX_BLOCK_GROWTH, block_growth, write_inverses
-from fmm.linalg.products import multiply_in_place, subtract_product
+from fmm.linalg.products import ROW_ALIGNMENT, aligned_copy, multiply_in_place, subtract_product
 from fmm.linalg.solver_library import InvertedBlock, LuFactors, NumpySolvers
-from fmm.linalg.split_levels import LU_RULE, middle_column, solver_levels
+from fmm.linalg.split_levels import HOST_LU_RULE, LU_SIDES, SmallestSides, is_large, middle_column, solver_levels
 from fmm.linalg.triangular_recursion import TriangularBlocks, multiplies_by_inverses, solve_blocks
 
 
-def lu_width(library: NumpySolvers, a: Any, limit: float | None) -> int:
+def lu_width(library: NumpySolvers, a: Any, limit: float | None, smallest: SmallestSides = LU_SIDES) -> int:
     """Return the number of columns of a panel; 0 if the library's own function is to factor the whole matrix."""
-    return library.panel_width(a) if solver_levels(library, a, None, limit, LU_RULE) else 0
+    if library.device(a) == "cpu":
+        return library.panel_width(a) if solver_levels(library, a, None, limit, HOST_LU_RULE) else 0
+    return library.panel_width(a) if is_large(library, a, smallest) else 0
 
 
 def factor_matrix(library: NumpySolvers, a: Any, width: int, limit: float | None, lu: Any = None) -> LuFactors | None:
@@ -30,10 +32,12 @@ def factor_matrix(library: NumpySolvers, a: Any, width: int, limit: float | None
     inverses.
     """
     n = a.shape[0]
-    lu = library.write(library.empty((n, n), a) if lu is None else lu, a)
-    factorization = _BlockedFactorization(library, lu, width, limit)
+    work = aligned_copy(library, a) if lu is None or n % ROW_ALIGNMENT else library.write(lu, a)
+    factorization = _BlockedFactorization(library, work, width, limit)
     factorization.factor_columns(0, n)
-    return LuFactors(lu, factorization.pivots) if factorization.is_accurate() else None
+    if not factorization.is_accurate():
+        return None
+    return LuFactors(library.write(lu, work) if lu is not None and n % ROW_ALIGNMENT else work, factorization.pivots)
 
 
 class _BlockedFactorization:

@@ -9,6 +9,21 @@ from fmm import api
 from fmm.kernels.plans.plan import VENDOR
 from fmm.linalg.solver_library import SOLVER_TYPES, NumpySolvers
 
+ROW_ALIGNMENT = 32  # entries; products of operands with rows at multiples of this number are fast
+
+
+def aligned_copy(library: NumpySolvers, x: Any) -> Any:
+    """Return a copy of a matrix or a stack with rows that begin at multiples of ROW_ALIGNMENT entries."""
+    *shape, n = x.shape
+    rows = library.empty((*shape, -(-n // ROW_ALIGNMENT) * ROW_ALIGNMENT), x)
+    return library.write(rows[..., :n], x)
+
+
+def has_aligned_rows(library: NumpySolvers, x: Any) -> bool:
+    """Return True if the rows of x, or its columns, begin at multiples of ROW_ALIGNMENT entries."""
+    steps = library.element_steps(x)[-2:]
+    return 1 in steps and max(steps) % ROW_ALIGNMENT == 0
+
 
 def subtract_product(library: NumpySolvers, a: Any, b: Any, c: Any, limit: float | None) -> None:
     """Replace c by c - a b.

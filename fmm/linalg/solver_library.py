@@ -509,6 +509,8 @@ class TorchSolvers(DeviceSolvers):
 
     def solve(self, a: Any, b: Any, assume_a: str) -> Any:
         """Return the solutions of a x = b by torch.linalg.solve; b has two dimensions at least."""
+        if a.ndim == b.ndim == 2:
+            return self.module.linalg.solve(a, b)
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         return self.module.linalg.solve(a, b.expand(*batch, *b.shape[-2:]))
 

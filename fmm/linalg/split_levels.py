@@ -25,8 +25,14 @@ class SplitRule(NamedTuple):
     """The smallest half of a solver's matrix, and the least speedup of the product between two halves."""
 
     smallest_half: int
-    host_gain: float
-    device_gain: float
+    gain: float
+
+
+class SmallestSides(NamedTuple):
+    """The rows of the smallest matrix that a GPU computes by products, in single and in double precision."""
+
+    single: int
+    double: int
 
 
 class InvertedRule(NamedTuple):
@@ -34,22 +40,24 @@ class InvertedRule(NamedTuple):
 
     single_smallest: int  # rows of the smallest matrix
     double_smallest: int
-    fewest_columns: int  # smallest number of right sides
+    fewest_entries: int  # smallest number of entries of the right sides
     single_side: int  # rows of a block on the diagonal
     double_side: int
     gain: float  # least speedup of the product between two halves, on GPUs that were not measured
 
 
 # Of hosts.
-TRIANGULAR_RULE = SplitRule(4096, 1.05, 1.5)
-CHOLESKY_RULE = SplitRule(4096, 1.05, 3.0)
+TRIANGULAR_RULE = SplitRule(4096, 1.05)
+CHOLESKY_RULE = SplitRule(4096, 1.05)
 # Measured in float32 and float64 on an H200 beside torch.linalg, which calls cuBLAS and cuSOLVER.
-INVERTED_RULE = InvertedRule(3072, 3072, 512, 1024, 512, 1.5)
+INVERTED_RULE = InvertedRule(4096, 4096, 12_000_000, 1024, 512, 1.5)
 POSITIVE_RULE = InvertedRule(6144, 12288, 0, 4096, 4096, 3.0)  # Cholesky factors; the library factors the blocks
 POSITIVE_INVERSE_RULE = InvertedRule(1024, 1024, 0, 1024, 1024, 1.5)  # the library's own inverse factors by LU
 UNMEASURED_SMALLEST = 8192  # rows of the smallest matrix on other GPUs, and of complex matrices
-# GPUs that have a kernel for panels gain. No gain is measured on hosts.
-LU_RULE = SplitRule(2048, float("inf"), 0.0)
+# Of GPUs that have a kernel for panels. Python's time for each step decides: odd sizes below these lose.
+LU_SIDES = SmallestSides(8192, 6144)
+INVERSE_SIDES = SmallestSides(7168, 5120)
+HOST_LU_RULE = SplitRule(8192, float("inf"))  # no gain is measured on hosts
 
 
 def first_half(n: int) -> int:
@@ -79,15 +87,21 @@ def block_side(n: int, levels: int) -> int:
 def inverted_side(library: NumpySolvers, a: Any, columns: int, limit: float | None, rule: InvertedRule) -> int:
     """Return the rows of the blocks that a GPU inverts; 0 if the library's own function is to compute the whole."""
     n = a.shape[-1]
-    if n < min(rule.single_smallest, rule.double_smallest) or columns < rule.fewest_columns:
+    if n < min(rule.single_smallest, rule.double_smallest) or n * columns < rule.fewest_entries:
         return 0
-    dtype = library.product_type(a)
-    if dtype not in SOLVER_TYPES or n < (rule.single_smallest if dtype in SINGLE_TYPES else rule.double_smallest):
+    if not is_large(library, a, SmallestSides(rule.single_smallest, rule.double_smallest)):
         return 0
     if library.is_measured(a):
         return rows_of_blocks(library, a, rule)
-    gain = product_speedup(first_half(n), columns, dtype, library.device(a), limit) if n >= UNMEASURED_SMALLEST else 0
+    dtype, device = library.product_type(a), library.device(a)
+    gain = product_speedup(first_half(n), columns, dtype, device, limit) if n >= UNMEASURED_SMALLEST else 0
     return rows_of_blocks(library, a, rule) if gain >= rule.gain else 0
+
+
+def is_large(library: NumpySolvers, a: Any, smallest: SmallestSides) -> bool:
+    """Return True if products may compute with the type of a matrix, and the matrix has enough rows."""
+    dtype = library.product_type(a)
+    return dtype in SOLVER_TYPES and a.shape[-1] >= (smallest.single if dtype in SINGLE_TYPES else smallest.double)
 
 
 def rows_of_blocks(library: NumpySolvers, a: Any, rule: InvertedRule) -> int:
@@ -111,9 +125,8 @@ def split_levels(n: int, columns: int | None, dtype: str, device: str, limit: fl
     levels, half = 0, first_half(n)
     if dtype not in SOLVER_TYPES or columns == 0:
         return 0
-    least_gain = rule.host_gain if device == "cpu" else rule.device_gain
     while half >= rule.smallest_half:
-        if product_speedup(half, columns or half, dtype, device, limit) < least_gain:
+        if product_speedup(half, columns or half, dtype, device, limit) < rule.gain:
             break
         levels, half = levels + 1, first_half(half)
     return levels

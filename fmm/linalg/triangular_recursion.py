@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmm.linalg.diagonal_inverses import MAX_BLOCK_GROWTH, block_growth, invert_diagonal_blocks
-from fmm.linalg.products import multiply_in_place, subtract_product
+from fmm.linalg.products import aligned_copy, has_aligned_rows, multiply_in_place, subtract_product
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.split_levels import (
     INVERTED_RULE,
@@ -44,8 +44,12 @@ class TriangularBlocks(NamedTuple):
 def solve_without_gradient(library: NumpySolvers, a: Any, b: Any, form: TriangularForm, limit: float | None) -> Any:
     """Return the solutions for stacks of matrices in a new array."""
     batch = np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
-    x = library.write(library.empty((*batch, *b.shape[-2:]), b), b)
-    side = triangular_side(library, a, x.shape[-1 if form.left else -2], limit)
+    side = triangular_side(library, a, b.shape[-1 if form.left else -2], limit)
+    result, b = library.empty((*batch, *b.shape[-2:]), b), library.module.broadcast_to(b, (*batch, *b.shape[-2:]))
+    by_products = side > 0 and multiplies_by_inverses(library, a)
+    a = aligned_copy(library, a) if by_products and not has_aligned_rows(library, a) else a
+    is_copied = by_products and not has_aligned_rows(library, result)
+    x = aligned_copy(library, b) if is_copied else library.write(result, b)
     a, stack, lower = library.module.broadcast_to(a, (*batch, *a.shape[-2:])), x, form.lower
     if not form.left:  # x a = b is a^T x^T = b^T
         a, stack, lower = library.transpose(a), library.transpose(x), not lower
@@ -53,7 +57,7 @@ def solve_without_gradient(library: NumpySolvers, a: Any, b: Any, form: Triangul
         if not form.unit_diagonal:
             library.check_singular(a[i].diagonal())
         solve_in_place(library, a[i], stack[i], (lower, form.unit_diagonal), side, limit)
-    return x
+    return library.write(result, x) if is_copied else x
 
 
 def triangular_side(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:

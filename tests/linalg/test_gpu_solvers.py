@@ -110,36 +110,41 @@ def blocks_of_512(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("blocks_of_512")
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_blocks_are_factored_and_multiplied_by_inverses(library: Any, dtype: str) -> None:
     n, eps = 2500, float(np.finfo(dtype).eps)
-    host = positive_matrices(n, dtype)["normal"]
-    a, b = library.array(host), library.array(random_matrix(n, 600, dtype))
-    factor = fmm.linalg.cholesky(a)
+    host, b = positive_matrices(n, dtype)["normal"], random_matrix(n, 60, dtype)
+    factor = fmm.linalg.cholesky(library.array(host, dtype))
     assert not library.host(factor)[np.triu_indices(n, 1)].any()
-    x = library.host(fmm.linalg.cho_solve((factor, True), b))
-    assert backward_error(host, x, library.host(b)) < 50 * eps
+    x = library.host(fmm.linalg.cho_solve((factor, True), library.array(b, dtype)))
+    assert wide_residual(host, x, b) < 50 * eps
     host[2000, 2000] = -1
     try:
-        expected = library.host(library.xp.linalg.cholesky(library.array(host)))
+        expected = library.host(library.xp.linalg.cholesky(library.array(host, dtype)))
     except Exception as error:
         with pytest.raises(type(error)) as found:
-            fmm.linalg.cholesky(library.array(host))
+            fmm.linalg.cholesky(library.array(host, dtype))
         assert str(found.value) == str(error)
     else:
-        found_bits = np.isfinite(library.host(fmm.linalg.cholesky(library.array(host))))
-        assert (found_bits == np.isfinite(expected)).all()
+        factor = library.host(fmm.linalg.cholesky(library.array(host, dtype)))
+        assert (np.isfinite(factor) == np.isfinite(expected)).all()
 
 
 @pytest.mark.usefixtures("blocks_of_512")
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_ill_conditioned_blocks_are_solved_again(library: Any, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_ill_conditioned_blocks_are_substituted(library: Any, dtype: str) -> None:
     n = 1500
-    host = np.tril(random_matrix(n, n, dtype)) / 40 + np.eye(n, dtype=dtype)
+    host = (np.tril(random_matrix(n, n, dtype)) / 40 + np.eye(n)).astype(dtype)
     host[4:8, 4:8] = np.tril(np.full((4, 4), 1e6), -1) + np.eye(4)  # |A^-1| |A| is far above 1e5
-    a, b = library.array(host.astype(dtype)), library.array(random_matrix(n, 30, dtype))
-    x = library.host(fmm.linalg.solve_triangular(a, b, lower=True))
-    assert backward_error(library.host(a), x, library.host(b)) < 50 * float(np.finfo(dtype).eps)
+    b = random_matrix(n, 30, dtype)
+    x = fmm.linalg.solve_triangular(library.array(host, dtype), library.array(b, dtype), lower=True)
+    assert wide_residual(host, library.host(x), b) < 50 * float(np.finfo(dtype).eps)
+
+
+def wide_residual(a: Any, x: Any, b: Any) -> float:
+    """Return the norm of a x - b, computed in float64, over the norms of a and x."""
+    a = a.astype(np.float64)
+    return float(np.linalg.norm(a @ x - b) / (np.linalg.norm(a) * np.linalg.norm(x)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
