@@ -35,11 +35,11 @@ from benchmarks.harness import (
 from fmm.kernels.plans.plan import VENDOR
 
 BUDGET_MICROSECONDS = 2.0  # microseconds of extra time
-MICROSECOND_DIGITS = 3  # decimals of a microsecond in the results
+MICROSECOND_DIGITS = 2  # decimals of a microsecond in the results
 MAX_CALLS, SAMPLE_SECONDS = 300, 3e-3  # most calls of a sample, and its seconds
 SIDES, QUICK_SIDES = (8, 64, 200, 1000), (64,)
 STACK_SIZE = 4  # products of a stack
-ROUNDS, QUICK_ROUNDS = 31, 7
+ROUNDS, QUICK_ROUNDS = 21, 7
 TYPES = {
     "numpy": ("float64", "float32", "complex128", "int64"),
     "cupy": ("float64", "float32", "complex64", "float16"),

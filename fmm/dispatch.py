@@ -106,7 +106,7 @@ def multiply_without_options(library: Library, a: Any, b: Any, out: Any = None) 
         try:
             if out is not None:
                 return library.vendor_product(a, b, out)
-            if a.ndim == 3 == b.ndim and nbytes_product and library.is_differentiable:
+            if library.is_differentiable and a.ndim == 3 == b.ndim and nbytes_product:
                 try:
                     return library.fast_stack_product(a, b)
                 except RuntimeError:  # the stacks have different lengths, which the product below may accept

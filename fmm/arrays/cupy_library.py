@@ -129,8 +129,7 @@ class CupyLibrary(NumpyLikeLibrary):
         return type(self)(options) if options else self
 
     def fast_vendor_product(self, a: Any, b: Any) -> Any:
-        c = cublas_product(a, b)
-        if c is not None:
+        if a.ndim == 2 and (c := cublas_product(a, b)) is not None:
             return c
         if a.data.device_id != b.data.device_id:
             raise device_mismatch_error(a, b)

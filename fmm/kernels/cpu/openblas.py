@@ -3,6 +3,10 @@
 `single_threaded_blas` temporarily limits each BLAS product to the thread that calls BLAS, so that two products can run
 concurrently. The limit applies to the whole process, also to products of other threads. Only one call of fmm sets the
 limit at a time.
+
+`counted_plan_product` counts the products that plans compute now, in all threads of the program. If two processors
+have several such products to compute, each product and its sums use one thread: OpenBLAS computes products on several
+threads one after the other, and its waiting threads take the processors from the sums.
 """
 
 from __future__ import annotations
@@ -33,8 +37,13 @@ class OpenBlas:
     limit: Callable[[int], object]
 
 
-_lock = ForkSafeLock()
+_lock = ForkSafeLock()  # held while fmm limits BLAS to one thread
 _paused_threads = 0
+
+SHARED_PROCESSORS = 2  # number of BLAS threads for which several products of plans limit BLAS to one thread each
+_count_lock = ForkSafeLock()  # protects the following two; acquired by worker threads only
+_running_products = 0
+_is_limited_by_products = False
 
 
 def paused_blas_threads() -> int:
@@ -66,6 +75,40 @@ def single_threaded_blas(count: int) -> Iterator[bool]:
             _paused_threads = 0
     finally:
         lock.release()
+
+
+def running_plan_products() -> int:
+    """Return the number of products that plans compute now on worker threads."""
+    return _running_products
+
+
+@contextmanager
+def counted_plan_product(count: int) -> Iterator[None]:
+    """Count a product of a plan on `count` threads; worker threads alone may enter this context."""
+    _count_products(1, count)
+    try:
+        yield
+    finally:
+        retry_until_done(partial(_count_products, -1, count))
+
+
+def _count_products(change: int, count: int) -> None:
+    """Change the number of running products, and limit BLAS to one thread while several products share processors."""
+    global _running_products, _is_limited_by_products, _paused_threads
+    library = loaded_openblas()
+    with _count_lock.now:
+        _running_products += change
+        if library is None:
+            return
+        if not _is_limited_by_products:
+            is_crowded = count == SHARED_PROCESSORS <= _running_products
+            if is_crowded and library.count() == count and _lock.now.acquire(blocking=False):
+                _is_limited_by_products, _paused_threads = True, count
+                library.limit(1)
+        elif _running_products < SHARED_PROCESSORS:
+            library.limit(_paused_threads)
+            _is_limited_by_products, _paused_threads = False, 0
+            _lock.now.release()
 
 
 @lru_cache(maxsize=1)
@@ -118,7 +161,8 @@ def _numpy_blas_library() -> ctypes.CDLL | None:
 @after_fork_in_child
 def _restore_threads_after_fork() -> None:
     """Restore the number of BLAS threads in a forked child, because the parent's calls do not run there."""
-    global _paused_threads
+    global _paused_threads, _running_products, _is_limited_by_products
     if _paused_threads and (library := loaded_openblas()) is not None:
         library.limit(_paused_threads)
-    _paused_threads = 0
+    _paused_threads = _running_products = 0
+    _is_limited_by_products = False

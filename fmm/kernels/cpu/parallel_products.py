@@ -22,7 +22,7 @@ import numpy as np
 
 from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.numpy_backend import NumpyBackend, ProgressCallback, host_product
-from fmm.kernels.cpu.openblas import single_threaded_blas
+from fmm.kernels.cpu.openblas import counted_plan_product, single_threaded_blas
 from fmm.kernels.cpu.thread_pool import ThreadGroup, WorkerShare, start_on_workers
 from fmm.kernels.cpu.triangle_product import MIRROR_BAND_ROWS, mirror_band, triangle_product
 from fmm.kernels.cpu.worker_threads import is_worker_thread, retry_until_done, run_on_worker
@@ -263,15 +263,19 @@ def plan_backend(count: int, flops: int, on_progress: ProgressCallback | None = 
     If possible, the backend runs two products concurrently on worker threads. Otherwise each product runs on all
     threads.
     """
-    if flops < MIN_CONCURRENT_FLOPS or not is_worker_thread():
+    if not is_worker_thread():
         yield NumpyBackend(ThreadGroup(count), on_progress=on_progress)
         return
-    with threads_per_product(count) as (at_a_time, each):
-        if at_a_time == 1:
+    with counted_plan_product(count):
+        if flops < MIN_CONCURRENT_FLOPS:
             yield NumpyBackend(ThreadGroup(count), on_progress=on_progress)
             return
-        with _running_queue(TaskQueue(flops), at_a_time, each, on_progress) as found:
-            yield found
+        with threads_per_product(count) as (at_a_time, each):
+            if at_a_time == 1:
+                yield NumpyBackend(ThreadGroup(count), on_progress=on_progress)
+                return
+            with _running_queue(TaskQueue(flops), at_a_time, each, on_progress) as found:
+                yield found
 
 
 @contextmanager

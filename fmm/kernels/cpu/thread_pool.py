@@ -54,13 +54,14 @@ class ThreadGroup:
 
     The tasks are not divided equally in advance: BLAS threads spin for 0.1 seconds after a product, so a worker can get
     only half the time of a processor, and all others would wait for it. If no second thread can start, the calling
-    thread runs all tasks.
+    thread runs all tasks. While plans compute several products at once, each product has its share of the threads.
     """
 
     count: int
 
     def run_tasks(self, tasks: Sequence[Job]) -> None:
-        count = min(self.count, MAX_SUM_THREADS, len(tasks))
+        share = self.count // max(openblas.running_plan_products(), 1)
+        count = min(share, MAX_SUM_THREADS, len(tasks))
         if count > 1:
             try:
                 run_on_worker(partial(_run_on_workers, tasks, count))

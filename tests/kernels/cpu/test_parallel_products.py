@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.kernels.cpu import numpy_backend, openblas, parallel_products
+from fmm.kernels.cpu import numpy_backend, openblas, parallel_products, thread_pool
 from fmm.kernels.cpu.numpy_backend import NumpyBackend, numpy_product
 from fmm.kernels.cpu.parallel_products import ConcurrentBackend, PlanTask, TaskQueue, measure_step_times
 from fmm.kernels.cpu.thread_pool import ThreadGroup, blas_threads, usable_processors
@@ -301,6 +301,50 @@ def test_blas_threads_reports_the_paused_count(eager: None) -> None:
     assert openblas.paused_blas_threads() == 0
 
 
+def test_products_of_several_threads_use_one_blas_thread_each(eager: None) -> None:
+    library = openblas.loaded_openblas()
+    assert library is not None
+    with openblas.counted_plan_product(2):
+        assert library.count() == 2, "one product has all threads"
+        with openblas.counted_plan_product(2), openblas.counted_plan_product(2):
+            assert library.count() == 1 and blas_threads() == 2
+            with openblas.single_threaded_blas(2) as alone:
+                assert not alone
+        assert library.count() == 2 and openblas.paused_blas_threads() == 0
+    with openblas.counted_plan_product(3), openblas.counted_plan_product(3):
+        assert library.count() == 2, "on more processors OpenBLAS keeps its threads"
+    assert openblas.running_plan_products() == 0
+
+
+def test_products_during_a_concurrent_plan_leave_its_limit_to_it(eager: None) -> None:
+    library = openblas.loaded_openblas()
+    assert library is not None
+    with openblas.counted_plan_product(2), openblas.counted_plan_product(2):
+        assert library.count() == 1
+    with openblas.single_threaded_blas(2) as alone:
+        with openblas.counted_plan_product(2), openblas.counted_plan_product(2):
+            assert alone and library.count() == 1
+        assert library.count() == 1
+    assert library.count() == 2
+
+
+def test_sums_of_several_products_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(thread_pool, "_run_on_workers", lambda tasks, count: counts.append(count))
+
+    def threads_used() -> int:
+        counts[:] = [1]  # one thread needs no other worker
+        ThreadGroup(4).run_tasks([lambda: None] * 12)
+        return counts[-1]
+
+    assert threads_used() == 4
+    with openblas.counted_plan_product(4), openblas.counted_plan_product(4):
+        assert threads_used() == 2
+        with openblas.counted_plan_product(4), openblas.counted_plan_product(4), openblas.counted_plan_product(4):
+            assert threads_used() == 1
+    assert threads_used() == 4
+
+
 def test_a_limited_blas_is_left_unchanged(eager: None) -> None:
     library = openblas.loaded_openblas()
     assert library is not None
@@ -353,6 +397,13 @@ with blas.single_threaded_blas(2):
             os._exit(0 if alone and library.count() == 1 else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert library.count() == 1
+assert library.count() == 2
+with blas.counted_plan_product(2), blas.counted_plan_product(2):
+    assert library.count() == 1
+    child = os.fork()
+    if not child:
+        os._exit(0 if library.count() == 2 and blas.running_plan_products() == 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
 assert library.count() == 2
 """
 
