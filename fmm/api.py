@@ -9,7 +9,6 @@ microseconds. A check of every option would lengthen such a call noticeably.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import NoneType
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -271,9 +270,9 @@ def gram(
         if b is None and alpha is DEFAULT_ALPHA and beta is DEFAULT_BETA and (rows is True or rows is False):
             if kind is ndarray:
                 c = run_small_gram(a, rows, out) if fill is DEFAULT_FILL else None
-            elif library is None or type(out) not in (kind, NoneType):
+            elif library is None or (out is not None and type(out) is not kind):
                 pass
-            elif isinstance(fill, str) and fill in TRIANGLES:
+            elif fill is DEFAULT_FILL or (isinstance(fill, str) and fill in TRIANGLES):
                 c = dispatch.recurring_gram_function(library)(library, a, out, rows, fill)  # type: ignore[arg-type]
         if c is None and (key := call_key(library, (a, b, None, out), alpha, beta, "gram", rows, fill)) is not None:
             c = run_declined_gram(key, a, b, out)

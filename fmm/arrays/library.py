@@ -279,12 +279,12 @@ class Library(Protocol):
         """Return alpha A B + beta C by the library's own functions, in C or, if C is None, in a new array."""
         ...
 
-    def fast_gram(self, a: Any, rows: bool = True) -> Any:
-        """Return the library's own product A A^T of a real array; without `rows` A^T A."""
+    def gram_function(self, a: Any) -> Callable[[Any, Any], Any]:
+        """Return the library's own function that multiplies a real device array and its transposed view."""
         ...
 
     def gram_signature(self, a: Any) -> Hashable:
-        """Return the properties of an array on which the library's kernel for `fast_gram` depends."""
+        """Return the properties of an array that decide which kernel multiplies the array and its transposed view."""
         ...
 
     def has_symmetric_gram(self, a: Any) -> bool:

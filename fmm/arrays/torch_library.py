@@ -209,10 +209,9 @@ class _TorchLibraryBase:
             return False
         return not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad))
 
-    def fast_gram(self, a: Any, rows: bool = True) -> Any:
-        transposed = a.mT
-        multiply = self.fast_stack_product if a.ndim == 3 else self.fast_vendor_product
-        return multiply(a, transposed) if rows else multiply(transposed, a)
+    def gram_function(self, a: Any) -> Callable[[Any, Any], Any]:
+        function: Callable[[Any, Any], Any] = self.fast_stack_product if a.ndim == 3 else self.fast_vendor_product
+        return function
 
     def gram_signature(self, a: Any) -> Hashable:
         dtype = a.dtype
@@ -282,7 +281,7 @@ class TorchLibrary(_TorchLibraryBase):
         if found is None:
             if torch.cuda.is_current_stream_capturing():
                 return False
-            found = self.cached_calls[key] = is_gram_symmetric(a, self.fast_gram)
+            found = self.cached_calls[key] = is_gram_symmetric(a, self.gram_function(a))
         return found
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
@@ -352,18 +351,19 @@ class TorchLibrary(_TorchLibraryBase):
         return torch._C._cuda_getCurrentRawStream(device), _cupy_device(device)
 
 
-def is_gram_symmetric(a: Any, multiply: Callable[[Any], Any]) -> bool:
+def is_gram_symmetric(a: Any, multiply: Callable[[Any, Any], Any]) -> bool:
     """Return True if the product of a tensor with this signature and its transpose is symmetric bit for bit.
 
-    `multiply` returns the product of its argument and its transposed view. A kernel's order of additions does not
-    depend on the numbers, so the test multiplies numbers whose products reveal the order.
+    `multiply` returns the product of two tensors. A kernel's order of additions does not depend on the numbers, so
+    the test multiplies numbers whose products reveal the order.
     """
     if a.is_complex() or a.data_ptr() % VECTOR_BYTES:
         return False
     try:
         x = torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device)
         x.normal_(generator=torch.Generator(a.device).manual_seed(0))
-        product = multiply(cancel_first_halves(x))
+        cancel_first_halves(x)
+        product = multiply(x, x.mT)
         return bool(torch.equal(product, product.mT))
     except RuntimeError:  # the memory ran out, or elements share memory
         return False

@@ -27,8 +27,8 @@ from fmm.runtime.decisions.early_declines import (
     CallKey,
     OnDecline,
     find_declined_call,
+    find_symmetric_gram,
     ignore_decline,
-    is_declined_symmetric_gram,
     remember_symmetric_gram,
 )
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, GramKey, PlanConstraints
@@ -201,9 +201,13 @@ def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Tri
     if library.processor == "cpu":
         return None
     call = prepare_call(library, a, None, out, GRAM_KEYS[rows, fill], _prepare_recurring_gram)
-    if call.plan is None:  # without `out`, CuPy's own product may be symmetric
-        is_whole = out is None and fill == "full" and not library.is_differentiable
-        return run_symmetric_gram(library, a, rows) if is_whole else None
+    if call.plan is None:
+        if out is not None or fill != "full" or library.is_differentiable:
+            return None
+        if (multiply := find_symmetric_gram(library, a, rows)) is None:
+            return None
+        transposed = library.transposed_view(a)
+        return multiply(a, transposed) if rows else multiply(transposed, a)
     if out is not None and not _can_write_at_address(call, library.data_pointer(a), library.data_pointer(out)):
         return None
     try:
@@ -216,11 +220,6 @@ def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Tri
                 target, written = (library.transposed_view(out), "lower") if fill == "upper" else (out, fill)
                 library.write_triangle(whole, target, 1.0, 0.0, written)
         raise
-
-
-def run_symmetric_gram(library: Library, a: Any, rows: bool) -> Any:
-    """Return the library's own product of a device array and its transpose if its decline is cached; else None."""
-    return library.fast_gram(a, rows) if is_declined_symmetric_gram(library, a, rows) else None
 
 
 GRAM_KEYS = {(rows, fill): GramKey(rows, fill) for rows in (False, True) for fill in TRIANGLES}

@@ -10,9 +10,9 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from fmm.arrays import torch_library  # noqa: E402
+from fmm.arrays.torch_calls import TORCH_BMM, TORCH_MATMUL  # noqa: E402
 from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, is_gram_symmetric  # noqa: E402
-from fmm.runtime.decisions.early_declines import remember_symmetric_gram  # noqa: E402
-from fmm.runtime.gram import run_symmetric_gram  # noqa: E402
+from fmm.runtime.decisions.early_declines import find_symmetric_gram, remember_symmetric_gram  # noqa: E402
 from tests.support.own_calls import called_functions  # noqa: E402
 
 
@@ -20,10 +20,10 @@ def tensor(*shape: int, dtype: Any = torch.float32) -> Any:
     return torch.zeros(shape, dtype=dtype)
 
 
-def ordered_gram(a: Any, reverses_upper: bool = False) -> Any:
+def ordered_product(a: Any, b: Any, reverses_upper: bool = False) -> Any:
     """Return the sums of products in ascending order; above the diagonal in descending order if `reverses_upper`."""
     wide = torch.promote_types(a.dtype, torch.float32)  # the type in which kernels add up
-    terms = [a[..., i : i + 1] * a.mT[..., i : i + 1, :].to(wide) for i in range(a.shape[-1])]
+    terms = [a[..., i : i + 1] * b[..., i : i + 1, :].to(wide) for i in range(a.shape[-1])]
     ascending, descending = (sum(x).to(a.dtype) for x in (terms, terms[::-1]))
     return ascending.tril() + (descending if reverses_upper else ascending).triu(1)
 
@@ -32,18 +32,18 @@ def ordered_gram(a: Any, reverses_upper: bool = False) -> Any:
 def test_another_order_of_additions_is_found(dtype: Any) -> None:
     for shape in ((3, 24, 40), (20, 33), (2, 2, 9, 9)):
         for reverses in (False, True):
-            product = partial(ordered_gram, reverses_upper=reverses)
+            product = partial(ordered_product, reverses_upper=reverses)
             assert is_gram_symmetric(tensor(*shape, dtype=dtype), product) is not reverses
 
 
 def test_other_tensors_are_mirrored() -> None:
     """No product shows anything: complex numbers, unaligned memory, elements that share memory, no memory."""
-    assert not is_gram_symmetric(tensor(4, 4, dtype=torch.complex64), ordered_gram)
-    assert not is_gram_symmetric(tensor(17)[1:].view(4, 4), ordered_gram)
-    assert not is_gram_symmetric(tensor(1, 4, 4).expand(3, 4, 4), ordered_gram)
+    assert not is_gram_symmetric(tensor(4, 4, dtype=torch.complex64), ordered_product)
+    assert not is_gram_symmetric(tensor(17)[1:].view(4, 4), ordered_product)
+    assert not is_gram_symmetric(tensor(1, 4, 4).expand(3, 4, 4), ordered_product)
     assert not TORCH_ON_HOST.has_symmetric_gram(tensor(4, 4))
 
-    def fails(a: Any) -> Any:
+    def fails(a: Any, b: Any) -> Any:
         raise torch.OutOfMemoryError
 
     assert not is_gram_symmetric(tensor(4, 4), fails)
@@ -65,28 +65,29 @@ def test_a_signature_is_multiplied_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(calls) == 2 and TORCH.gram_signature(x) != TORCH.gram_signature(y)
 
 
-def test_a_declined_product_takes_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor on the host stands for one on a device; the cache has its decline for both orders of the factors."""
+def test_a_declined_product_is_found_by_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor on the host stands for one on a device; the cache has the decline for both orders of the factors."""
     monkeypatch.setattr(TORCH, "cached_calls", {})
-    x = torch.randn(3, 5, 7)
+    x, matrix = torch.randn(3, 5, 7), torch.randn(5, 7)
+    assert find_symmetric_gram(TORCH, x, True) is None
+    remember_symmetric_gram(TORCH, x)
+    remember_symmetric_gram(TORCH, matrix)
+    assert find_symmetric_gram(TORCH, x, True) is find_symmetric_gram(TORCH, x.mT, False) is TORCH_BMM
+    assert find_symmetric_gram(TORCH, matrix, True) is TORCH_MATMUL
+    assert find_symmetric_gram(TORCH, x, False) is None and find_symmetric_gram(TORCH, x[:2], True) is None
+    assert len(called_functions(lambda: find_symmetric_gram(TORCH, x, True))) <= 3
 
     def checked(y: Any) -> Any:
-        assert run_symmetric_gram(TORCH, y, True) is None  # a tensor of a transform has no address
+        assert find_symmetric_gram(TORCH, y, True) is None  # a tensor of a transform has no address
         return y
 
-    assert run_symmetric_gram(TORCH, x, True) is None
-    remember_symmetric_gram(TORCH, x)
-    assert torch.equal(run_symmetric_gram(TORCH, x, True), torch.bmm(x, x.mT))
-    assert torch.equal(run_symmetric_gram(TORCH, x.mT, False), torch.bmm(x, x.mT))
-    assert run_symmetric_gram(TORCH, x, False) is None and run_symmetric_gram(TORCH, x[:2], True) is None
-    assert len(called_functions(lambda: run_symmetric_gram(TORCH, x, True))) <= 6
     torch.func.vmap(checked)(x)
-    assert run_symmetric_gram(TORCH, x.to_sparse(), True) is None
+    assert find_symmetric_gram(TORCH, x.to_sparse(), True) is None
 
 
 def test_random_numbers_of_the_program_stay() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    is_gram_symmetric(tensor(4, 4), ordered_gram)
+    is_gram_symmetric(tensor(4, 4), ordered_product)
     assert torch.equal(torch.rand(3), expected)

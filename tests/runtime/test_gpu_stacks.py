@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 import fmm
-from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.runtime import prepare
 from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.early_declines import find_symmetric_gram
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("cupy")
+torch: Any = pytest.importorskip("torch")
+cupy: Any = pytest.importorskip("cupy")
 pytestmark = pytest.mark.gpu
 
 BOUNDS = {"float32": 1e-5, "complex64": 1e-5, "float64": 1e-13, "complex128": 1e-13, "bfloat16": 1e-2, "float16": 2e-3}
@@ -106,3 +107,53 @@ def test_chosen_plans(dtype: str) -> None:
             gram = fmm.gram(a, rows=True)
             assert_close(gram, torch.bmm(a, a.mH), dtype)
             assert torch.equal(gram, gram.mH)
+
+
+@pytest.mark.parametrize("rows", [True, False])
+@pytest.mark.parametrize("shape", [(500, 100, 100), (3, 7, 9), (2, 2, 16, 40), (48, 96)])
+@pytest.mark.parametrize("module", ["torch", "cupy"])
+def test_a_recurring_declined_gram_is_the_librarys_own_product(
+    module: str, shape: tuple[int, ...], rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, library = random_stack(*shape, dtype="float64"), _library(module)
+    x = x if module == "torch" else cupy.from_dlpack(x)
+    monkeypatch.setattr(library, "cached_calls", {})
+    transposed = x.swapaxes(-1, -2)
+    exact = x @ transposed if rows else transposed @ x
+    for _ in range(3):  # the first call decides
+        found = fmm.gram(x, rows=rows)
+        assert bool((found == found.swapaxes(-1, -2)).all()) and float(abs(found - exact).max()) < 1e-12
+    is_declined = fmm.explain_gram(x, rows=rows).plan == VENDOR
+    is_symmetric = library.has_symmetric_gram(x if rows else transposed)
+    assert is_symmetric or module == "cupy"
+    assert (find_symmetric_gram(library, x, rows) is not None) is (is_declined and is_symmetric)
+    lower = fmm.gram(x, rows=rows, fill="lower")  # one triangle is no product of the library
+    assert float(abs(lower - (torch if module == "torch" else cupy).tril(exact)).max()) < 1e-12
+
+
+def _library(module: str) -> Any:
+    from fmm.arrays.cupy_library import CUPY
+    from fmm.arrays.torch_library import TORCH
+
+    return TORCH if module == "torch" else CUPY
+
+
+def test_a_declined_gram_under_torchs_modes() -> None:
+    """Gradients, transforms, autocast and recorded calls, after the decline is cached."""
+    x = random_stack(30, 20, 20, dtype="float32")
+    for _ in range(2):
+        fmm.gram(x, rows=True)
+    exact = torch.bmm(x, x.mT)
+    y = x.clone().requires_grad_()
+    fmm.gram(y, rows=True).sum().backward()
+    z = x.clone().requires_grad_()
+    torch.bmm(z, z.mT).sum().backward()
+    assert_close(y.grad, z.grad, "float32")
+    assert_close(torch.func.vmap(lambda m: fmm.gram(m, rows=True))(x), exact, "float32")
+    with torch.autocast("cuda", torch.bfloat16):
+        assert fmm.gram(x, rows=True).dtype is torch.bmm(x, x.mT).dtype
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = fmm.gram(x, rows=True)
+    graph.replay()
+    assert_close(found, exact, "float32")

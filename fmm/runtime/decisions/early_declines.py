@@ -11,7 +11,7 @@ can cost speed, but never gives a wrong result: the library's own functions defi
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -221,13 +221,20 @@ def find_declined_call(key: CallKey) -> DeclinedCall | None:
     return declined if declined is not None and declined.expiry > time.monotonic() else None
 
 
-def is_declined_symmetric_gram(library: Library, a: Any, rows: bool) -> bool:
-    """Return True if the cache has a decline of the product A A^T of a device array, or of A^T A if `rows` is False."""
+class DeclinedGram(NamedTuple):
+    """A cached decline of a product of an array and its transposed view, which `multiply` computes symmetric."""
+
+    expiry: float  # time.monotonic() at which the decline expires
+    multiply: Callable[[Any, Any], Any]  # the library's own function
+
+
+def find_symmetric_gram(library: Library, a: Any, rows: bool) -> Callable[[Any, Any], Any] | None:
+    """Return the function for A A^T of a device array, or for A^T A if `rows` is False; None without a cached decline."""
     try:
-        expiry: float | None = library.cached_calls.get((library.gram_signature(a), rows))
+        declined: DeclinedGram | None = library.cached_calls.get((library.gram_signature(a), rows))
     except RuntimeError:  # a sparse tensor has no strides, and a tensor of a transform has no address
-        return False
-    return expiry is not None and expiry > time.monotonic()
+        return None
+    return declined.multiply if declined is not None and declined.expiry > time.monotonic() else None
 
 
 def remember_symmetric_gram(library: Library, a: Any) -> None:
@@ -235,9 +242,9 @@ def remember_symmetric_gram(library: Library, a: Any) -> None:
     calls = library.cached_calls
     if len(calls) >= MAX_REMEMBERED_CALLS:
         calls.clear()
-    expiry = time.monotonic() + CALL_DECLINE_SECONDS
-    calls[library.gram_signature(a), True] = expiry
-    calls[library.gram_signature(library.transposed_view(a)), False] = expiry
+    declined = DeclinedGram(time.monotonic() + CALL_DECLINE_SECONDS, library.gram_function(a))
+    calls[library.gram_signature(a), True] = declined
+    calls[library.gram_signature(library.transposed_view(a)), False] = declined
 
 
 class OnDecline(Protocol):

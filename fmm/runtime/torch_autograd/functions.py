@@ -31,7 +31,7 @@ from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime import gram as array_gram
 from fmm.runtime import matmul as array_matmul
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.early_declines import OnDecline, ignore_decline
+from fmm.runtime.decisions.early_declines import OnDecline, find_symmetric_gram, ignore_decline
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.gemm import BlasGemmParams, explain_gemm, run_gemm
 from fmm.runtime.gram import GramParams, Triangle, explain_conjugating_plan, run_conjugating_plan, run_gram
@@ -152,9 +152,9 @@ def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill:
     if not a.is_cuda:
         return None
     if out is None and fill == "full" and tracing_state() is None and not (is_tracing() or is_any_autocast_enabled()):
-        c = array_gram.run_symmetric_gram(library, a, rows)
-        if c is not None:
-            return c
+        multiply = find_symmetric_gram(library, a, rows)
+        if multiply is not None:
+            return multiply(a, a.mT) if rows else multiply(a.mT, a)
     if not is_plain_call(a, a, out) or a.is_neg() or a.is_conj():
         return None
     if a.requires_grad and torch.is_grad_enabled():
