@@ -50,10 +50,10 @@ NAMED = (
 RANDOM_TYPES = ("float32", "float64", "complex64", "bfloat16")
 SHORTEST, LONGEST, LARGEST_COUNT = 16, 2048, 1024  # sides of random matrices, and matrices of a random stack
 MAX_BYTES, MAX_MULTIPLY_ADDS = 1 << 29, 1 << 37  # of a random stack
-ROUNDS, SAMPLE_SECONDS = 11, 0.001
-HOST_SECONDS = 1e-4  # whole calls that are shorter may wait for the host
-# the same calls on the device alone: rounds, calls in a sample, and the time by which the host is ahead
-DEVICE_ROUNDS, DEVICE_REPEATS, AHEAD_SECONDS = 5, 30, 0.0025
+ROUNDS, SAMPLE_SECONDS = 7, 0.002
+HOST_SECONDS = 1e-3  # samples of whole calls that are shorter include the host's time
+# the same calls on the device alone: rounds, the most calls in a sample, and the time by which the host is ahead
+DEVICE_ROUNDS, MAX_DEVICE_REPEATS, AHEAD_SECONDS = 5, 30, 0.0025
 CASES_A_FILE = 8  # cases after which the file of results is written again
 
 
@@ -112,9 +112,10 @@ def measure_case(case: Case, clock: Clock) -> Row:
         own()
     compared = compared_with_torch(theirs, own, ROUNDS, SAMPLE_SECONDS, clock, warm=2)
     row: Row = {**asdict(case), "plan": str(decision.plan), "error": float(f"{error:.2g}"), **compared}
-    if median(row["samples"]["torch"]) < HOST_SECONDS:
-        ahead = partial(gpu_seconds, ahead=AHEAD_SECONDS)
-        samples = shuffled_rounds({"torch": theirs, "fmm": own}, DEVICE_ROUNDS, ahead, DEVICE_REPEATS)
+    seconds = median(row["samples"]["torch"])
+    if seconds < HOST_SECONDS:
+        ahead, repeats = partial(gpu_seconds, ahead=AHEAD_SECONDS), min(MAX_DEVICE_REPEATS, int(2e-3 / seconds))
+        samples = shuffled_rounds({"torch": theirs, "fmm": own}, DEVICE_ROUNDS, ahead, repeats)
         row["device"] = rounded_samples(samples)
     return row
 

@@ -200,14 +200,13 @@ def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Tri
     """
     if library.processor == "cpu":
         return None
+    is_whole = out is None and fill == "full"
+    is_whole_stack = is_whole and a.ndim > 2 and not library.is_differentiable  # few stacks have a plan
+    if is_whole_stack and (c := _run_symmetric_gram(library, a, rows)) is not None:
+        return c
     call = prepare_call(library, a, None, out, GRAM_KEYS[rows, fill], _prepare_recurring_gram)
     if call.plan is None:
-        if out is not None or fill != "full" or library.is_differentiable:
-            return None
-        if (multiply := find_symmetric_gram(library, a, rows)) is None:
-            return None
-        transposed = library.transposed_view(a)
-        return multiply(a, transposed) if rows else multiply(transposed, a)
+        return _run_symmetric_gram(library, a, rows) if is_whole else None
     if out is not None and not _can_write_at_address(call, library.data_pointer(a), library.data_pointer(out)):
         return None
     try:
@@ -220,6 +219,14 @@ def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Tri
                 target, written = (library.transposed_view(out), "lower") if fill == "upper" else (out, fill)
                 library.write_triangle(whole, target, 1.0, 0.0, written)
         raise
+
+
+def _run_symmetric_gram(library: Library, a: Any, rows: bool) -> Any:
+    """Return the library's own product of a device array and its transpose if its decline is cached; else None."""
+    if (multiply := find_symmetric_gram(library, a, rows)) is None:
+        return None
+    transposed = library.transposed_view(a)
+    return multiply(a, transposed) if rows else multiply(transposed, a)
 
 
 GRAM_KEYS = {(rows, fill): GramKey(rows, fill) for rows in (False, True) for fill in TRIANGLES}

@@ -229,7 +229,7 @@ class DeclinedGram(NamedTuple):
 
 
 def find_symmetric_gram(library: Library, a: Any, rows: bool) -> Callable[[Any, Any], Any] | None:
-    """Return the function for A A^T of a device array, or for A^T A if `rows` is False; None without a cached decline."""
+    """Return the function for A A^T of a device array, or A^T A if `rows` is False; None without a cached decline."""
     try:
         declined: DeclinedGram | None = library.cached_calls.get((library.gram_signature(a), rows))
     except RuntimeError:  # a sparse tensor has no strides, and a tensor of a transform has no address

@@ -151,7 +151,8 @@ def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill:
     """Return the product of a CUDA tensor and its adjoint by a cached call; None if gram_tensors must decide."""
     if not a.is_cuda:
         return None
-    if out is None and fill == "full" and tracing_state() is None and not (is_tracing() or is_any_autocast_enabled()):
+    is_whole_stack = out is None and fill == "full" and a.ndim > 2
+    if is_whole_stack and tracing_state() is None and not (is_tracing() or is_any_autocast_enabled()):
         multiply = find_symmetric_gram(library, a, rows)
         if multiply is not None:
             return multiply(a, a.mT) if rows else multiply(a.mT, a)

@@ -145,6 +145,11 @@ def test_stacks_that_the_vendor_multiplies() -> None:
     assert products((64, 1024, 1024), (64, 1024, 1024), emulation=False).plan is None
 
 
+def test_products_that_fill_few_of_their_tiles_are_the_vendors() -> None:
+    assert products((27, 136, 1656), (27, 1656, 280), "complex64").plan is None
+    assert products((10, 400, 768), (10, 768, 296), "complex64").plan is not None
+
+
 def test_one_matrix_for_a_whole_stack_is_one_tall_product() -> None:
     call = products((64, 1024, 1024), (1024, 1024))
     assert call.flattens_stack and len(call.offsets) == 1
