@@ -1,4 +1,4 @@
-"""Solvers of dense linear algebra whose work is matrix products of fmm: solve, lu_factor, cholesky, inv, qr, lstsq."""
+"""Solvers of dense linear algebra, mostly by fmm's products: solve, lu_factor, cholesky, inv, qr, lstsq."""
 
 from fmm.linalg.cholesky_factors import cho_solve, cholesky
 from fmm.linalg.determinants import det, slogdet

@@ -15,7 +15,7 @@ TRANS_CODES = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
 def common_arrays(*arrays: Any) -> tuple[NumpySolvers, list[Any]]:
     """Return the functions of the arrays' library, and the arrays in one element type.
 
-    Lists become NumPy arrays and integers float64, as in NumPy. torch's tensors are unchanged.
+    Lists become NumPy arrays, and integers become float64, as in NumPy. The types of torch's tensors do not change.
     """
     library = solver_library(*arrays)
     if isinstance(library, TorchSolvers):
@@ -43,13 +43,14 @@ def is_square(a: Any) -> bool:
 
 def check_trans(trans: Any) -> str:
     """Return "N", "T" or "C" for one of SciPy's names; ValueError with the valid names for anything else."""
-    if not isinstance(trans, (int, str)) or trans not in TRANS_CODES:  # a tuple: unions are made anew in each call
+    # a tuple, since a union of types would be created again in each call
+    if not isinstance(trans, (int, str)) or trans not in TRANS_CODES:
         raise ValueError(f"unknown trans {trans!r}; valid: 0, 1, 2, 'N', 'T', 'C'")
     return TRANS_CODES[trans]
 
 
 def write_result(library: NumpySolvers, out: Any, x: Any) -> Any:
-    """Return a result, copied into `out` if `out` was passed; ValueError if its shape or type differs."""
+    """Return a result, copied into `out` if `out` was passed; ValueError if the shape or type of `out` differs."""
     if out is None:
         return x
     if type(out) is not type(x) or tuple(out.shape) != tuple(x.shape) or out.dtype != x.dtype:

@@ -1,4 +1,4 @@
-"""fmm.linalg.cholesky and cho_solve: recursions, or the library's own functions where products do not gain."""
+"""fmm.linalg.cholesky and cho_solve: by recursion if products gain, else by the library's own functions."""
 
 from __future__ import annotations
 

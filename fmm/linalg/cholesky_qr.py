@@ -1,9 +1,10 @@
 """QR factors of tall matrices by Cholesky factors of Gram matrices.
 
-One pass factors the Gram matrix, A^H A = L L^H, and divides: Q = A L^-H. Q's columns are orthonormal up to an error
-that grows with the square of A's condition number; a second pass on Q removes the error. The Gram matrix of the second
-pass measures it: where ||Q^H Q - I|| is small, the next Q is as orthogonal as Householder's. Where the Gram matrix has
-no Cholesky factor, a small multiple of the identity is added, and a third pass follows.
+One pass computes the Cholesky factor L of the Gram matrix, A^H A = L L^H, and divides A by it: Q = A L^-H. The columns
+of Q are orthonormal up to an error that grows with the square of A's condition number; a second pass on Q removes this
+error. The Gram matrix of the second pass measures the error: if ||Q^H Q - I|| is small, the next Q is as orthogonal as
+Householder's. If the Gram matrix has no Cholesky factor, a small multiple of the identity is added to it, and a third
+pass follows.
 
 The algorithm and its analysis: Yamamoto, Nakatsukasa, Yanagisawa and Fukaya, "Roundoff error analysis of the
 CholeskyQR2 algorithm", ETNA 44 (2015); the shift: Fukaya et al., SIAM J. Sci. Comput. 42 (2020).
@@ -26,15 +27,15 @@ from fmm.linalg.split_levels import first_half
 from fmm.linalg.triangular_recursion import TriangularForm, solve_without_gradient
 
 MAX_PASSES = 3
-# A pass makes the columns of Q orthonormal to working accuracy if ||A^H A - I|| is at most this limit before the pass.
+# A pass makes the columns of Q orthonormal to working accuracy if ||Q^H Q - I|| was at most this limit before the pass.
 MAX_DEVIATION = 0.25
-SHIFT_UNITS = 4.0  # the shift, in units of the rounding error of the Gram matrix: eps * trace(A^H A)
-# The product with an inverse has a backward error that is larger than a triangular solve's by about this factor.
+SHIFT_UNITS = 4.0  # the shift added to the diagonal, in units of the Gram matrix's rounding error: eps * trace(A^H A)
+# A product with an inverse may have a backward error that is larger than a triangular solve's by about this factor.
 MAX_INVERSE_GROWTH = 8.0
 
 
 class QrPasses(NamedTuple):
-    """The state after the Gram matrix of the last pass: A = Q R, and the last pass's factor L with Q^H Q = L L^H."""
+    """The state before the last division: A = Q R, and the last pass's factor L with Q^H Q = L L^H."""
 
     q: Any
     r: Any
@@ -42,14 +43,14 @@ class QrPasses(NamedTuple):
 
 
 def qr_passes(library: NumpySolvers, a: Any, limit: float | None, max_passes: int = MAX_PASSES) -> QrPasses | None:
-    """Return all passes but for the last division; None where the passes do not make the columns orthonormal."""
+    """Run all passes except the last division; return None if the columns do not become orthonormal."""
     q, r = a, None
     for step in range(max_passes):
         gram = gram_of_tall(library, q, limit)
         is_last = step > 0 and deviation_from_identity(library, gram) <= MAX_DEVIATION
         if step == max_passes - 1 and not is_last:
             return None
-        # a second shift would come to nothing: no third pass follows in which the columns could be orthonormal
+        # a shift in a later pass is useless: no further pass follows that could make the columns orthonormal
         if (factor := shifted_cholesky(library, gram, limit, (0.0, SHIFT_UNITS) if step == 0 else (0.0,))) is None:
             return None
         if is_last:
@@ -59,7 +60,7 @@ def qr_passes(library: NumpySolvers, a: Any, limit: float | None, max_passes: in
 
 
 def cholesky_qr(library: NumpySolvers, a: Any, limit: float | None, with_q: bool = True) -> tuple[Any, Any] | None:
-    """Return Q and R of one tall matrix, Q being None without `with_q`; None where another algorithm must factor."""
+    """Return Q (None unless `with_q`) and R of one tall matrix; None if another algorithm must factor it."""
     if (passes := qr_passes(library, a, limit)) is None:
         return None
     q = divide_by_adjoint(library, passes.q, passes.last_factor, limit, is_last=True) if with_q else None
@@ -67,18 +68,18 @@ def cholesky_qr(library: NumpySolvers, a: Any, limit: float | None, with_q: bool
 
 
 def next_r(library: NumpySolvers, factor: Any, r: Any, limit: float | None) -> Any:
-    """Return the R after one more pass: L^H R."""
+    """Return R after one more pass: L^H R."""
     upper = library.adjoint(factor)
     return upper if r is None else library.module.triu(api.matmul(upper, r, max_error_growth=limit))
 
 
 def deviation_from_identity(library: NumpySolvers, gram: Any) -> float:
-    """Return the Frobenius norm of a Gram matrix less the identity; NaN for a matrix with NaN."""
+    """Return the Frobenius norm of (Gram matrix - identity); NaN if the matrix has NaN."""
     return float(library.module.linalg.norm(gram - library.identity(gram.shape[0], gram)))
 
 
 def gram_of_tall(library: NumpySolvers, a: Any, limit: float | None) -> Any:
-    """Return A^H A, of a long matrix as the sum over blocks of rows."""
+    """Return A^H A; for a long matrix as a sum over blocks of rows."""
     m, n = a.shape
     if not sums_blocks_of_rows(m, n, step_conditions(library, a, limit)):
         return api.gram(a, max_error_growth=limit)
@@ -90,7 +91,7 @@ def gram_of_tall(library: NumpySolvers, a: Any, limit: float | None) -> Any:
 
 
 def shifted_cholesky(library: NumpySolvers, gram: Any, limit: float | None, shifts: Sequence[float]) -> Any:
-    """Return the lower factor of a Gram matrix with the first of these shifts that has one; None without any."""
+    """Add the shifts one after the other until the Gram matrix has a lower factor; return it, or None."""
     for shift in shifts:
         if shift:
             diagonal = gram.reshape(-1)[:: gram.shape[0] + 1]
@@ -103,7 +104,7 @@ def shifted_cholesky(library: NumpySolvers, gram: Any, limit: float | None, shif
 
 
 def divide_by_adjoint(library: NumpySolvers, a: Any, factor: Any, limit: float | None, is_last: bool = False) -> Any:
-    """Return a L^-H: on a GPU by products with the inverse of L, where the inverse is accurate enough.
+    """Return a L^-H: on a GPU by products with the inverse of L, if the inverse is accurate enough.
 
     In the last pass the inverse is accurate, since L L^H is close to the identity.
     """
@@ -117,12 +118,12 @@ def divide_by_adjoint(library: NumpySolvers, a: Any, factor: Any, limit: float |
 
 
 def divides_by_inverse(library: NumpySolvers, a: Any) -> bool:
-    """Return True on a GPU: BLAS on the host solves triangular systems as fast as it multiplies."""
+    """Return True on a GPU; on the host BLAS solves triangular systems as fast as it multiplies."""
     return library.device(a) != "cpu"
 
 
 def multiply_by_adjoint(library: NumpySolvers, a: Any, lower: Any, limit: float | None) -> Any:
-    """Return a L^H; the blocks of columns skip the zeros of L^H."""
+    """Return a L^H, one block of columns at a time, so that zeros of L^H are skipped."""
     (m, n), upper = a.shape, library.adjoint(lower)
     product = library.empty((m, n), a)
     for start, stop in column_blocks(m, n, step_conditions(library, a, limit)):
@@ -131,7 +132,7 @@ def multiply_by_adjoint(library: NumpySolvers, a: Any, lower: Any, limit: float 
 
 
 def invert_lower_in_place(library: NumpySolvers, a: Any, x: Any, halvings: int, limit: float | None) -> None:
-    """Replace the identity x by the inverse of a lower triangle; the block below is -L22^-1 (L21 L11^-1)."""
+    """Replace the identity x by the inverse of a lower triangle; its lower left block is -L22^-1 (L21 L11^-1)."""
     n = a.shape[0]
     if halvings == 0 or n < 2:
         library.solve_block(a, x, True, False)
@@ -155,13 +156,13 @@ def inverse_growth(factor: Any, inverse: Any) -> float:
 
 
 def step_conditions(library: NumpySolvers, a: Any, limit: float | None) -> StepConditions:
-    """Return what the times of steps on this array depend on."""
+    """Return the properties of this array on which the times of steps depend."""
     return StepConditions(library.product_type(a), library.device(a), limit)
 
 
 @np.errstate(all="ignore")  # numpy.linalg does not warn of inf and NaN
 def factor_tall_stacks(library: NumpySolvers, a: Any, limit: float | None, with_q: bool = True) -> tuple[Any, Any]:
-    """Return Q and R of a stack, Q being None without `with_q`; the library's own where Cholesky QR fails."""
+    """Return Q (None unless `with_q`) and R of a stack; the library's own factors if Cholesky QR fails."""
     if a.ndim == 2:
         return factor_tall(library, a, limit, with_q)
     *stack, _, n = a.shape
@@ -176,7 +177,7 @@ def factor_tall_stacks(library: NumpySolvers, a: Any, limit: float | None, with_
 
 
 def factor_tall(library: NumpySolvers, a: Any, limit: float | None, with_q: bool) -> tuple[Any, Any]:
-    """Return Q and R of one matrix, Q being None without `with_q`; the library's own where Cholesky QR fails."""
+    """Return Q (None unless `with_q`) and R of one matrix; the library's own factors if Cholesky QR fails."""
     if (factors := cholesky_qr(library, a, limit, with_q)) is not None:
         return factors
     own = library.qr(a, "reduced" if with_q else "r")

@@ -1,8 +1,9 @@
-"""The recursion of Cholesky factors: the first half, the panel below, the rest less the panel's product.
+"""The recursion of Cholesky factors, by halves of the matrix.
 
-The blocks on the diagonal are factored by the library's own function. On a GPU smaller blocks of these factors are
-inverted once, and all panels below them are products with these inverses. torch does not wait for the GPU before all
-work is launched.
+One step factors the first half of the rows and columns, solves for the panel below, subtracts the panel's product from
+the rest, and factors this rest. The library's own function factors the blocks on the diagonal. On a GPU, smaller blocks
+on the diagonals of these factors are inverted once, and all panels below them are computed as products with these
+inverses. With torch, all work is launched before the host waits for the GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fmm.linalg.triangular_recursion import TriangularBlocks, multiplies_by_inve
 
 
 def cholesky_side(library: NumpySolvers, a: Any, limit: float | None) -> int:
-    """Return the rows of the blocks on the diagonal; 0 where the library's own function factors, or rejects, a."""
+    """Return the rows of the blocks on the diagonal; 0 if the library's own function must factor, or reject, a."""
     if not is_square(a):
         return 0
     if multiplies_by_inverses(library, a):
@@ -40,15 +41,15 @@ def cholesky_side(library: NumpySolvers, a: Any, limit: float | None) -> int:
 
 
 def inverse_side(library: NumpySolvers, a: Any, side: int) -> int:
-    """Return the rows of the blocks of the factor that are inverted, for blocks of `side` rows that are factored."""
+    """Return the rows of the inverted blocks of the factor, if the library factors blocks of `side` rows."""
     return min(side, rows_of_blocks(library, a, INVERTED_RULE)) if multiplies_by_inverses(library, a) else side
 
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
 def factor_stacks(library: NumpySolvers, a: Any, limit: float | None, column_major: bool = False) -> Any:
-    """Return the lower factors of a stack in a new array; `linalg_error` where a matrix has none.
+    """Return the lower factors of a stack in a new array; raise `linalg_error` if a matrix has no factor.
 
-    Where inverses of blocks are not accurate, the library's own function factors the stack.
+    If an inverse of a block is not accurate, the library's own function factors the whole stack.
     """
     side, module = cholesky_side(library, a, limit) or a.shape[-1], library.module
     factor = library.transpose(module.triu(library.transpose(a))) if column_major else module.tril(a)
@@ -66,8 +67,8 @@ def factor_stacks(library: NumpySolvers, a: Any, limit: float | None, column_maj
 class CholeskyFactorization:
     """The state of one factorization: the matrix, and on a GPU the inverses of blocks on its diagonal.
 
-    The library factors blocks of `side` rows. Blocks of `small` rows of their factors are inverted. `failures` are
-    numbers on the device; a number that is not zero means that a block has no factor.
+    The library factors blocks of `side` rows. On the diagonals of the factors, blocks of `small` rows are inverted.
+    `failures` are numbers on the device; a number that is not zero means that a block has no factor.
     """
 
     def __init__(self, library: NumpySolvers, a: Any, side: int, limit: float | None) -> None:
@@ -102,7 +103,7 @@ class CholeskyFactorization:
             write_inverses(library, block, inverses, InvertedBlock(small, small, 0, True, False))
 
     def _solve_panel(self, left: slice, rest: slice) -> None:
-        """Replace the panel P below the factor L by X with X L^H = P, which is conj(L) X^T = P^T."""
+        """Replace the panel P below the factor L by the solution X of X L^H = P, which is conj(L) X^T = P^T."""
         library, inverses, small = self.library, self.inverses, self.small
         if inverses is not None:
             inverses = library.conjugate(inverses[left.start // small : left.stop // small])
@@ -114,7 +115,7 @@ class CholeskyFactorization:
         return bool(self.failures) and bool((self.library.module.stack(self.failures) != 0).any())
 
     def is_accurate(self) -> bool:
-        """Return True if all inverses that were multiplied are accurate."""
+        """Return True if all inverses that were used as factors of products are accurate."""
         if self.inverses is None:
             return True
         return bool((block_growth(self.library, self.a, self.inverses, True, False) <= MAX_BLOCK_GROWTH).all())

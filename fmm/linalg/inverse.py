@@ -31,7 +31,7 @@ from fmm.linalg.triangular_recursion import (
 )
 
 MATRIX_KINDS = ("gen", "pos")
-LU_INVERTED_SIDE = 512  # largest side of the inverted blocks of L and U: larger ones of U are often ill-conditioned
+LU_INVERTED_SIDE = 512  # largest side of the inverted blocks of L and U: larger blocks of U are often ill-conditioned
 
 
 def inv(
@@ -94,17 +94,17 @@ def inv(
 
 
 def inverse_width(library: NumpySolvers, a: Any, limit: float | None) -> int:
-    """Return the columns of a panel of the LU factors; 0 where the library's own function inverts, or rejects, a."""
+    """Return the columns of a panel of the LU factors; 0 if the library's own function must invert, or reject, a."""
     return lu_width(library, a, limit, INVERSE_SIDES) if is_square(a) else 0
 
 
 def inverse_gains(library: NumpySolvers, a: Any, assume_a: str, limit: float | None) -> bool:
-    """Return True if products gain in the inverses of an array."""
+    """Return True if products make the inverses of an array faster."""
     return (positive_inverse_side if assume_a == "pos" else inverse_width)(library, a, limit) > 0
 
 
 def positive_inverse_side(library: NumpySolvers, a: Any, limit: float | None) -> int:
-    """Return the rows of the blocks of positive definite matrices; 0 where the library's own function inverts them."""
+    """Return the rows of the blocks of positive definite matrices; 0 if the library's own function inverts them."""
     if multiplies_by_inverses(library, a):
         return inverted_side(library, a, a.shape[-1], limit, POSITIVE_INVERSE_RULE)
     levels = solver_levels(library, a, None, limit, TRIANGULAR_RULE)
@@ -143,10 +143,10 @@ def invert_positive_stacks(library: NumpySolvers, a: Any, limit: float | None) -
 
 
 def invert_triangle_in_place(blocks: TriangularBlocks, a: Any, index: int = 0) -> None:
-    """Replace a lower triangular matrix L by its inverse Y; the block below is -(Y22 L21) L11^-1.
+    """Replace a lower triangular matrix L by its inverse Y; the block of Y below the diagonal is -(Y22 L21) L11^-1.
 
-    In this order Y L - I is small, so that the inverse Y^H Y of L L^H is as accurate as LAPACK's. `index` is the number
-    of the first block on the diagonal.
+    With this order of the products Y L - I is small, so that the inverse Y^H Y of L L^H is as accurate as LAPACK's.
+    `index` is the number of the first block on the diagonal.
     """
     library, side, n = blocks.library, blocks.side, a.shape[0]
     if n <= side:

@@ -18,7 +18,7 @@ FULL_RANK_PASSES = 2  # a system that needs a third pass may be singular: the li
 
 
 class LeastSquares(NamedTuple):
-    """The solution, and what the library's own function returns besides, in the same order."""
+    """The solution, and the other results of the library's own function, in its order."""
 
     solution: Any
     residuals: Any
@@ -27,7 +27,7 @@ class LeastSquares(NamedTuple):
 
 
 def lstsq(a: Any, b: Any, /, *, max_error_growth: float | None = None) -> LeastSquares:
-    """Return the x with the smallest norm of b - a x, as numpy.linalg.lstsq does.
+    """Return the x for which the norm of b - a x is smallest, as numpy.linalg.lstsq does.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def lstsq(a: Any, b: Any, /, *, max_error_growth: float | None = None) -> LeastS
 
 
 def is_tall_system(library: NumpySolvers, a: Any, b: Any, limit: float | None) -> bool:
-    """Return True for a matrix and right sides of its height, without gradients, which Cholesky QR solves faster."""
+    """Return True if Cholesky QR is faster for this matrix and these right-hand sides, and no gradient is needed."""
     matches = a.ndim == 2 and b.ndim in library.right_side_axes and b.shape[0] == a.shape[0] and b.dtype == a.dtype
     if not matches or not library.is_plain(a, b) or library.needs_gradient(a, b):
         return False
@@ -78,7 +78,7 @@ def is_tall_system(library: NumpySolvers, a: Any, b: Any, limit: float | None) -
 
 @np.errstate(all="ignore")  # numpy.linalg does not warn of inf and NaN
 def solve_tall(library: NumpySolvers, a: Any, b: Any, limit: float | None) -> LeastSquares | None:
-    """Return the solution of one system; None where a may be singular.
+    """Return the solution of one system; None if a may be singular.
 
     With a = Q R after the first pass and Q^H Q = L L^H, x is the solution of R x = (L L^H)^-1 Q^H b.
     """

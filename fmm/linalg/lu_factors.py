@@ -1,4 +1,4 @@
-"""fmm.linalg.lu_factor and lu_solve: recursions, or the library's own functions where products do not gain."""
+"""fmm.linalg.lu_factor and lu_solve: by recursion if products gain, else by the library's own functions."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def lu_factor(a: Any, /, *, out: Any = None, max_error_growth: float | None = No
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
 def factor_stacks(library: NumpySolvers, a: Any, limit: float | None) -> LuFactors | None:
-    """Return the factors of a stack; None if the library's own function is to factor it."""
+    """Return the factors of a stack; None if the library's own function must factor it."""
     if not (width := lu_width(library, a, limit)):
         return None
     lu = library.empty(tuple(a.shape), a)

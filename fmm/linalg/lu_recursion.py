@@ -1,8 +1,8 @@
 """LU factors with partial pivoting, in place, by recursion over the columns.
 
-The first half of the columns is factored. The rows of the second half are exchanged, its upper block solves a
-triangular system, and its lower block is reduced by a product. Then the second half is factored, and the rows of the
-first half are exchanged. The recursion ends at panels of `width` columns.
+The first half of the columns is factored. Then the rows of the second half of the columns are exchanged. Its upper
+block becomes the solution of a triangular system, and a product is subtracted from its lower block. Last, the second
+half is factored, and the rows of the first half are exchanged. The recursion ends at panels of `width` columns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fmm.linalg.triangular_recursion import TriangularBlocks, multiplies_by_inve
 
 
 def lu_width(library: NumpySolvers, a: Any, limit: float | None, smallest: SmallestSides = LU_SIDES) -> int:
-    """Return the number of columns of a panel; 0 if the library's own function is to factor the whole matrix."""
+    """Return the number of columns of a panel; 0 if the library's own function must factor the whole matrix."""
     if library.device(a) == "cpu":
         return library.panel_width(a) if solver_levels(library, a, None, limit, HOST_LU_RULE) else 0
     return library.panel_width(a) if is_large(library, a, smallest) else 0
@@ -43,7 +43,7 @@ def factor_matrix(library: NumpySolvers, a: Any, width: int, limit: float | None
 class _BlockedFactorization:
     """The state of one factorization: the matrix, its pivots, and the inverses of the diagonal blocks of L.
 
-    A block has two panels. Its inverse is joined from the panels' inverses.
+    A block on the diagonal spans two panels. Its inverse is computed from the inverses of the two panels' blocks.
     """
 
     def __init__(self, library: NumpySolvers, a: Any, width: int, limit: float | None) -> None:
@@ -80,7 +80,7 @@ class _BlockedFactorization:
             self._invert_block(first, self.width, 0)
 
     def _invert_block(self, first: int, side: int, known_side: int) -> None:
-        """Write the inverse of the block of L at row `first`, from those of `known_side` rows if there are any."""
+        """Write the inverse of the block of L at row `first`, using inverses of `known_side` rows if there are any."""
         if self.inverses is not None:
             rows, block = slice(first, first + side), InvertedBlock(self.side, side, known_side, True, True)
             write_inverses(self.library, self.a[rows, rows], self._inverse_at(first, side), block)
@@ -92,7 +92,7 @@ class _BlockedFactorization:
         return self.inverses[first // self.side][rows, rows]
 
     def _exchange_rows(self, pivots: slice, columns: slice) -> None:
-        """Exchange rows of some columns by the pivots of other columns."""
+        """Exchange the rows of `columns` by the pivots of the columns `pivots`."""
         self.library.exchange_rows(self.a[pivots.start :, columns], self.pivots[pivots], pivots.start)
 
     def _solve_lower(self, first: int, middle: int, x: Any) -> None:
@@ -103,7 +103,7 @@ class _BlockedFactorization:
             solve_blocks(self.lower, self.a[first:middle, first:middle], x, first // self.side)
 
     def is_accurate(self) -> bool:
-        """Return True if no pivot is zero, inf or NaN, and all inverses that were multiplied are accurate."""
+        """Return True if no pivot is zero, inf or NaN, and all inverses used in products are accurate."""
         library, diagonal = self.library, abs(self.a.diagonal())
         result = ((diagonal > 0) & (diagonal < np.inf)).all()
         if self.inverses is not None:

@@ -17,13 +17,13 @@ CPP_NUMBERS = {"float32": "float", "float64": "double"}
 ITEM_BYTES = {"float32": 4, "float64": 8}
 CLUSTER = 16  # thread blocks of a cluster
 FACTOR_THREADS = 512
-ROW_CAPACITY = CLUSTER * FACTOR_THREADS  # rows of a panel of which each thread has one
+ROW_CAPACITY = CLUSTER * FACTOR_THREADS  # rows of a panel in which each thread has one row
 MAX_ROWS_PER_THREAD = 4
 TILE, TILE_THREADS = 64, 256  # as in lu_panel.cuh
 SWAP_COLUMNS, SWAP_THREADS = 32, 256
 INVERTED_SIDE, INVERSE_THREADS = 128, 256  # rows of the blocks that one kernel inverts; threads of a thread block
 NON_PORTABLE_CLUSTER_ATTRIBUTE = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-REGISTER_BYTES = 256  # bytes of registers in which a thread has its rows
+REGISTER_BYTES = 256  # bytes of registers in which a thread holds its rows
 
 JOIN_TILE, JOIN_THREADS = 64, 256  # as in triangular_inverse.cuh
 
@@ -41,7 +41,7 @@ class PanelShape(NamedTuple):
 
 
 def rows_per_thread(rows: int) -> int:
-    """Return 1, 2 or 4: the number of a panel's rows that each thread has."""
+    """Return the number of rows of a panel in each thread: 1, 2 or 4."""
     return 1 if rows <= ROW_CAPACITY else 2 if rows <= 2 * ROW_CAPACITY else 4
 
 
@@ -126,9 +126,9 @@ def product_source(dtype: str, width: int) -> str:
 
 
 def trace_launch(count: int, origin: int) -> Launch:
-    """Return the launch that writes the rows that `count` exchanges move: their targets, then their sources.
+    """Return the launch that lists the rows that `count` exchanges move: first their targets, then their sources.
 
-    `origin` is the number of a pivot that means the first row.
+    A pivot with the value `origin` stands for the first row.
     """
     kernel = Kernel(trace_source, (), "fmm_lu_trace", TILE_THREADS)
     slots = AddressSlot(0, PIVOTS), AddressSlot(1, ROWS), AddressSlot(2, ROWS, 16 * count)
@@ -148,7 +148,7 @@ def trace_source() -> str:
 class BlockForm(NamedTuple):
     """A triangular matrix of whole blocks of `side` rows, and the stacked inverses of the blocks.
 
-    The inverses of blocks of `known_side` rows are there already; 0: none are.
+    The inverses of blocks of `known_side` rows have been written already; 0: no inverses have.
     """
 
     rows: int

@@ -28,8 +28,8 @@ def has_aligned_rows(library: NumpySolvers, x: Any) -> bool:
 def subtract_product(library: NumpySolvers, a: Any, b: Any, c: Any, limit: float | None) -> None:
     """Replace c by c - a b.
 
-    fmm.gemm copies an addend that it overwrites. So a product with a plan is computed apart and subtracted, which moves
-    as many bytes, and is prepared faster. Results have the memory order of c.
+    fmm.gemm copies an addend that it overwrites. A product by a plan is therefore computed into a new array and then
+    subtracted, which moves as many bytes and is prepared faster. Results have the memory order of c.
     """
     if _is_column_major(library, c):
         a, b, c = library.transpose(b), library.transpose(a), library.transpose(c)
@@ -39,7 +39,7 @@ def subtract_product(library: NumpySolvers, a: Any, b: Any, c: Any, limit: float
         c -= api.matmul(a, b, max_error_growth=limit)
     elif device == "cpu":
         api.gemm(a, b, c, alpha=-1, beta=1, out=c, max_error_growth=limit)
-    else:  # at once: hundreds of thin products of a solver wait for Python
+    else:  # no decision is made: hundreds of thin products of a solver would wait for Python
         library.subtract_own_product(a, b, c)
 
 
@@ -64,10 +64,10 @@ def _is_column_major(library: NumpySolvers, x: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def has_plan(m: int, k: int, n: int, dtype: str, device: str, limit: float | None) -> bool:
-    """Return True if fmm multiplies by a plan; results are cached until the process ends."""
+    """Return True if fmm computes the product by a plan; results are cached until the process ends."""
     if dtype not in SOLVER_TYPES:
         return False
     try:
         return api.plan(m, k, n, dtype=dtype, device=device, max_error_growth=limit).plan != VENDOR
-    except ImportError:  # tensors on a GPU without CuPy: products are torch's own
+    except ImportError:  # CuPy is missing, so torch multiplies the tensors on the GPU
         return False

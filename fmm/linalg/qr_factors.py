@@ -1,4 +1,5 @@
-"""fmm.linalg.qr: tall matrices by Cholesky factors of Gram matrices, all others by the library's own function."""
+"""fmm.linalg.qr: tall matrices by Cholesky factors of Gram matrices, all other matrices by the library's own
+function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of a QR factorization by Cholesky factors, in sizes that the model predicts to be the fastest."""
+"""The steps of a QR factorization by Cholesky factors, with the block sizes that the model predicts to be fastest."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from fmm.linalg.split_levels import first_half
 GAINING_TYPES = ("float32", "float64")
 MAX_COLUMN_BLOCKS = 8
 MAX_INVERSE_HALVINGS = 4
-# Matrices that the library factors in less time are its own: their shapes are declined without predictions.
+# The library itself factors matrices for which it needs less time; for their shapes no times are predicted.
 LEAST_VENDOR_SECONDS = 2e-3
-LEAST_GAIN = 1.1  # predicted speedup over the library's own QR from which on products factor
-# Rows over columns. Random square matrices have condition numbers that two passes cannot handle.
+LEAST_GAIN = 1.1  # smallest predicted speedup over the library's own QR for which products factor the matrix
+# Smallest ratio of rows to columns of a matrix that products factor. Random square matrices have condition numbers that
+# two passes cannot handle.
 LEAST_ASPECT = 1.5
-# The vendor's Gram matrix of a long matrix is slow, and its error grows with the number of rows. From this aspect on
-# the Gram matrix is a sum over blocks of rows.
+# The vendor's Gram matrix of a long matrix is slow, and its error grows with the number of rows. From this ratio of
+# rows to columns on, the Gram matrix is a sum over blocks of rows.
 LONG_ASPECT = 32
 BLOCK_ROWS = 4096
 
@@ -37,7 +38,7 @@ def gains_by_products(m: int, n: int, conditions: StepConditions, with_q: bool =
     try:
         own = predicted_seconds([Step("qr", m, n, n)], conditions)
         return own >= LEAST_GAIN * predicted_seconds(cholesky_qr_steps(m, n, conditions, with_q), conditions)
-    except ImportError:  # tensors on a GPU without CuPy: products are torch's own
+    except ImportError:  # CuPy is missing, so torch multiplies the tensors on the GPU
         return False
 
 
@@ -54,7 +55,7 @@ def cholesky_qr_steps(m: int, n: int, conditions: StepConditions, with_q: bool =
 
 @lru_cache(maxsize=1024)
 def sums_blocks_of_rows(m: int, n: int, conditions: StepConditions) -> bool:
-    """Return True if the Gram matrix is to be a sum over blocks of rows."""
+    """Return True if the Gram matrix must be computed as a sum over blocks of rows."""
     if m < max(LONG_ASPECT * n, 2 * BLOCK_ROWS):
         return False
     return product_decision(Step("gram", n, m, n), conditions).plan == VENDOR

@@ -16,11 +16,11 @@ class DiagonalBlocks(NamedTuple):
     are_inverted: bool  # True if blocks of `side` rows are multiplied by their inverses
 
 
-BlocksOfSystem = Callable[[int, int], DiagonalBlocks]  # rows and right sides of a triangular system -> its blocks
+BlocksOfSystem = Callable[[int, int], DiagonalBlocks]  # rows and right-hand sides of a triangular system -> its blocks
 
 
 def triangular_steps(n: int, columns: int, blocks: DiagonalBlocks, lower: bool = True) -> Iterator[Step]:
-    """Yield the steps of a triangular system of n rows: half of the solution, a product, the other half."""
+    """Yield the steps of a triangular system of n rows: one half of the solution, a product, then the other half."""
     side = blocks.side or n
     if n <= side:
         is_product = blocks.are_inverted and n == blocks.side
@@ -34,9 +34,10 @@ def triangular_steps(n: int, columns: int, blocks: DiagonalBlocks, lower: bool =
 
 
 def cholesky_steps(n: int, side: int, blocks: DiagonalBlocks) -> Iterator[Step]:
-    """Yield the steps of a Cholesky factor: the first half, the panel below, the panel's Gram matrix, the rest.
+    """Yield the steps of a Cholesky factor: first half, panel below it, Gram matrix of the panel, second half.
 
-    Blocks of `side` rows are factored; 0: the whole matrix is one block. `blocks` are those of the triangular systems.
+    Blocks of `side` rows are factored; 0: the whole matrix is one block. `blocks` describes the blocks of the
+    triangular systems.
     """
     side = side or n
     if n <= side:
@@ -57,7 +58,7 @@ def positive_inverse_steps(n: int, factor: Iterator[Step], blocks: DiagonalBlock
 
 
 def triangle_inverse_steps(n: int, blocks: DiagonalBlocks) -> Iterator[Step]:
-    """Yield the steps of the inverse of a triangular matrix in its place."""
+    """Yield the steps that replace a triangular matrix by its inverse."""
     side = blocks.side or n
     if n <= side:
         if not (blocks.are_inverted and n == side):

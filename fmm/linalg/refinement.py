@@ -1,4 +1,4 @@
-"""Solutions of float64 systems from float32 factors: iterative refinement as LAPACK's dsgesv, then GMRES."""
+"""Solutions of float64 systems from float32 factors: iterative refinement as in LAPACK's dsgesv, or GMRES."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.triangular_recursion import solve_blocks, triangular_blocks
 
 MAX_STEPS = 30  # as in dsgesv
-# A refinement step that does not halve the largest residual stagnates.
+# Refinement stagnates if a step does not halve the largest residual.
 STAGNATION = 0.5
 GMRES_DIMENSION, MAX_GMRES_CYCLES = 10, 3
 INVERTED_SIDE = 1024  # rows of the blocks on the diagonals of the factors, which a GPU inverts once for all steps
 
-Preconditioner = Callable[[Any], Any]  # returns the solutions for right sides from the float32 factors, in float64
+Preconditioner = Callable[[Any], Any]  # returns the solutions for right-hand sides from the float32 factors, in float64
 
 
 class RefinementReport(NamedTuple):
@@ -27,7 +27,7 @@ class RefinementReport(NamedTuple):
     factors: str  # the element type of the factors
     steps: int  # steps of iterative refinement
     gmres_steps: int  # steps of GMRES, which follow if refinement stagnates
-    backward_error: float  # largest norm of b - a x over the norms of a and x; NaN without refinement
+    backward_error: float  # largest norm of b - a x, divided by the norms of a and x; NaN without refinement
 
 
 class _System:
@@ -40,7 +40,7 @@ class _System:
         self.precise_ratio = eps * norm / self.tolerance
 
     def residual(self, x: Any) -> tuple[Any, float]:
-        """Return b - a x, and the largest norm of a column over the tolerance times the solution's norm."""
+        """Return b - a x, and its largest ratio to (tolerance * largest entry of x) over all columns."""
         module = self.library.module
         columns = self.b - module.matmul(self.a, x)
         largest, bound = module.amax(abs(columns), -2), module.amax(abs(x), -2) * self.tolerance
@@ -71,7 +71,7 @@ def refine_solution(
 def _refine(system: _System, x: Any, precondition: Preconditioner) -> tuple[Any, float, int]:
     """Return refined solutions, the ratio of their residuals to the tolerance, and the number of steps.
 
-    Steps continue below the tolerance until the backward error is at float64's precision or no longer falls.
+    The steps continue after the tolerance is met, until the backward error is at float64's precision or stops falling.
     """
     residual, ratio = system.residual(x)
     steps = 0
@@ -148,7 +148,7 @@ def _norms(library: NumpySolvers, x: Any) -> Any:
 
 
 def _least_squares(library: NumpySolvers, columns: list[list[Any]], norms: Any) -> Any:
-    """Return the coefficients of the basis that minimise the residuals: a row for each vector of the basis."""
+    """Return the coefficients, one row for each basis vector, that minimise the residuals."""
     count = len(columns)
     hessenberg = np.zeros((int(norms.shape[0]), count + 1, count))
     for j, column in enumerate(columns):

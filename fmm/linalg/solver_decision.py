@@ -1,4 +1,4 @@
-"""How a call of a solver runs: its steps, their predicted times and the errors of its products."""
+"""The decision on how a call of a solver runs: its steps, their predicted times and the errors of its products."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SolverDecision:
 
     @property
     def by_products(self) -> bool:
-        """True if products compute, False if the library's own function does."""
+        """True if products compute the result, False if the library's own function does."""
         return self.steps != (self.vendor_step,)
 
     @property

@@ -1,4 +1,4 @@
-"""The functions of SciPy, CuPy and torch that solvers call: on whole matrices that do not gain, and on small blocks.
+"""The functions of SciPy, CuPy and torch that solvers call: for whole matrices that do not gain, and for small blocks.
 
 A function with a trailing `_block` works on two matrices in place; all others take stacks as well.
 """
@@ -30,11 +30,12 @@ from fmm.linalg.panel_launches import (
 PANEL_WIDTH = 256  # columns of a panel of an LU factorization
 SINGLE_TYPES = ("float32", "complex64")
 SOLVER_TYPES = ("float32", "float64", "complex64", "complex128")
-MIN_MULTIPROCESSORS = 100  # of a GPU that holds a panel in one cluster; parts of a GPU (MIG) have fewer
+# smallest number of multiprocessors of a GPU that can hold a panel in one cluster; parts of a GPU (MIG) have fewer
+MIN_MULTIPROCESSORS = 100
 
 
 class InvertedBlock(NamedTuple):
-    """Blocks of a triangular matrix that are to be inverted, as in panel_launches.BlockForm."""
+    """Blocks of a triangular matrix that will be inverted; the fields are those of panel_launches.BlockForm."""
 
     stacked_side: int
     side: int
@@ -55,7 +56,7 @@ class NumpySolvers:
 
     linalg_error: type[Exception] = np.linalg.LinAlgError
     module: Any = np
-    right_side_axes: tuple[int, ...] = (1, 2)  # numbers of axes of the right sides that the library's lstsq takes
+    right_side_axes: tuple[int, ...] = (1, 2)  # numbers of axes of the right-hand sides that the library's lstsq takes
     adapter: Any = NUMPY  # the adapter of fmm.arrays
     plain_class: type = np.ndarray
     first_pivot = 0  # the number of the first row among the pivots of the library's LU factors
@@ -69,15 +70,15 @@ class NumpySolvers:
         return str(x.dtype).removeprefix("torch.")
 
     def product_type(self, x: Any) -> str:
-        """Return the element type of products; an empty text where the library's own functions must answer."""
+        """Return the element type of products; an empty text if the library's own functions must compute the call."""
         return str(x.dtype.name) if has_scipy() else ""
 
     def is_plain(self, *arrays: Any) -> bool:
-        """Return True if fmm may compute: no trace, transform or mode belongs to the library alone."""
+        """Return True if fmm may compute the call: no trace, transform or mode requires the library's own function."""
         return True
 
     def needs_gradient(self, *arrays: Any) -> bool:
-        """Return True if the result must have gradients: for torch alone."""
+        """Return True if the result must have gradients, which only torch supports."""
         return False
 
     def is_measured(self, x: Any) -> bool:
@@ -135,7 +136,8 @@ class NumpySolvers:
         if x.size == 0:
             return
         blas = scipy_linalg("solve_triangular").blas.get_blas_funcs("trsm", (a, x))
-        transposed = int(abs(a.strides[0]) > abs(a.strides[1]))  # a row-major matrix is its transpose in column-major
+        # a row-major matrix has the memory of its column-major transpose
+        transposed = int(abs(a.strides[0]) > abs(a.strides[1]))
         stored, stored_lower = (a.T, not lower) if transposed else (a, lower)
         flags = {"lower": stored_lower, "diag": unit_diagonal}
         if abs(x.strides[0]) > abs(x.strides[1]):
@@ -155,9 +157,9 @@ class NumpySolvers:
         return self.adjoint(factor(self.adjoint(a))) if upper else factor(a)
 
     def cholesky_block(self, a: Any) -> tuple[Any, Any]:
-        """Return the lower Cholesky factor of a block, and None; raise `linalg_error` where the block has none.
+        """Return the lower Cholesky factor of a block, and None; raise `linalg_error` if the block has none.
 
-        Some libraries return, instead of None, a number on the device that is not zero if there is no factor.
+        Some libraries return a number on the device instead of None; the number is not zero if there is no factor.
         """
         return self.cholesky(a), None
 
@@ -225,8 +227,8 @@ class NumpySolvers:
     def invert_blocks(self, a: Any, stacked: Any, block: InvertedBlock) -> bool:
         """Write the inverses of the blocks on the diagonal of `a` to `stacked`.
 
-        Return False, with nothing written, if the library has no function for it. `stacked` is a stack of row-major
-        blocks with `block.stacked_side` rows, or a view that begins on the diagonal of one such block.
+        Return False and write nothing if the library has no function for it. `stacked` is a stack of row-major blocks
+        with `block.stacked_side` rows, or a view that begins on the diagonal of one such block.
         """
         return False
 
@@ -241,7 +243,7 @@ class NumpySolvers:
         return x.astype(dtype, copy=False)
 
     def host_number(self, x: Any) -> float:
-        """Return an array of one number as a number."""
+        """Return the number that an array of one element holds."""
         return float(x)
 
     def to_host(self, x: Any) -> Any:
@@ -273,7 +275,7 @@ class DeviceSolvers(NumpySolvers):
             function(*arguments, device, stream)
 
     def kernel_type(self, x: Any) -> str:
-        """Return the element type of the solvers' kernels; empty where there are none."""
+        """Return the element type of the solvers' kernels; an empty text if there are no kernels for the array."""
         dtype = self.type_name(x)
         return dtype if dtype in CPP_NUMBERS and self.device(x).startswith("cuda") and has_cupy() else ""
 
@@ -350,7 +352,7 @@ class CupySolvers(DeviceSolvers):
         """Do nothing: CuPy returns inf and NaN for singular matrices."""
 
     def cholesky_block(self, a: Any) -> tuple[Any, Any]:
-        """Return the lower Cholesky factor of a block, and None; raise `linalg_error` where the block has none."""
+        """Return the lower Cholesky factor of a block, and None; raise `linalg_error` if the block has none."""
         from cupyx import errstate
 
         with errstate(linalg="raise"):
@@ -369,7 +371,7 @@ class CupySolvers(DeviceSolvers):
     def lu(self, a: Any) -> Any:
         """Return the library's own LU factors, with pivots that count from 0; None for a singular matrix."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a zero on the diagonal, which is examined here
+            warnings.simplefilter("ignore")  # warnings of a zero on the diagonal, which is tested below
             lu, pivots = self.lu_factor(a)
         return None if bool((lu.diagonal() == 0).any()) else LuFactors(lu, pivots)
 
@@ -400,7 +402,7 @@ class TorchSolvers(DeviceSolvers):
         return f"cuda:{x.get_device()}" if x.is_cuda else "cpu"
 
     def product_type(self, x: Any) -> str:
-        """Return the element type of products; empty where the program allows TF32, unlike torch.linalg."""
+        """Return the element type of products; empty if the program allows TF32, which torch.linalg does not use."""
         from fmm.arrays.torch_library import TYPE_NAMES, float32_precision
 
         dtype = TYPE_NAMES.get(x.dtype, "")
@@ -418,7 +420,7 @@ class TorchSolvers(DeviceSolvers):
         return self.module.is_grad_enabled() and any(x.requires_grad for x in arrays)
 
     def rank(self, rank: int, like: Any) -> Any:
-        """Return a rank as torch.linalg.lstsq returns it with LAPACK's drivers that find none: an empty tensor."""
+        """Return a rank as torch.linalg.lstsq does with LAPACK's drivers that compute no rank: an empty tensor."""
         return like.new_empty((0,), dtype=self.module.int64)
 
     def empty(self, shape: tuple[int, ...], like: Any) -> Any:
@@ -588,12 +590,12 @@ def has_cupy() -> bool:
 
 @cache
 def has_scipy() -> bool:
-    """Return True if SciPy is installed: without SciPy, numpy.linalg answers alone."""
+    """Return True if SciPy is installed; without SciPy, numpy.linalg computes everything."""
     return find_spec("scipy") is not None
 
 
 def scipy_linalg(function: str) -> Any:
-    """Return scipy.linalg; ImportError with the command that installs SciPy, where SciPy is missing."""
+    """Return scipy.linalg; if SciPy is missing, raise ImportError with the command that installs it."""
     try:
         import scipy.linalg
     except ImportError as error:

@@ -22,7 +22,7 @@ class Step(NamedTuple):
 
 
 class StepConditions(NamedTuple):
-    """What a step's time depends on, besides its sizes."""
+    """The conditions, besides its sizes, on which a step's time depends."""
 
     dtype: str
     device: str
@@ -51,8 +51,8 @@ VENDOR_COSTS = {
     "lu_panel": VendorCost(1, 1.0, 3.0e-6),
     "inv": VendorCost(2, 1.8, 3.0e-6),
 }
-STEP_SECONDS = 1e-4  # Python, launches and checks of a step on a GPU
-# LAPACK's blocked functions run at a part of the rate of products.
+STEP_SECONDS = 1e-4  # seconds of Python, launches and checks for one step on a GPU
+# On the host, LAPACK's blocked functions take this multiple of the time of products with the same flops.
 HOST_SLOWDOWN = 1.3
 
 

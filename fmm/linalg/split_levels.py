@@ -1,12 +1,12 @@
-"""How often a solver halves its matrix: as long as the products between the halves are predicted to gain.
+"""Decide how often a solver halves its matrix: as long as the products between the halves are predicted to gain.
 
-A solver of a matrix of 2h rows is two solvers of h rows and a product of h x h matrices. The library's own function
-does the same work inside, at the speed of the vendor's products. So halving gains where the product gains, less what
-the library's function loses on smaller matrices. The rule of each solver, a least gain and a smallest half, stands for
-this loss.
+A solver for a matrix of 2h rows consists of two solvers for h rows and a product of h x h matrices. The library's own
+function does the same work inside, at the speed of the vendor's products. Halving therefore gains what the product
+gains, minus the loss by the library's function on smaller matrices. This loss is not predicted. Instead, each solver
+has a rule: a smallest gain of the product, and a smallest half.
 
 On a GPU, solvers with inverted blocks on the diagonal gain more than their products do: the library's functions on
-triangular matrices are slow. Their rules are sizes, measured on a GPU of compute capability 9.0.
+triangular matrices are slow. Their rules are therefore smallest sizes, measured on a GPU of compute capability 9.0.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 from fmm import api
 from fmm.linalg.solver_library import SINGLE_TYPES, SOLVER_TYPES, NumpySolvers
 
-SMALLEST_GAINING_SIDE = 1024  # a matrix without a longer side is the library's own, on any device
+SMALLEST_GAINING_SIDE = 1024  # on every device, the library computes matrices whose sides are all shorter
 ALIGNMENT = 128  # halves of large matrices are multiples of this number of rows: products of aligned operands are fast
 
 
 class SplitRule(NamedTuple):
-    """The smallest half of a solver's matrix, and the least speedup of the product between two halves."""
+    """The smallest half of a solver's matrix, and the smallest speedup of the product between two halves."""
 
     smallest_half: int
     gain: float
@@ -36,25 +36,26 @@ class SmallestSides(NamedTuple):
 
 
 class InvertedRule(NamedTuple):
-    """When a GPU computes by products with inverted blocks on the diagonal, in single and in double precision."""
+    """The rule for products with inverted diagonal blocks on a GPU, in single and in double precision."""
 
     single_smallest: int  # rows of the smallest matrix
     double_smallest: int
-    fewest_entries: int  # smallest number of entries of the right sides
+    fewest_entries: int  # smallest number of entries of the right-hand sides
     single_side: int  # rows of a block on the diagonal
     double_side: int
-    gain: float  # least speedup of the product between two halves, on GPUs that were not measured
+    gain: float  # smallest speedup of the product between two halves, on GPUs that were not measured
 
 
-# Of hosts.
+# The rules for hosts.
 TRIANGULAR_RULE = SplitRule(4096, 1.05)
 CHOLESKY_RULE = SplitRule(4096, 1.05)
-# Measured in float32 and float64 on an H200 beside torch.linalg, which calls cuBLAS and cuSOLVER.
+# Measured in float32 and float64 on an H200, compared with torch.linalg, which calls cuBLAS and cuSOLVER.
 INVERTED_RULE = InvertedRule(4096, 4096, 12_000_000, 1024, 512, 1.5)
 POSITIVE_RULE = InvertedRule(6144, 12288, 0, 4096, 4096, 3.0)  # Cholesky factors; the library factors the blocks
 POSITIVE_INVERSE_RULE = InvertedRule(1024, 1024, 0, 1024, 1024, 1.5)  # the library's own inverse factors by LU
 UNMEASURED_SMALLEST = 8192  # rows of the smallest matrix on other GPUs, and of complex matrices
-# Of GPUs that have a kernel for panels. Python's time for each step decides: odd sizes below these lose.
+# The rules for GPUs that have a kernel for panels. Python's time for each step determines the sizes: smaller matrices
+# with an odd number of rows lose.
 LU_SIDES = SmallestSides(8192, 6144)
 INVERSE_SIDES = SmallestSides(7168, 5120)
 HOST_LU_RULE = SplitRule(8192, float("inf"))  # no gain is measured on hosts
@@ -67,12 +68,12 @@ def first_half(n: int) -> int:
 
 
 def first_blocks(n: int, side: int) -> int:
-    """Return the number of rows of the first half of the blocks of `side` rows, for more than one block."""
+    """Return the number of rows of the first half, in whole blocks of `side` rows, for more than one block."""
     return (-(-n // side) // 2 or 1) * side
 
 
 def middle_column(first: int, last: int, width: int) -> int:
-    """Return where an LU factorization divides the columns first to last - 1: between panels, or pairs of panels."""
+    """Return the column at which LU divides columns first to last - 1: between panels, or between pairs of panels."""
     unit = 2 * width if last - first > 2 * width else width
     return first + (-(-(last - first) // unit) + 1) // 2 * unit
 
@@ -85,7 +86,7 @@ def block_side(n: int, levels: int) -> int:
 
 
 def inverted_side(library: NumpySolvers, a: Any, columns: int, limit: float | None, rule: InvertedRule) -> int:
-    """Return the rows of the blocks that a GPU inverts; 0 if the library's own function is to compute the whole."""
+    """Return the rows of the blocks that a GPU inverts; 0 if the library's own function must compute the whole."""
     n = a.shape[-1]
     if n < min(rule.single_smallest, rule.double_smallest) or n * columns < rule.fewest_entries:
         return 0
@@ -99,18 +100,18 @@ def inverted_side(library: NumpySolvers, a: Any, columns: int, limit: float | No
 
 
 def is_large(library: NumpySolvers, a: Any, smallest: SmallestSides) -> bool:
-    """Return True if products may compute with the type of a matrix, and the matrix has enough rows."""
+    """Return True if products support the type of a matrix, and the matrix has enough rows."""
     dtype = library.product_type(a)
     return dtype in SOLVER_TYPES and a.shape[-1] >= (smallest.single if dtype in SINGLE_TYPES else smallest.double)
 
 
 def rows_of_blocks(library: NumpySolvers, a: Any, rule: InvertedRule) -> int:
-    """Return the rows of a block on the diagonal by a rule."""
+    """Return the rows of a diagonal block that the rule sets for the array's type."""
     return rule.single_side if library.type_name(a) in SINGLE_TYPES else rule.double_side
 
 
 def solver_levels(library: NumpySolvers, a: Any, columns: int | None, limit: float | None, rule: SplitRule) -> int:
-    """Return how often to halve the matrices of an array, as `split_levels`."""
+    """Return how often to halve the matrices of an array; `split_levels` computes the number."""
     n = a.shape[-1]
     if first_half(n) < rule.smallest_half:
         return 0
@@ -120,7 +121,7 @@ def solver_levels(library: NumpySolvers, a: Any, columns: int | None, limit: flo
 def split_levels(n: int, columns: int | None, dtype: str, device: str, limit: float | None, rule: SplitRule) -> int:
     """Return how often to halve a matrix of n rows; 0 leaves the whole matrix to the library's own function.
 
-    `columns` is the number of right sides; None if the products are square. `limit` is the largest error growth.
+    `columns` is the number of right-hand sides; None if the products are square. `limit` is the largest error growth.
     """
     levels, half = 0, first_half(n)
     if dtype not in SOLVER_TYPES or columns == 0:
@@ -134,11 +135,11 @@ def split_levels(n: int, columns: int | None, dtype: str, device: str, limit: fl
 
 @lru_cache(maxsize=4096)
 def product_speedup(n: int, columns: int, dtype: str, device: str, limit: float | None) -> float:
-    """Return the predicted speedup of a product of an n x n and an n x columns matrix over the vendor's.
+    """Return the predicted speedup over the vendor for the product of an n x n and an n x columns matrix.
 
-    Predictions are kept for the process: a later tuning changes the plans of products, not the halving.
+    Predictions are cached until the process ends: a later tuning changes the plans of products, but not the halving.
     """
     try:
         return api.plan(n, n, columns, dtype=dtype, device=device, max_error_growth=limit).speedup
-    except ImportError:  # tensors on a GPU without CuPy: products are torch's own
+    except ImportError:  # CuPy is missing, so torch multiplies the tensors on the GPU
         return 1.0

@@ -1,4 +1,4 @@
-"""Gradients of the solvers for torch. They are solvers and products themselves, so second derivatives exist."""
+"""Gradients of the solvers for torch, computed by solvers and products, so that second derivatives exist."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TriangularSolution(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        """Return the gradients of a and b: that of b is a^-H g, that of a the triangle of -(a^-H g) x^H."""
+        """Return the gradients of a and b: for b it is a^-H g, for a the triangle of -(a^-H g) x^H."""
         (a, x), form, limit = ctx.saved_tensors, ctx.form, ctx.limit
         of_b = TriangularSolution.apply(a.mH, gradient, form._replace(lower=not form.lower), limit)
         of_a = None
@@ -43,7 +43,7 @@ class CholeskyFactor(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, a: Any, limit: float | None) -> Any:
-        """Return the factor; torch's own function where a block has none."""
+        """Return the factor; torch's own function computes it if a block has no factor."""
         library = torch_solvers()
         try:
             factor = factor_stacks(library, a, limit)

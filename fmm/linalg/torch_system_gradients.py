@@ -1,4 +1,4 @@
-"""Gradients of linear systems for torch. The gradients are solutions and products, so second derivatives exist."""
+"""Gradients of linear systems for torch, computed by solvers and products, so that second derivatives exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SystemSolution(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, limit: float | None) -> Any:
-        """Return x; torch's own function where the factors fail."""
+        """Return x; torch's own function computes x if the factors fail."""
         library = torch_solvers()
         x, factors = solve_systems(library, a, b, "gen", limit)
         ctx.save_for_backward(a, x, *(factors or ()))
@@ -25,7 +25,7 @@ class SystemSolution(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        """Return the gradients of a and b: that of b is a^-H g, that of a is -(a^-H g) x^H."""
+        """Return the gradients of a and b: for b it is a^-H g, for a it is -(a^-H g) x^H."""
         (a, x, *factors), limit = ctx.saved_tensors, ctx.limit
         if factors and not torch.is_grad_enabled():  # the gradients need no gradients
             of_b = solve_by_factors(torch_solvers(), LuFactors(*factors), gradient, limit, "C")

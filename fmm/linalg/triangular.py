@@ -1,4 +1,4 @@
-"""fmm.linalg.solve_triangular: the recursion, or the library's own function where products do not gain."""
+"""fmm.linalg.solve_triangular: by recursion if products gain, else by the library's own function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recursion of triangular systems: half of the solution, a product, the other half."""
+"""The recursion of triangular systems: one half of the solution, a product, then the other half."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TriangularForm(NamedTuple):
 
 
 class TriangularBlocks(NamedTuple):
-    """A triangular matrix in blocks: how the blocks on the diagonal are solved."""
+    """A triangular matrix in blocks, and the way in which the blocks on the diagonal are solved."""
 
     library: NumpySolvers
     lower: bool
@@ -37,7 +37,8 @@ class TriangularBlocks(NamedTuple):
     side: int  # rows of a block on the diagonal
     limit: float | None  # largest error growth of the products
     inverses: Any = None  # stacked inverses of the blocks; None if the library's own function solves all blocks
-    is_usable: Sequence[bool] | None = None  # for each block True if its inverse is accurate; None: all are
+    # for each block, True if its inverse is accurate; None: all inverses are accurate
+    is_usable: Sequence[bool] | None = None
 
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
@@ -61,7 +62,7 @@ def solve_without_gradient(library: NumpySolvers, a: Any, b: Any, form: Triangul
 
 
 def triangular_side(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:
-    """Return the rows of the blocks on the diagonal; 0 if the library's own function is to solve the whole system."""
+    """Return the rows of the blocks on the diagonal; 0 if the library's own function must solve the whole system."""
     if multiplies_by_inverses(library, a):
         return inverted_side(library, a, columns, limit, INVERTED_RULE)
     levels = solver_levels(library, a, columns, limit, TRIANGULAR_RULE)
@@ -69,7 +70,7 @@ def triangular_side(library: NumpySolvers, a: Any, columns: int, limit: float | 
 
 
 def triangular_levels(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:
-    """Return how often triangular matrices with this number of right sides are halved."""
+    """Return how often triangular matrices with this number of right-hand sides are halved."""
     side = triangular_side(library, a, columns, limit)
     return (-(-a.shape[-1] // side) - 1).bit_length() if side else 0
 
@@ -84,7 +85,7 @@ def solve_in_place(
 def triangular_blocks(
     library: NumpySolvers, a: Any, lower: bool, unit_diagonal: bool, side: int, limit: float | None
 ) -> TriangularBlocks:
-    """Return the blocks of a triangular matrix: on a GPU with their inverses, and with the check of these."""
+    """Return the blocks of a triangular matrix; on a GPU also their inverses, and whether these are accurate."""
     if not side or not multiplies_by_inverses(library, a):
         return TriangularBlocks(library, lower, unit_diagonal, side or a.shape[0], limit)
     inverses = invert_diagonal_blocks(library, a, lower, unit_diagonal, side)
@@ -99,7 +100,7 @@ def multiplies_by_inverses(library: NumpySolvers, a: Any) -> bool:
 
 
 def solve_blocks(blocks: TriangularBlocks, a: Any, x: Any, index: int = 0) -> None:
-    """Replace x by the solution of a y = x: half of y, the product of a block with that half, the other half.
+    """Replace x by the solution y of a y = x: one half of y, the product of a block with this half, the other half.
 
     `index` is the number of the first block on the diagonal.
     """
@@ -116,7 +117,7 @@ def solve_blocks(blocks: TriangularBlocks, a: Any, x: Any, index: int = 0) -> No
 
 
 def _solve_diagonal_block(blocks: TriangularBlocks, a: Any, x: Any, index: int) -> None:
-    """Replace x by the solution of a y = x for one block, as a product with the block's inverse if it is usable."""
+    """Replace x by the solution of a y = x for one block: a product with the block's inverse, if it is accurate."""
     library, stacked = blocks.library, blocks.inverses
     is_inverted = stacked is not None and index < len(stacked) and a.shape[0] == blocks.side
     if is_inverted and (blocks.is_usable is None or blocks.is_usable[index]):
