@@ -23,7 +23,8 @@ from fmm.runtime.decisions.early_declines import SMALL_MULTIPLY_ADDS
 # and the library's einsum takes less time on the host. The limit for NumPy is low, since NumPy's einsum does not use
 # BLAS for stacks.
 SMALL_HOST_MULTIPLY_ADDS = 1 << 15
-LARGE_COPY = 1 << 22  # elements; a device copies fewer in less time than a call of cupy.einsum takes on the host
+# number of elements; a device copies fewer elements in less time than a call of cupy.einsum takes on the host
+LARGE_COPY = 1 << 22
 
 
 def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_options: Any) -> Any:

@@ -65,9 +65,9 @@ class Chip:
 
     @property
     def has_tensor_memory(self) -> bool:
-        """True for data-center Blackwell: its tensor cores reach their full rate by instructions of a thread block.
+        """True for data-center Blackwell: only instructions of a whole thread block reach its tensor cores' full rate.
 
-        A warp's matrix instructions (mma.sync) have a small part of this rate.
+        A warp's matrix instructions (mma.sync) reach a small part of this rate.
         """
         return 100 <= self.compute_capability < 120
 

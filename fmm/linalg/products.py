@@ -9,7 +9,7 @@ from fmm import api
 from fmm.kernels.plans.plan import VENDOR
 from fmm.linalg.solver_library import SOLVER_TYPES, NumpySolvers
 
-ROW_ALIGNMENT = 32  # entries; products of operands with rows at multiples of this number are fast
+ROW_ALIGNMENT = 32  # number of entries; products are fast if the rows of the operands begin at multiples of this number
 
 
 def aligned_copy(library: NumpySolvers, x: Any) -> Any:

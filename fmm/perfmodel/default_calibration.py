@@ -307,8 +307,9 @@ JOIN_FLOAT64_FLOPS_PER_MODULUS = 12.0
 # inner levels. The seconds are measured with 14 moduli; the value for two levels is a guess. Each inner level halves
 # the inner dimension. int8 products lose 13, 5 and 0 % of their rate at inner dimensions of 2048, 4096 and 8192.
 RESIDUE_START_SECONDS, RESIDUE_LEVEL_PIPE_STEPS = (25e-6, 135e-6, 250e-6), 200.0
-# The seconds that one kernel, which measures and splits the lines of floating-point operands, saves without inner
-# levels. Only Hopper has this kernel. On an H200 at 1024, it saves 10 (complex128) to 18 microseconds (float64).
+# The seconds that are saved without inner levels, because one kernel both measures and splits the lines of
+# floating-point operands. Only Hopper has this kernel. On an H200 at 1024, it saves 10 (complex128) to 18 microseconds
+# (float64).
 LINE_KERNEL_SAVED_SECONDS = 15e-6
 # Number of columns of a tile of int8 products. The kernel also has narrower tiles, but two narrow tiles take longer
 # than one wide tile. With narrow tiles in the formula, predicted times of products with a half-empty last tile are 10
@@ -347,7 +348,7 @@ def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, ProductRate], stream: fl
 
 
 def _own_f16x3_rate(three: ProductRate, factor: float, gpu: Datasheet) -> ProductRate:
-    """Return the rate of fmm's kernel for `f16x3`: `factor` times a rate, with the time of each start."""
+    """Return the rate of fmm's kernel for `f16x3`: the rate `three` times `factor`, with the seconds of each start."""
     faster = {name: factor * getattr(three, name) for name in ("flops", "rows", "cols", "half_by_tiles")}
     return replace(three, **faster, start=F16X3_START_SECONDS, blocks=float(gpu.sms))
 

@@ -123,7 +123,8 @@ def run_small_gemm(library: Library, a: Any, b: Any, c: Any, beta: Any) -> Any:
         nbytes_product = a.nbytes * b.nbytes
         if nbytes_product >= SMALL_BYTES_PRODUCT and not is_declined_on_device(library, a, b, nbytes_product, beta):
             return None
-        if library.is_differentiable and beta:  # torch rejects operands of two types, and two numbers of axes
+        # torch rejects operands with different types or different numbers of axes
+        if library.is_differentiable and beta:
             return library.product_additions[a.ndim](c, a, b) if c.dtype is a.dtype else None
         if (axes := a.ndim) < 2 or b.ndim != axes:
             return None

@@ -4,9 +4,9 @@ The calibration is from a trusted tuning of the device, else from a probe, else 
 
 A GPU's relative is the measured GPU that its datasheet names (`relative_of`). A GPU without a tuning uses the shipped
 calibration of its relative, scaled by the two datasheets. A GPU without a relative uses a calibration from its
-datasheet alone, without the leaves that emulate by fmm's portable kernels: no card but Hopper's has run these kernels,
-so a tuning must measure them before a product uses them. For the same reason exact products of integers are left to the
-library on such a GPU, if the library has them.
+datasheet alone. This calibration lacks the leaves that emulate with fmm's portable kernels: only Hopper cards have run
+these kernels, so a tuning must measure them before a product uses them. For the same reason, the library computes exact
+products of integers on such a GPU, if it has a function for them.
 """
 
 from __future__ import annotations

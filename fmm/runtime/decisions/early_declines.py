@@ -222,7 +222,7 @@ def find_declined_call(key: CallKey) -> DeclinedCall | None:
 
 
 class DeclinedGram(NamedTuple):
-    """A cached decline of a product of an array and its transposed view, which `multiply` computes symmetric."""
+    """A cached decline of a product of an array and its transposed view; the result of `multiply` is symmetric."""
 
     expiry: float  # time.monotonic() at which the decline expires
     multiply: Callable[[Any, Any], Any]  # the library's own function

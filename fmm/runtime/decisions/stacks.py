@@ -38,8 +38,9 @@ PLANS_FOR_STACKS = {"complex64": (Plan.parse("residues2m(8) > bytes"),)}
 STACK_MARGIN = 0.08
 TILE_MARGIN = 0.08  # the same share for 16-bit triangles, whose predicted times have an error of 6 %
 # Kernels of emulation compute tiles of about TILE_SIDE rows and columns of C. If the products fill less than this share
-# of their tiles, the vendor's smaller tiles are not slower. On an H200, complex64 products of 27 x 136 x 1656 x 280,
-# with a share of 0.39, take 1.02 times the vendor's time; of 10 x 400 x 768 x 296, with a share of 0.60, 0.83 times.
+# of their tiles, the vendor's smaller tiles are not slower. On an H200, complex64 products of 27 x 136 x 1656 x 280
+# (share 0.39) take 1.02 times the vendor's time, and products of 10 x 400 x 768 x 296 (share 0.60) take 0.83 times the
+# vendor's time.
 TILE_SIDE, MIN_TILE_SHARE = 128, 0.5
 # The vendor's shortest time for which a plan may compute a stack: a prepared call takes the host about as long.
 MIN_VENDOR_SECONDS = 25e-6

@@ -61,7 +61,7 @@ def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
 
 
 def _hermitian_product(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the product of a complex matrix and its adjoint, a view with a conjugate mark, by a plan of one triangle.
+    """Return the product of a complex matrix and its adjoint (a view with a conjugate mark) by a plan of one triangle.
 
     Return None for other products, and if the chosen plan must copy the adjoint.
     """
@@ -74,7 +74,7 @@ def _hermitian_product(a: Any, b: Any, out: Any, constraints: PlanConstraints) -
 
 
 def _matrix_of_adjoint(a: Any, b: Any) -> tuple[Any, bool] | None:
-    """Return x and True for the operands x and x.mH, x and False for x.mH and x; None for other operands."""
+    """Return (x, True) for the operands x and x.mH, (x, False) for x.mH and x; None for other operands."""
     if not a.is_cuda or a.dim() != 2 or a.is_conj() == b.is_conj() or a.is_neg() or b.is_neg():
         return None
     x, adjoint = (a, b) if b.is_conj() else (b, a)

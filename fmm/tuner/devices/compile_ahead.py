@@ -79,7 +79,7 @@ def tuning_compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterato
 
 
 def plans_with_compiled_kernels(probed: Sequence[Plan]) -> list[Plan]:
-    """Return the plans that a tuning may time: those of the probes, and all candidates with the same leaves."""
+    """Return the plans that a tuning may time: the plans of the probes, and all candidates with the same leaves."""
     leaves = {plan.leaf for plan in probed}
     return list(dict.fromkeys([*probed, *(plan for plan in device_candidates(True) if plan.leaf in leaves)]))
 
@@ -215,7 +215,8 @@ class CompileWorkers:
     def wait_for_plan(self, dtype: str, plan: Plan, seconds: float) -> bool:
         """Wait until a plan's kernels are compiled or all processes have ended; return False at the timeout.
 
-        If no job compiles one of the kernels, the plan's first run compiles it: return True, but False without a wait.
+        The function also returns True if no job compiles one of the kernels, since the plan's first run then compiles
+        it. If `seconds` is 0, it returns False in this case.
         """
         needed = kernel_keys(plan, dtype)
         if not seconds and any(x not in self._pending_kernels for x in needed):

@@ -252,7 +252,8 @@ def section_thresholds(
 ) -> Thresholds:
     """Return the thresholds of a fitted model with 95 % intervals, and the measured crossovers.
 
-    `tau_intervals` is False to leave out the intervals of the model's tau1 to tau3 on a GPU that has measured them.
+    If `tau_intervals` is False, the intervals of the model's tau1 to tau3 are left out: a GPU measures these
+    crossovers.
     """
     measured, trials = one_level_speedups(*looks), [t for look in looks for t in look]
     calibration = replace(calibration, level_bounds=())

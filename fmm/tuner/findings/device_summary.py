@@ -198,7 +198,7 @@ def levels_cell(answer: SquareDecision | None) -> SummaryCell:
 def _row_of_plan(baselines: Sequence[str], answer: SquareDecision | None) -> int:
     """Return the index of the baseline above which the decision's plan has its levels; 0 if no baseline matches.
 
-    Without a row for exactly this baseline, a baseline matches that begins with the same level or leaf.
+    If no baseline is exactly the plan's, the first baseline matches that begins with the same level or leaf.
     """
     if answer is None:
         return 0

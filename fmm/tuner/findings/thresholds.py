@@ -226,7 +226,7 @@ def add_threshold_intervals(
 ) -> Thresholds:
     """Return the thresholds with 95 % intervals from the sampled calibrations.
 
-    `tau_intervals` is False to leave out the intervals of the model's tau1 to tau3, which take most of the time. A
+    If `tau_intervals` is False, the intervals of the model's tau1 to tau3 are left out; they take most of the time. A
     threshold has no interval if all samples give the same value: for example alpha, if the rate of sums is
     undetermined.
     """
