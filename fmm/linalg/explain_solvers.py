@@ -1,4 +1,4 @@
-"""fmm.explain for the functions of fmm.linalg: the steps of a call, by the functions that decide the call itself.
+"""fmm.explain for the functions of fmm.linalg: the steps of a call, chosen by the same functions as in the call itself.
 
 Each function here has the parameters of a solver. Only shapes, element types and devices are read.
 """
@@ -97,7 +97,7 @@ def explain_qr(a: Any, /, mode: str = "reduced", *, max_error_growth: float | No
 
 
 def explain_lstsq(a: Any, b: Any, /, *, max_error_growth: float | None = None) -> SolverDecision:
-    """Return the decision for a call of lstsq; the time of the library's own function is that of a QR factorization."""
+    """Return the decision for a call of lstsq; the library's own lstsq is assumed to take the time of its QR."""
     library, (a, b) = common_arrays(a, b)
     is_product = is_tall_system(library, a, b, max_error_growth)
     return tall_decision("lstsq", library, a, max_error_growth, is_product, with_q=False)
@@ -106,7 +106,7 @@ def explain_lstsq(a: Any, b: Any, /, *, max_error_growth: float | None = None) -
 def tall_decision(
     function: str, library: NumpySolvers, a: Any, limit: float | None, by_products: bool, with_q: bool
 ) -> SolverDecision:
-    """Return the decision for factors of tall matrices."""
+    """Return the decision for a call that factors tall matrices."""
     m, n = a.shape[-2:]
     vendor = Step("qr", m, n, n)
     conditions = step_conditions(library, a, limit)
@@ -127,7 +127,7 @@ def blocks_of_systems(library: NumpySolvers, a: Any, limit: float | None) -> Blo
 def decision(
     function: str, library: NumpySolvers, a: Any, limit: float | None, steps: Iterator[Step], vendor: Step
 ) -> SolverDecision:
-    """Return the decision of these steps."""
+    """Return the decision for a call that consists of these steps."""
     return SolverDecision(function, tuple(a.shape), step_conditions(library, a, limit), tuple(steps), vendor)
 
 
