@@ -249,7 +249,7 @@ def triangle_products(results: Path) -> Iterator[str]:
 def structured_products(results: Path) -> Iterator[str]:
     """Yield a row for each kind of structured product that was measured on random shapes."""
     rows: list[Sequence[object]] = []
-    for _, environment, found in loaded_results(results, "*/structured.json"):
+    for _, environment, found in loaded_results(results, "*/structured.json*"):
         good = [row for row in found if "ratio" in row]
         for kind in dict.fromkeys(row["kind"] for row in good):
             own = [row for row in good if row["kind"] == kind]
