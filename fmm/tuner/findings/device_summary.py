@@ -316,7 +316,7 @@ class DeviceSummary:
             by_reason.setdefault(why, []).append(dtype)
         parts = [f"{', '.join(types)}: {why}" for why, types in by_reason.items()]
         again = list(dict.fromkeys(dtype for types in by_reason.values() for dtype in types))
-        some = again if len(again) < len(self.types) else []
+        some = again if len(again) < max(len(self.types), 2) else []
         return f"to do   {'; '.join(parts)}: {tuning_command(self.key, some)}" if parts else ""
 
     def _failures_by_type(self) -> Iterator[tuple[str, str]]:
