@@ -40,6 +40,7 @@ NEEDS = {
     "distributed": "torch",
     "training": "torch",
     "dask_arrays": "dask",
+    "jax_products": "jax",
     "notebooks": "nbclient",
 }
 

@@ -10,6 +10,8 @@ from fmm.kernels.cuda.device_code.entry_source import inline_headers
 from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import ARCHITECTURES, CPP17, compile_cuda
 
+FROM_AMPERE_ON = tuple(x for x in ARCHITECTURES if x != "sm_75")  # asynchronous copies, and reductions of a warp
+
 # Those that need more than the oldest architecture: what a copy engine and warpgroups that multiply are asked.
 NEEDS = {
     "cluster_mail.cuh": ("sm_90", "sm_100"),
@@ -18,6 +20,8 @@ NEEDS = {
     "ptx_tma.cuh": ("sm_90", "sm_100"),
     "gemm_wgmma.cuh": ("sm_90a",),
     "gemm_f16x3.cuh": ("sm_90a",),
+    "gemm_f16x3_mma.cuh": FROM_AMPERE_ON,
+    "f16x3_result.cuh": FROM_AMPERE_ON,
     "f16_planes.cuh": ("sm_90", "sm_100"),
     "f16_spread.cuh": ("sm_90", "sm_100"),
 }

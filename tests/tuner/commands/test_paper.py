@@ -24,6 +24,7 @@ from fmm.hardware.datasheets import datasheet_names, datasheet_of
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.explain import format_bytes, format_error_growth
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.default_calibration import datasheet_calibration
@@ -32,6 +33,7 @@ from fmm.perfmodel.papers.table import Cell, PaperTable
 from fmm.perfmodel.predict import OMITTED_EFFECTS, predict
 from fmm.problem import OPERATIONS, Operation, Problem
 from fmm.runtime import devices
+from fmm.runtime.decisions.calibration_in_force import untuned_gpu_calibration
 from fmm.tuner.cli import main
 from fmm.tuner.commands.paper import PAPER_TABLES, computed_table
 from fmm.tuner.commands.render import cell_text, notes_as_html, table_as_html
@@ -225,6 +227,11 @@ def limits(size: Sequence[int], dtype: str, name: str, growth: float = 10.0) -> 
     return Limits(int(datasheet_of(name).memory_gb * 1e9) - operands, growth)
 
 
+def untuned_calibration(name: str, dtype: str) -> Calibration:
+    """The calibration of a GPU that nobody tuned, as decisions use it."""
+    return untuned_gpu_calibration(datasheet_calibration(name), dtype)
+
+
 def predicted(run: Run, m: str, k: str, n: str, dtype: str, name: str, *more: str) -> Any:
     return json.loads(run("predict", m, k, n, "--dtype", dtype, "--device", name, "--json", *more))
 
@@ -232,7 +239,7 @@ def predicted(run: Run, m: str, k: str, n: str, dtype: str, name: str, *more: st
 @pytest.mark.parametrize(("m", "k", "n", "dtype", "name"), PRODUCTS)
 def test_json_agrees_with_the_model(m: str, k: str, n: str, dtype: str, name: str, run: Run) -> None:
     found = predicted(run, m, k, n, dtype, name)
-    problem, calibration = Problem(int(m), int(k), int(n), dtype), datasheet_calibration(name)
+    problem, calibration = Problem(int(m), int(k), int(n), dtype), untuned_calibration(name, dtype)
     choice = choose(problem, calibration, limits(problem.size, dtype, name))
     assert (found["device"], found["size"], found["dtype"]) == (
         datasheet_of(name).name,
@@ -249,7 +256,7 @@ def test_json_agrees_with_the_model(m: str, k: str, n: str, dtype: str, name: st
 
 def check_row(row: dict[str, Any], problem: Problem, name: str) -> None:
     """Each number from the model's own functions, exactly."""
-    plan, calibration = Plan.parse(row["plan"]), datasheet_calibration(name)
+    plan, calibration = Plan.parse(row["plan"]), untuned_calibration(name, problem.dtype)
     exact = predict(plan, problem, calibration)
     counts = cost(plan, *problem.size, problem.itemsize, op=problem.op)
     assert (row["seconds"], row["dominant"]) == (exact.predicted_seconds, exact.dominant_term)
