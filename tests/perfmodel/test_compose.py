@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel import candidates
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.candidates import outer_levels
+from fmm.perfmodel.candidates import OuterLevels, outer_levels
 from fmm.perfmodel.choose import Candidate, Limits, choose, compose_candidates, rank_candidates
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.predict import predict
@@ -261,3 +262,13 @@ def test_nothing_is_composed_without_workspace() -> None:
 
 def _usual() -> tuple[Candidate, ...]:
     return rank_candidates(Problem(32768, 32768, 32768, "float32"), SHEET)
+
+
+def test_levels_are_dominated_by_levels_that_are_nowhere_worse() -> None:
+    levels = OuterLevels((), (8.0, 8.0, 8.0), 7.0, 2.0, 0.5, 100.0, 3.0, 1, False)
+    assert levels.is_dominated_by(levels)
+    worse: dict[str, Any] = {"seconds": 2.1, "overlappable": 0.4, "workspace": 101.0, "error_growth": 3.1, "streams": 2}
+    for name, value in {**worse, "has_tables": True}.items():
+        other = replace(levels, **{name: value})
+        assert not levels.is_dominated_by(other), name
+        assert other.is_dominated_by(levels), name
