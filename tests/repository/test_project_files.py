@@ -1,4 +1,4 @@
-"""CITATION.cff, SECURITY.md, the issue templates and the extras of pyproject.toml say what is true of the package."""
+"""CITATION.cff, SECURITY.md, issue templates, extras and the conda recipe say what is true of the package."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ yaml: Any = pytest.importorskip("yaml")
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TEMPLATES = sorted(path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
+CONDA_RECIPE = ROOT / "conda.recipe" / "recipe.yaml"
 SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 
 
@@ -38,6 +39,28 @@ def test_the_extra_all_has_every_extra_for_users() -> None:
     extras = PROJECT["optional-dependencies"]
     ((_, names),) = [re.fullmatch(r"(fmm-tune)\[(.*)\]", line).groups() for line in extras["all"]]  # type: ignore[union-attr]
     assert set(names.split(",")) == set(extras) - {"all", "cuda12", "cuda13", "docs", "notebooks", "test"}
+
+
+# ---- the conda recipe
+
+
+def test_the_conda_recipe_requires_what_pyproject_requires() -> None:
+    recipe = read_yaml(CONDA_RECIPE)
+    assert recipe["context"]["version"] == fmm.__version__
+    assert PROJECT["requires-python"] == f">={recipe['context']['python_min']}"
+    assert {line.replace(" ", "") for line in recipe["requirements"]["run"][1:]} == {
+        *PROJECT["dependencies"],
+        "__linux",
+    }
+    assert recipe["build"]["python"]["entry_points"] == [f"{x} = {y}" for x, y in PROJECT["scripts"].items()]
+    assert recipe["about"]["license"] == PROJECT["license"] and recipe["about"]["summary"] == PROJECT["description"]
+
+
+def test_rattler_build_renders_the_conda_recipe() -> None:
+    rattler_build: Any = pytest.importorskip("rattler_build")  # pip install py-rattler-build
+    (variant,) = rattler_build.Stage0Recipe.from_file(CONDA_RECIPE).render()
+    package = variant.recipe.to_dict()["package"]
+    assert (package["name"], package["version"]) == (PROJECT["name"], fmm.__version__)
 
 
 # ---- the citation
