@@ -62,6 +62,7 @@ def plans_for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
     monkeypatch.setattr(
         prepare, "decide_plan", lambda problem, limits, device: Decision(LEVEL, problem, "for the test")
     )
+    monkeypatch.setattr(prepare, "_decide_stack", lambda query, work, limits: None)  # stacks have the same plan
     for name in ("SMALL_MULTIPLY_ADDS", "SMALL_MULTIPLY_ADDS_16_BIT", "SMALL_MULTIPLY_ADDS_UNALIGNED"):
         monkeypatch.setattr(early_declines, name, 16**3)
     monkeypatch.setattr("fmm.dispatch.SMALL_BYTES_PRODUCT", 0)
