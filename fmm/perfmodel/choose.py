@@ -399,13 +399,13 @@ OTHER_TYPE_MARGIN_SHARE = 0.5
 # The formula of the model is uncertain about the vendor's time of thin products with unaligned rows. On an H200 in
 # TF32, two of 37 plans are slower than the vendor: by 9 % at the side 201, and by 3 % at the side 221.
 THIN_OPERAND_MARGIN = 12.8
-# In TF32 plans that only copy operands have the additional margin TF32_THIN_OPERAND_MARGIN / (shortest side)^2, if this
+# In TF32 plans that only copy operands have the additional margin TF32_THIN_OPERAND_MARGIN / (shortest side)^3, if this
 # margin exceeds THIN_OPERAND_MARGIN / shortest side. In TF32 copies to aligned rows save less time, and the model is
 # more optimistic for thinner products. On an H200 in TF32, plans take 1.39 times the vendor's time at the shortest side
-# 129 (predicted 0.70) and 1.03 times at 205 (predicted 0.83). With a shortest side of 207 or more, no TF32 plan is
-# slower than the vendor. In bfloat16 and float16, none of 32 plans with a shortest side of 129 or more is slower than
-# the vendor.
-TF32_THIN_OPERAND_MARGIN = 4000.0
+# 129 (predicted 0.70) and 1.03 times at 205 (predicted 0.83); on an H100 1.45 times at 129 (predicted 0.64) and 1.27
+# times at 153 (predicted 0.73). With a shortest side of 207 or more, no TF32 plan is slower than the vendor. In
+# bfloat16 and float16, none of 32 plans with a shortest side of 129 or more is slower than the vendor.
+TF32_THIN_OPERAND_MARGIN = 8e5
 # Plans that cut a self-adjoint product on a GPU have the additional margin TRIANGLE_CUT_MARGIN. The vendor's syrk is
 # faster relative to gemm than the model predicts, and the products below the diagonal are slower than predicted. On an
 # H200 in float64, plans with a cut take 1.09 times the vendor's time at 5048 x 2716 (predicted 0.93) and 0.96 at 8192
@@ -449,7 +449,7 @@ def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration
         return few_tiles_margin(problem, calibration)
     if plan.leaf_type(problem.dtype) != problem.dtype:
         return OTHER_TYPE_MARGIN_SHARE * few_tiles_margin(problem, calibration)
-    steep = TF32_THIN_OPERAND_MARGIN / shortest**2 if problem.dtype == "tf32" else 0.0
+    steep = TF32_THIN_OPERAND_MARGIN / shortest**3 if problem.dtype == "tf32" else 0.0
     return max(THIN_OPERAND_MARGIN / shortest, steep)
 
 

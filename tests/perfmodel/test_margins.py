@@ -113,7 +113,9 @@ def test_the_vendors_own_half_is_no_cut() -> None:
     ("size", "predicted", "pays"),
     [
         ((129, 3141, 1607), 0.699, False),  # 0.72 of the vendor's speed was measured
+        ((129, 3141, 1607), 0.638, False),  # 0.69 on an H100, with its prediction
         ((153, 4145, 2549), 0.757, False),  # 0.93
+        ((153, 4145, 2549), 0.732, False),  # 0.79 on an H100
         ((203, 8023, 1971), 0.884, False),  # 0.83
         ((205, 10491, 5421), 0.831, False),  # 0.97
         ((201, 6369, 7079), 0.817, True),  # 1.16
@@ -138,7 +140,7 @@ def test_thin_bfloat16_products_are_still_copied() -> None:
     on = device(gpu=True)
     on = replace(on, rates=MappingProxyType({t: next(iter(on.rates.values())) for t in ("bfloat16", "tf32")}))
     assert required_margin(plan, tf32, on) - required_margin(plan, problem, on) == pytest.approx(
-        4000 / 131**2 - 12.8 / 131
+        8e5 / 131**3 - 12.8 / 131
     )
 
 
