@@ -82,19 +82,14 @@ class LabeledArray(NamedTuple):
 
 
 class MatrixView(NamedTuple):
-    """The steps that make an array a matrix or a stack: permute the dimensions, reshape, and transpose the matrices."""
+    """The two steps that make an array a matrix or a stack: permute the dimensions, then reshape."""
 
     order: tuple[int, ...]
     shape: tuple[int, ...]
-    is_transposed: bool = False
 
     def apply(self, array: Any) -> Any:
         """Return the array as a matrix or stack; the reshape copies the array only if its strides do not nest."""
-        matrix = permute_dimensions(array, self.order).reshape(self.shape)
-        if not self.is_transposed:
-            return matrix
-        last = matrix.ndim - 1
-        return permute_dimensions(matrix, (*range(last - 1), last, last - 1))
+        return permute_dimensions(array, self.order).reshape(self.shape)
 
 
 class NextPair(NamedTuple):
@@ -281,7 +276,10 @@ def split_stack(operand: LabeledLayout, free: Labels, summed: Labels) -> tuple[L
 
     If the strides of an operand's free labels do not nest, one matrix side of all these labels needs a copy of the
     operand. If the matrices are large, the outermost labels then number the matrices of a stack, and no copy is needed.
+    An operand that must be copied for its summed labels becomes one matrix: one product is faster than a stack.
     """
+    if not operand.strides_nest(summed):
+        return (), free
     sizes = operand.sizes
     start = next(i for i in range(len(free) + 1) if operand.strides_nest(free[i:]))
     inner = free[start:]
@@ -292,16 +290,10 @@ def split_stack(operand: LabeledLayout, free: Labels, summed: Labels) -> tuple[L
 def matrix_view(operand: LabeledLayout, stack: Labels, rows: Labels, columns: Labels) -> MatrixView:
     """Return an operand as a matrix with these row and column labels, or as a stack of such matrices.
 
-    If the operand lacks a label of the stack, a dimension of size 1 replaces the label and broadcasts. If the operand
-    must be copied, the innermost label of the operand is the innermost label of the copy too: a GPU reads and writes
-    whole lines of memory. The copy may therefore hold the transposed matrix.
+    If the operand lacks a label of the stack, a dimension of size 1 replaces the label and broadcasts.
     """
     sizes = operand.sizes
     own_stack = tuple(label for label in stack if label in sizes)
-    is_copied = not (operand.strides_nest(rows) and operand.strides_nest(columns))
-    is_transposed = is_copied and operand.stored_order([x for x in operand.labels if sizes[x] > 1])[-1] in rows
-    if is_transposed:
-        rows, columns = columns, rows
     order = tuple(operand.labels.index(label) for label in own_stack + rows + columns)
     sides = prod(sizes[x] for x in rows), prod(sizes[x] for x in columns)
-    return MatrixView(order, (*(sizes.get(label, 1) for label in stack), *sides), is_transposed)
+    return MatrixView(order, (*(sizes.get(label, 1) for label in stack), *sides))

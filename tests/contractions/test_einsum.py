@@ -331,19 +331,16 @@ def test_the_order_of_summed_labels_copies_the_smaller_operand() -> None:
     np.testing.assert_allclose(contract_pair(left, right, frozenset("ij")).array, np.full((50, 2), 12.0))
 
 
-def test_the_innermost_dimension_of_an_operand_is_that_of_its_copy() -> None:
-    """In A_ikac, neither i a nor the summed k c nest: the copy has the order iakc, and the matrix is its transpose."""
-    a, b = np.random.default_rng(0).standard_normal((5, 4, 3, 2)), np.ones((4, 2))
-    left, right = LabeledArray(b, tuple("kc")), LabeledArray(a, tuple("ikac"))
-    plan = plan_pair(left.layout, right.layout, frozenset("ia"), False, True)
-    matrix = plan.b.apply(a)
-    assert plan.b.order == (0, 2, 1, 3) and matrix.shape == (8, 15) and matrix.flags.f_contiguous
-    np.testing.assert_allclose(contract_pair(left, right, frozenset("ia")).array, a.sum((1, 3)), rtol=1e-12)
-    stack = LabeledArray(np.ones((7, 5, 4, 3, 2)), tuple("xikac"))
-    batched = plan_pair(
-        LabeledArray(np.ones((7, 4, 2)), tuple("xkc")).layout, stack.layout, frozenset("xia"), False, True
-    )
-    assert batched.b.apply(stack.array).shape == (7, 8, 15)
+def test_an_operand_that_is_copied_becomes_one_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In A_klcd, neither the rows l d nor the summed k c nest: a stack of products would not save the copy."""
+    monkeypatch.setattr(pairs, "SMALLEST_STACKED_SIDE", 1)
+    a, b = random_arrays("klcd,ikac")
+    left, right = LabeledArray(a, tuple("klcd")), LabeledArray(b, tuple("ikac"))
+    plan = plan_pair(left.layout, right.layout, frozenset("ldia"), False, True)
+    assert len(plan.a.shape) == len(plan.b.shape) == 2
+    found = contract_pair(left, right, frozenset("ldia"))
+    expected = np.einsum(f"klcd,ikac->{''.join(found.labels)}", a, b)
+    np.testing.assert_allclose(found.array, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_contraction_of_small_pairs_is_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
