@@ -265,5 +265,5 @@ def test_the_runs_of_figure_24_halve_a_matrix_until_it_has_tau1_rows() -> None:
     rows = li_results.li_plans().rows
     assert {(row[0], row[3]) for row in rows} == {(code, tau2) for code, _, tau2, _ in li_results.FIGURE_24_CODES}
     for _, n, tau1, tau2, plan in rows:
-        assert 2 * tau1 == tau2
+        assert isinstance(n, int) and isinstance(tau1, int) and 2 * tau1 == tau2
         assert str(plan).count(">") == max(0, (n // tau1).bit_length() - 1), (n, tau1)
