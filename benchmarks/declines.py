@@ -127,15 +127,12 @@ def gram_pair(case: Case) -> ComparedCalls:
 
 def hooked_pair(case: Case) -> ComparedCalls:
     """Return the library's own function twice; the second one is called with fmm installed."""
-    call: Call = matmul_pair(case).vendor
-    if case.function == "addmm":
-        call = gemm_pair(case).vendor
-    elif case.function == "bmm":
-        call = stacked_pair(case).vendor
-    elif case.function == "operator @":
+    pair = {"addmm": gemm_pair, "bmm": stacked_pair}.get(case.function, matmul_pair)(case)
+    call = pair.vendor
+    if case.function == "operator @":
         a = case_matrices(case, case.side, case.side)
         call = lambda: a @ a  # noqa: E731
-    return ComparedCalls(call, call)
+    return ComparedCalls(call, call, pair.decided)
 
 
 CALLS_OF_FUNCTION: dict[str, Callable[[Case], ComparedCalls]] = {

@@ -54,6 +54,15 @@ def test_a_call_that_runs_a_plan_is_named_and_has_no_budget() -> None:
     assert declines.text_line(row).endswith("+9.00 us  by winograd > vendor")
 
 
+@pytest.mark.parametrize("function", ["matmul", "operator @"])
+def test_a_plan_under_the_hook_is_named_as_that_of_the_same_call(
+    function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fmm.explain", lambda a, b: Decided("winograd > vendor"))
+    row = measure_case(Case(function, "numpy", "float64", 8, hooked=True), 2, lambda call, repeats: 1e-6)
+    assert row["plan"] == "winograd > vendor" and row["within_budget"]
+
+
 def test_every_function_library_type_and_size_is_a_case() -> None:
     cases = all_cases(["numpy", "torch-cpu"], (8, 64))
     assert len(set(cases)) == len(cases) == (4 + 2) * 4 * 2 + (4 + 4) * 4 * 2
