@@ -29,10 +29,11 @@ from benchmarks.matrices import OWN_ARITHMETIC
 from fmm.config import files
 from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.schema import Tuning, read_section
-from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, choose, default_error_growth_limit
 from fmm.problem import Problem
+from fmm.runtime.decisions.early_declines import is_small_on_device
 from fmm.runtime.devices import Device, gpu_from_description
 
 ROOT = Path(__file__).parents[1]
@@ -84,7 +85,10 @@ def recorded_limits(row: Row) -> Limits:
 
 
 def replayed_choice(row: Row, calibration: Calibration) -> ReplayedShape:
-    plan = choose(recorded_problem(row), calibration, recorded_limits(row)).best.plan
+    """Return today's choice for a recorded shape; as in a call, the vendor computes small products without a search."""
+    problem = recorded_problem(row)
+    is_small = is_small_on_device(*problem.size, problem.itemsize)
+    plan = VENDOR if is_small else choose(problem, calibration, recorded_limits(row)).best.plan
     return ReplayedShape(row, plan, recorded_seconds(row, plan))
 
 

@@ -27,6 +27,7 @@ from fmm.tuner.findings.crossovers import (
     measure_crossovers,
 )
 from fmm.tuner.findings.diagnostics import (
+    MIN_OWN_RATE_MARGIN,
     largest_measured_side,
     machine_diagnostics,
     margin_for_error,
@@ -216,13 +217,18 @@ def check_model(
     `slower` is the slowdown relative to a device without other work. `measured` is the side of the largest product
     timed with a plan. `losing` is a pair of margins, for plans with the vendor's leaf and for plans with fmm's kernels:
     the smallest margins that exclude every plan that lost in the search. `excluded` is the number of held-out plans
-    that the measured crossovers exclude.
+    that the measured crossovers exclude. Errors on plans of one family raise the margin of this family only.
     """
     tiled = [o for o in held if o.run.plan.uses_tile_model or o.run_kind == "vendor"]
     others = [o for o in held if not o.run.plan.uses_tile_model]
     error, own = (fitting.prediction_errors(fitted, seen) for seen in (others, tiled))
-    for_losses = [margin_for_losses(fitted, seen) for seen in (others, tiled)]
-    for_error = [margin_for_error(e["speedup"]) for e in (error, own)]
+    with_vendor_leaf = [o for o in held if o.has_vendor_leaf]
+    with_own_leaf = [o for o in held if o.run_kind == "vendor" or not o.has_vendor_leaf]
+    families = with_vendor_leaf, with_own_leaf
+    for_losses = [margin_for_losses(fitted, seen) for seen in families]
+    for_error = [margin_for_error(fitting.prediction_errors(fitted, seen)["speedup"]) for seen in families]
+    if any(o.run_kind == "own rate" for o in held):
+        for_error[1] = max(for_error[1], MIN_OWN_RATE_MARGIN)
     # On a GPU the crossover without bounds is computed, from rankings that the thresholds need anyway.
     free = replace(fitted, level_bounds=()) if fitted.batches else fitted
     pays = crossover_of_levels(replace(free, margin=for_error[0], tiled_margin=for_error[1]), dtype, 1)
@@ -231,7 +237,7 @@ def check_model(
     margin, tiled_margin = (min(max(least, *margins), 1.0) for margins in required)
     model = replace(fitted, margin=margin, tiled_margin=tiled_margin)
     errors = error | ({"tiled": own["speedup"]} if own["speedup"].count else {})
-    return CheckedModel(model, errors, tuple(model_diagnostics(error["speedup"], for_losses[0], excluded)))
+    return CheckedModel(model, errors, tuple(model_diagnostics(error["speedup"], max(for_losses), excluded)))
 
 
 # ---- thresholds

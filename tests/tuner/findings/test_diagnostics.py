@@ -16,6 +16,7 @@ from fmm.config import environment, files, schema
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_plan
@@ -27,6 +28,7 @@ from fmm.tuner.findings.diagnostics import (
     EXTRAPOLATION_MARGIN,
     MIN_HELD_OUT_PAIRS,
     MIN_MARGIN,
+    MIN_OWN_RATE_MARGIN,
     QUIET_STAGE,
     machine_diagnostics,
     margin_for_losses,
@@ -44,6 +46,7 @@ from tests.support.busy_device import BusyDevice, Load, decided_plan, random_loa
 from tests.support.marks import quick_and_slow
 
 ONE_LEVEL = TimedRun(Plan.parse("winograd > vendor"))
+EMULATING_CALIBRATION = datasheet_calibration("H200")
 
 
 def held_out(sides: Sequence[int], slower: float = 1.0) -> list[Observation]:
@@ -103,6 +106,22 @@ def test_the_margin_is_so_wide_that_no_held_out_loser_would_have_been_chosen() -
         for run in (ONE_LEVEL, TimedRun())
     ]
     assert good.margin < 1 - expected[0] / expected[1] <= wide.margin < 0.2
+
+
+def test_errors_on_plans_with_another_leaf_raise_the_margin_of_these_plans_alone() -> None:
+    """The vendor's error does not cancel in their speedups, so that they have at least MIN_OWN_RATE_MARGIN."""
+    emulated = TimedRun(Plan.parse("residues(14) > bytes"))
+    for slower, margin in ((1.0, MIN_OWN_RATE_MARGIN), (1.15, 0.15)):
+        own = [
+            Observation(o.problem, emulated, predicted * slower)
+            for o in held_out(SIDES)
+            if o.run == TimedRun()
+            for predicted in [Observation(o.problem, emulated, 1.0).predicted_seconds(EMULATING_CALIBRATION)]
+        ]
+        vendor = [replace(o, seconds=o.predicted_seconds(EMULATING_CALIBRATION)) for o in held_out(SIDES)]
+        found = check_model(EMULATING_CALIBRATION, "float64", [*vendor, *own], 1.1, 50000.0).calibration
+        assert found.margin == MIN_MARGIN
+        assert found.tiled_margin == pytest.approx(margin, abs=0.02)
 
 
 def test_what_a_losing_plan_was_predicted_to_gain() -> None:
