@@ -64,7 +64,7 @@ class PlanTask:
         work = partial(multiply, left, right, dest)
         return PlanTask((left, right), (dest,), work, flops=2 * dest.size * left.shape[1], multiply=multiply)
 
-    def must_follow(self, other: PlanTask) -> bool:
+    def conflicts_with(self, other: PlanTask) -> bool:
         """Return True if one of the two tasks writes memory that the other reads or writes."""
         return (
             _spans_overlap(self.written, other.written)
@@ -138,7 +138,7 @@ class TaskQueue:
             if self.error:
                 raise self.error
             before = [*self.running, *self.waiting]
-            task.after = {other for other in before if task.must_follow(other)}
+            task.after = {other for other in before if task.conflicts_with(other)}
             if self.check in before and task.flops * SMALL_PRODUCT_DIVISOR > self.flops:
                 task.after.add(self.check)
             self.waiting.append(task)
@@ -202,7 +202,7 @@ class TaskQueue:
         for other in self.waiting:
             if task in other.after:
                 other.after.remove(task)
-                other.after.update(part for part in parts if other.must_follow(part))
+                other.after.update(part for part in parts if other.conflicts_with(part))
 
     def _finish_task(self, task: PlanTask, seconds: float) -> None:
         with self.changed:

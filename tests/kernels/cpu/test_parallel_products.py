@@ -173,12 +173,14 @@ def test_dependencies_follow_from_memory() -> None:
     x = np.zeros((8, 8))
     top, bottom, left, right = x[:4], x[4:], x[:, :4], x[:, 4:]
     write = PlanTask([], [top], lambda: None)
-    assert PlanTask([x], [], lambda: None).must_follow(write), "reads what is written"
-    assert PlanTask([], [left], lambda: None).must_follow(write), "writes it again"
-    assert write.must_follow(PlanTask([left], [], lambda: None)), "writes what is still read"
-    assert not PlanTask([bottom], [bottom], lambda: None).must_follow(write)
-    assert not PlanTask([top], [], lambda: None).must_follow(PlanTask([top], [], lambda: None)), "both only read"
-    assert not PlanTask([], [left], lambda: None).must_follow(PlanTask([], [right], lambda: None)), "interleaved rows"
+    assert PlanTask([x], [], lambda: None).conflicts_with(write), "reads what is written"
+    assert PlanTask([], [left], lambda: None).conflicts_with(write), "writes it again"
+    assert write.conflicts_with(PlanTask([left], [], lambda: None)), "writes what is still read"
+    assert not PlanTask([bottom], [bottom], lambda: None).conflicts_with(write)
+    assert not PlanTask([top], [], lambda: None).conflicts_with(PlanTask([top], [], lambda: None)), "both only read"
+    assert not PlanTask([], [left], lambda: None).conflicts_with(PlanTask([], [right], lambda: None)), (
+        "interleaved rows"
+    )
 
 
 def test_tasks_conflict_where_their_arrays_share_elements() -> None:
@@ -191,7 +193,7 @@ def test_tasks_conflict_where_their_arrays_share_elements() -> None:
         for right in views:
             share = np.shares_memory(left, right)
             met += share
-            assert PlanTask([], [left], lambda: None).must_follow(PlanTask([right], [], lambda: None)) == share
+            assert PlanTask([], [left], lambda: None).conflicts_with(PlanTask([right], [], lambda: None)) == share
     assert 0.1 < met / len(views) ** 2 < 0.9
 
 
