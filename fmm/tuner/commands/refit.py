@@ -28,7 +28,12 @@ from fmm.tuner.commands.config_file import (
     with_one_line_errors,
 )
 from fmm.tuner.devices.simulated import RecordedDevice
-from fmm.tuner.findings.conclude import conclude_section, section_thresholds, split_first_look_trials, usable_trials
+from fmm.tuner.findings.conclude import (
+    conclude_section,
+    split_first_look_trials,
+    thresholds_with_intervals,
+    usable_trials,
+)
 from fmm.tuner.findings.model_in_use import ModelInUse, device_name, model_in_use
 from fmm.tuner.findings.summary import NEVER_TEXT, TypeSummary, entry_size_text, threshold_text
 from fmm.tuner.fit.blocks import BlockFit, fit_block_model, strategies_by_side
@@ -110,7 +115,7 @@ def refit_thresholds(recorded: RecordedSection) -> dict[str, JsonValue] | None:
     journal, dtype = recorded.recorded_journal, recorded.dtype
     _, strategies = _fit_tiles(recorded)
     intervals, looks = recorded.raw["intervals"] or {}, split_first_look_trials(journal, usable_trials(journal, dtype))
-    found = section_thresholds(recorded.tuned.calibration, dtype, intervals, looks, strategies)
+    found = thresholds_with_intervals(recorded.tuned.calibration, dtype, intervals, looks, strategies)
     return {**recorded.raw, "thresholds": found.json_fields}
 
 

@@ -78,7 +78,7 @@ def tuning_compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterato
                 yield CompileJob(dtype, str(plan), size, label)
 
 
-def plans_with_compiled_kernels(probed: Sequence[Plan]) -> list[Plan]:
+def plans_to_compile(probed: Sequence[Plan]) -> list[Plan]:
     """Return the plans that a tuning may time: the plans of the probes, and all candidates with the same leaves."""
     leaves = {plan.leaf for plan in probed}
     return list(dict.fromkeys([*probed, *(plan for plan in device_candidates(True) if plan.leaf in leaves)]))

@@ -30,7 +30,7 @@ from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Layout, Layouts, Problem
 from fmm.runtime import devices
 from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
-from fmm.tuner.devices.compile_ahead import CompileWorkers, compile_in_background, plans_with_compiled_kernels
+from fmm.tuner.devices.compile_ahead import CompileWorkers, compile_in_background, plans_to_compile
 from fmm.tuner.devices.device import (
     GPU_EFFORTS,
     SHORTEST_SAMPLE_COUNT,
@@ -118,7 +118,7 @@ class CudaDevice:
 
     @contextmanager
     def compile_ahead(self, dtypes: Sequence[str]) -> Iterator[None]:
-        plans = plans_with_compiled_kernels(self.candidate_plans())
+        plans = plans_to_compile(self.candidate_plans())
         with compile_in_background(self.index, dtypes, plans) as self._ahead:
             try:
                 yield

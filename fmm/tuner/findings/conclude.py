@@ -36,7 +36,7 @@ from fmm.tuner.findings.diagnostics import (
     margin_for_slowdown,
     model_diagnostics,
     noise_floor,
-    slowdown_from_quiet,
+    quiet_stage_slowdown,
     upper_decile_deviation,
 )
 from fmm.tuner.findings.thresholds import add_threshold_intervals, compute_thresholds, crossover_of_levels
@@ -77,7 +77,7 @@ def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     tiles = fit_block_model(trials, device.chip)
     strategies = strategies_by_side(dtype, device.chip, tiles)
     noisy, looks = diagnose_machine(device, trials, dtype), split_first_look_trials(journal, trials)
-    thresholds = section_thresholds(calibration, dtype, fitted.intervals, looks, strategies, tau_intervals=False)
+    thresholds = thresholds_with_intervals(calibration, dtype, fitted.intervals, looks, strategies, tau_intervals=False)
     entries = {e.entry_key: replace(e, verified=not noisy) for look in looks for e in config_entries(look, noise)}
     return {
         "versions": dict(device.identity.versions),
@@ -123,7 +123,7 @@ def diagnose_machine(device: TunableDevice, trials: Sequence[Trial], dtype: str)
     """Return the reasons to reject all measurements of a tuning, for example other work on the device."""
     fitted = fit_trials(device, trials, dtype).calibration
     seen = fitting.observed_medians(trials, (*PROBE_STAGES, HELD_OUT_STAGE))
-    slower = slowdown_from_quiet(trials, fitted, dtype)
+    slower = quiet_stage_slowdown(trials, fitted, dtype)
     return tuple(machine_diagnostics(noise_floor(trials), slower, upper_decile_deviation(seen, fitted)))
 
 
@@ -197,7 +197,7 @@ def check_fit(
 
     checked = [t for t in trials if t.stage in CHECKING_STAGES]
     losing = margins_for_losing_samples(level_samples(checked, bounded))
-    slower, usable = slowdown_from_quiet(trials, whole, dtype), [o for o in held if may_be_chosen(o)]
+    slower, usable = quiet_stage_slowdown(trials, whole, dtype), [o for o in held if may_be_chosen(o)]
     return check_model(
         bounded, dtype, usable, slower, largest_measured_side(trials), losing, excluded=len(held) - len(usable)
     )
@@ -248,7 +248,7 @@ def split_first_look_trials(journal: Journal, trials: Sequence[Trial]) -> tuple[
     return trials[: len(trials) - len(journal.recorded)], journal.recorded
 
 
-def section_thresholds(
+def thresholds_with_intervals(
     calibration: Calibration,
     dtype: str,
     intervals: Mapping[str, Sequence[float]],

@@ -105,7 +105,7 @@ def aa_pair_differences(trials: Iterable[Trial]) -> dict[ProductSize, float]:
     return {size: abs(median(certification.paired_ratios(*pair)) - 1) for size, pair in relevant.items()}
 
 
-def slowdown_from_quiet(trials: Iterable[Trial], calibration: Calibration, dtype: str) -> float | None:
+def quiet_stage_slowdown(trials: Iterable[Trial], calibration: Calibration, dtype: str) -> float | None:
     """Return the slowdown for the quiet stage's largest product: the fitted model's time divided by the quiet time.
 
     Return None if the quiet stage was not measured. The other products of the stage are too small for an accurate

@@ -27,7 +27,7 @@ from fmm.tuner.devices.compile_ahead import (
     compilation_phase,
     is_needed_by_first_look,
     kernel_keys,
-    plans_with_compiled_kernels,
+    plans_to_compile,
     tuning_compile_jobs,
     uses_own_kernel,
 )
@@ -86,7 +86,7 @@ def test_kernels_that_no_job_compiles_are_not_compiled() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "complex64", "complex128"])
 def test_all_candidates_above_measured_leaves_are_compiled_ahead(dtype: str) -> None:
-    plans = plans_with_compiled_kernels(probed_plans("cuda"))
+    plans = plans_to_compile(probed_plans("cuda"))
     compiled = {
         key for job in tuning_compile_jobs([dtype], plans) for key in kernel_keys(Plan.parse(job.plan), job.dtype)
     }

@@ -14,7 +14,7 @@ from fmm.perfmodel.level_bounds import baseline_text
 from fmm.runtime.devices import datasheet_model
 from fmm.tuner.devices.device import GPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
-from fmm.tuner.findings.conclude import section_thresholds
+from fmm.tuner.findings.conclude import thresholds_with_intervals
 from fmm.tuner.findings.crossovers import measure_crossovers
 from fmm.tuner.findings.ladder import (
     LADDER_STAGE,
@@ -120,7 +120,7 @@ def test_the_interval_holds_the_crossover_and_is_open_beyond_the_ladder() -> Non
 
 def test_a_section_has_the_crossovers_with_their_intervals() -> None:
     journal = measured_ladder(MODEL, "float64")
-    found = section_thresholds(MODEL, "float64", {}, [journal.recorded], {})
+    found = thresholds_with_intervals(MODEL, "float64", {}, [journal.recorded], {})
     crossovers = measure_crossovers(journal.recorded, MODEL)
     assert found.measured_taus["vendor"]["tau1"] == crossovers["vendor"].bounds.tau1
     low, high = found.measured_intervals["vendor"]["tau1"]
