@@ -23,7 +23,7 @@ from fmm.linalg.lu_factors import factor_stacks as factor_stacks_by_lu
 from fmm.linalg.lu_factors import solve_by_factors
 from fmm.linalg.solver_library import TorchSolvers
 from fmm.linalg.split_levels import SMALLEST_GAINING_SIDE
-from fmm.linalg.triangular_recursion import TriangularForm, solve_without_gradient, triangular_levels
+from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_without_gradient, triangular_levels
 
 SolverFunction = Callable[..., Any]  # returns the operator's result, or None if torch's own kernel must run
 
@@ -54,7 +54,9 @@ def solve_triangular(
     columns = b.shape[-1 if left else -2]
     if not triangular_levels(library, a, columns, None):
         return None
-    return column_major(solve_without_gradient(library, a, b, TriangularForm(not upper, unitriangular, left), None))
+    return column_major(
+        solve_triangular_without_gradient(library, a, b, TriangularForm(not upper, unitriangular, left), None)
+    )
 
 
 def inv_ex(library: TorchSolvers, a: Any, *, check_errors: bool = False) -> Any:

@@ -24,7 +24,7 @@ from fmm.linalg.qr_steps import BLOCK_ROWS, column_blocks, inverse_halvings, sum
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.solver_steps import StepConditions
 from fmm.linalg.split_levels import first_half
-from fmm.linalg.triangular_recursion import TriangularForm, solve_without_gradient
+from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_without_gradient
 
 MAX_PASSES = 3
 # A pass makes the columns of Q orthonormal to working accuracy if ||Q^H Q - I|| was at most this limit before the pass.
@@ -114,7 +114,9 @@ def divide_by_adjoint(library: NumpySolvers, a: Any, factor: Any, limit: float |
         invert_lower_in_place(library, factor, inverse, halvings, limit)
         if is_last or inverse_growth(factor, inverse) <= MAX_INVERSE_GROWTH:
             return multiply_by_adjoint(library, a, inverse, limit)
-    return solve_without_gradient(library, library.adjoint(factor), a, TriangularForm(False, False, False), limit)
+    return solve_triangular_without_gradient(
+        library, library.adjoint(factor), a, TriangularForm(False, False, False), limit
+    )
 
 
 def divides_by_inverse(library: NumpySolvers, a: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from fmm.linalg.arguments import check_square, check_trans, common_arrays
 from fmm.linalg.cholesky_qr import step_conditions
 from fmm.linalg.cholesky_recursion import cholesky_side, inverse_side
-from fmm.linalg.inverse import LU_INVERTED_SIDE, inverse_width, positive_inverse_side
+from fmm.linalg.inverse import LU_INVERTED_SIDE, inverse_width, positive_definite_block_side
 from fmm.linalg.least_squares import is_tall_system
 from fmm.linalg.qr_factors import factors_by_products
 from fmm.linalg.qr_steps import cholesky_qr_steps
@@ -81,7 +81,7 @@ def explain_inv(
     steps: Iterator[Step] = iter((vendor,))
     if library.is_plain(a) and not library.needs_gradient(a):
         blocks_of = blocks_of_systems(library, a, limit)
-        if assume_a == "pos" and (side := positive_inverse_side(library, a, limit)):
+        if assume_a == "pos" and (side := positive_definite_block_side(library, a, limit)):
             blocks = DiagonalBlocks(side, multiplies_by_inverses(library, a))
             steps = positive_inverse_steps(n, steps_of_factor(library, a, limit), blocks)
         elif assume_a == "gen" and (width := inverse_width(library, a, limit)):

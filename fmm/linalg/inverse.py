@@ -100,10 +100,10 @@ def inverse_width(library: NumpySolvers, a: Any, limit: float | None) -> int:
 
 def inverse_gains(library: NumpySolvers, a: Any, assume_a: str, limit: float | None) -> bool:
     """Return True if products make the inverses of an array faster."""
-    return (positive_inverse_side if assume_a == "pos" else inverse_width)(library, a, limit) > 0
+    return (positive_definite_block_side if assume_a == "pos" else inverse_width)(library, a, limit) > 0
 
 
-def positive_inverse_side(library: NumpySolvers, a: Any, limit: float | None) -> int:
+def positive_definite_block_side(library: NumpySolvers, a: Any, limit: float | None) -> int:
     """Return the rows of the blocks of positive definite matrices; 0 if the library's own function inverts them."""
     if multiplies_by_inverses(library, a):
         return inverted_side(library, a, a.shape[-1], limit, POSITIVE_INVERSE_RULE)
@@ -130,7 +130,7 @@ def invert_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
 def invert_positive_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
     """Return the inverses of a stack of positive definite matrices: the product of the inverse factor with itself."""
-    side = positive_inverse_side(library, a, limit)
+    side = positive_definite_block_side(library, a, limit)
     inverse = cholesky(a, max_error_growth=limit)
     for i in np.ndindex(*a.shape[:-2]):
         factor = inverse[i] if has_aligned_rows(library, inverse[i]) else aligned_copy(library, inverse[i])

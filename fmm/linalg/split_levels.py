@@ -111,14 +111,14 @@ def rows_of_blocks(library: NumpySolvers, a: Any, rule: InvertedRule) -> int:
 
 
 def solver_levels(library: NumpySolvers, a: Any, columns: int | None, limit: float | None, rule: SplitRule) -> int:
-    """Return how often to halve the matrices of an array; `split_levels` computes the number."""
+    """Return how often to halve the matrices of an array; `count_halvings` computes the number."""
     n = a.shape[-1]
     if first_half(n) < rule.smallest_half:
         return 0
-    return split_levels(n, columns, library.product_type(a), library.device(a), limit, rule)
+    return count_halvings(n, columns, library.product_type(a), library.device(a), limit, rule)
 
 
-def split_levels(n: int, columns: int | None, dtype: str, device: str, limit: float | None, rule: SplitRule) -> int:
+def count_halvings(n: int, columns: int | None, dtype: str, device: str, limit: float | None, rule: SplitRule) -> int:
     """Return how often to halve a matrix of n rows; 0 leaves the whole matrix to the library's own function.
 
     `columns` is the number of right-hand sides; None if the products are square. `limit` is the largest error growth.

@@ -10,7 +10,7 @@ from fmm import api
 from fmm.linalg.cholesky_qr import factor_tall_stacks
 from fmm.linalg.cholesky_recursion import factor_stacks
 from fmm.linalg.solver_library import torch_solvers
-from fmm.linalg.triangular_recursion import TriangularForm, solve_without_gradient
+from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_without_gradient
 
 
 class TriangularSolution(torch.autograd.Function):  # type: ignore[misc]
@@ -19,7 +19,7 @@ class TriangularSolution(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, form: TriangularForm, limit: float | None) -> Any:
         """Return x."""
-        x = solve_without_gradient(torch_solvers(), a, b, form, limit)
+        x = solve_triangular_without_gradient(torch_solvers(), a, b, form, limit)
         ctx.save_for_backward(a, x)
         ctx.form, ctx.limit, ctx.shape_of_b = form, limit, b.shape
         return x

@@ -6,7 +6,7 @@ from typing import Any
 
 from fmm.linalg.arguments import check_square, check_trans, common_arrays, write_result
 from fmm.linalg.solver_library import NumpySolvers, TorchSolvers
-from fmm.linalg.triangular_recursion import TriangularForm, solve_without_gradient, triangular_side
+from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_without_gradient, triangular_side
 
 
 def solve_triangular(
@@ -95,4 +95,4 @@ def solve_stacks(library: NumpySolvers, a: Any, b: Any, form: TriangularForm, li
         from fmm.linalg.torch_gradients import TriangularSolution
 
         return TriangularSolution.apply(a, b, form, limit)
-    return solve_without_gradient(library, a, b, form, limit)
+    return solve_triangular_without_gradient(library, a, b, form, limit)

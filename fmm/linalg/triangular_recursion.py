@@ -42,7 +42,9 @@ class TriangularBlocks(NamedTuple):
 
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
-def solve_without_gradient(library: NumpySolvers, a: Any, b: Any, form: TriangularForm, limit: float | None) -> Any:
+def solve_triangular_without_gradient(
+    library: NumpySolvers, a: Any, b: Any, form: TriangularForm, limit: float | None
+) -> Any:
     """Return the solutions for stacks of matrices in a new array."""
     batch = np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
     side = triangular_side(library, a, b.shape[-1 if form.left else -2], limit)

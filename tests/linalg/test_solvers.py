@@ -301,7 +301,7 @@ def test_the_model_decides_how_often_a_matrix_is_halved(monkeypatch: pytest.Monk
     monkeypatch.setattr(split_levels, "product_speedup", speedup)
 
     def levels(n: int, columns: int | None, dtype: str = "float64", device: str = "cpu") -> int:
-        return split_levels.split_levels(n, columns, dtype, device, None, SplitRule(512, 1.05))
+        return split_levels.count_halvings(n, columns, dtype, device, None, SplitRule(512, 1.05))
 
     assert [levels(n, None) for n in (1000, 2000, 4096, 8192)] == [0, 1, 2, 3]
     assert levels(8192, 0) == levels(8192, None, "float16") == 0
