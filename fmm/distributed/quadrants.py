@@ -58,12 +58,12 @@ class OuterLevelBlocks:
 
     def inner_part_count(self, operand: OperandName) -> int:
         """Return how many parts of the inner dimension each process holds of A or B, counting empty parts."""
-        cuts, axis = self._inner_cuts(operand)
+        cuts, axis = self._cuts_and_inner_axis(operand)
         return len(self.inner) // _part_count_along(self.whole.mesh, cuts, axis)
 
     def inner_parts_held(self, operand: OperandName, place: int) -> tuple[Span, ...]:
-        """Return the inner ranges in a process's part of A or B, relative to the start of that part."""
-        cuts, axis = self._inner_cuts(operand)
+        """Return the ranges of k (the inner dimension) that a process holds of A or B; the first range starts at 0."""
+        cuts, axis = self._cuts_and_inner_axis(operand)
         number = 0
         for side, index, cut in zip(self.whole.mesh, mesh_coordinates(place, self.whole.mesh), cuts, strict=True):
             number = number * side + index if cut == axis else number
@@ -71,7 +71,8 @@ class OuterLevelBlocks:
         mine = self.inner[number * count : (number + 1) * count]
         return tuple(span.relative_to(mine[0]) for span in mine)
 
-    def _inner_cuts(self, operand: OperandName) -> tuple[CutAxes, int]:
+    def _cuts_and_inner_axis(self, operand: OperandName) -> tuple[CutAxes, int]:
+        """Return the axes of A or B that the mesh dimensions cut, and the operand's axis along the inner dimension."""
         return (self.whole.a, 1) if operand == "A" else (self.whole.b, 0)
 
 

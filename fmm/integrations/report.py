@@ -310,13 +310,14 @@ def _cached_unrecorded_outcome(kind: ProductKind, decide: Callable[[], Decision]
     cache = {} if _active_counts is None else _active_counts.unrecorded
     if kind not in cache:
         try:
-            cache[kind] = unrecorded_outcome(decide())
+            cache[kind] = library_product_outcome(decide())
         except Exception as error:  # an error of the report must not fail the program's call
             cache[kind] = ProductOutcome("", str(error))
     return cache[kind]
 
 
-def unrecorded_outcome(decision: Decision) -> ProductOutcome:
+def library_product_outcome(decision: Decision) -> ProductOutcome:
+    """Return the outcome of a product that the library computed; `decision` is what fmm decides for its sizes now."""
     if decision.plan == VENDOR:
         return ProductOutcome("", decision.reason)
     return ProductOutcome("", "a product of these sizes was declined recently")

@@ -80,12 +80,15 @@ def _extended_launch_function() -> Any:
 
 
 def _bind_overlapping_launch(kernel: int, shape: tuple[int, ...], stream: int, parameters: int, _: int) -> BoundCall:
-    return partial(_extended_launch_function(), _overlapping_config(shape, stream), kernel, parameters, None)
+    return partial(_extended_launch_function(), _overlapping_launch_config(shape, stream), kernel, parameters, None)
 
 
 @lru_cache(maxsize=1024)
-def _overlapping_config(shape: tuple[int, ...], stream: int) -> Any:
-    """Return a reference to the configuration of a launch; it is cached, because the driver only reads it."""
+def _overlapping_launch_config(shape: tuple[int, ...], stream: int) -> Any:
+    """Return a reference to the configuration of a launch that may start before the previous kernel has ended.
+
+    The configuration is cached, because the driver only reads it.
+    """
     attribute = _LaunchAttribute(PROGRAMMATIC_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
     return ctypes.byref(_LaunchConfig((ctypes.c_uint * 7)(*shape), stream, ctypes.pointer(attribute), 1))
 
