@@ -177,7 +177,7 @@ class Library(Protocol):
         ...
 
     def describe_result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
-        """Return the description of the product as a new array."""
+        """Return the description of the new array that receives the product."""
         ...
 
     def data_pointer(self, x: Any) -> int:

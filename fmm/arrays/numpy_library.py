@@ -294,7 +294,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         return Operand(x.shape, tuple(step // item for step in x.strides), name)
 
     def describe_result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
-        """Return the description of the product as a new array with numpy.matmul's memory order."""
+        """Return the description of the new array that receives the product; it has numpy.matmul's memory order."""
         fortran = self.order == "F" or (self.order == "A" and all(x.flags.f_contiguous for x in (a, b)))
         if fortran:
             transpose = contiguous_operand(shape[::-1], dtype)

@@ -88,7 +88,10 @@ def _check_array_parts(a: Any, b: Any) -> None:
 
 
 def _checked_mesh(mesh: Any, a: Any) -> Any:
-    """Return the checked mesh; a process group becomes a mesh of one dimension."""
+    """Return `mesh` as a DeviceMesh; raise TypeError or ValueError if `a` or this process cannot be part of the mesh.
+
+    A process group becomes a mesh of one dimension.
+    """
     kind = MESH_DEVICE_TYPES[array_kind(a)]
     if isinstance(mesh, dist.ProcessGroup):
         mesh = DeviceMesh.from_group(mesh, kind)

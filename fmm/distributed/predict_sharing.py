@@ -1,8 +1,8 @@
 """Predict the time of a product that several devices share, and choose the fastest sharing.
 
 The steps of a layout are simulated: the panels of the next step arrive while the current step is multiplied. All
-devices are assumed to be equal, and each step lasts as long as its slowest device. The prediction ignores slower
-products during messages, other traffic on the network, and the set-up of connections.
+devices are assumed to be equal, and each step lasts as long as its slowest device. The prediction ignores that
+messages slow down products, that other programs use the network, and that connections must be set up.
 """
 
 from __future__ import annotations

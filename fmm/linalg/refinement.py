@@ -51,7 +51,7 @@ class _System:
 def refine_solution(
     library: NumpySolvers, a: Any, b: Any, assume_a: str, limit: float | None
 ) -> tuple[Any | None, RefinementReport]:
-    """Return the solutions from float32 factors, and a report; None if the steps do not converge."""
+    """Return solutions refined from float32 factors, and a report; None for the solutions without convergence."""
     single = library.cast(a, "float32")
     norm = library.host_number(abs(single).sum(-1).max())
     precondition = _factor_single(library, single, assume_a, limit) if norm < np.inf else None

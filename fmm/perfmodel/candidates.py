@@ -307,7 +307,7 @@ MAX_COMPOSITIONS = 8  # number of compositions for which the whole formula predi
 # smaller.
 EXACT_COUNT_SHARE, STEP_TABLE_EXACT_COUNT_SHARE = 0.8, 0.25
 # Outer levels and an inner plan are composed if the product of their error growths exceeds the limit by at most this
-# factor. The composition's own error growth may be smaller than the product.
+# factor. The error growth of the composed plan may be smaller than the product of both growths.
 ERROR_GROWTH_TOLERANCE = 1.5
 
 

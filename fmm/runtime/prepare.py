@@ -78,7 +78,7 @@ class PreparedCall:
     launches: LaunchList | None = None  # the launches on a CUDA device; None on the host
     shape: tuple[int, ...] = ()
     dtype: str = ""
-    result: Operand | None = None  # description of the product as a new array
+    result: Operand | None = None  # description of the new array for the product
     # two values, for A and for B: True if the operand is copied, because BLAS cannot read its layout or type
     packs: tuple[bool, bool] = (False, False)
     writes_out: bool = False  # True if the plan can write into `out`, unless `out` overlaps an operand
@@ -113,7 +113,7 @@ class ProblemQuery:
     device: Device
     limits: Limits
     plan: Plan | None = None
-    result: Operand | None = None  # description of the product as a new array; None for a contiguous row-major array
+    result: Operand | None = None  # description of the new array for the product; None for a contiguous row-major array
     params: GemmParams = PLAIN
     prepared_side: PreparedSide | None = None
     addend_strides: tuple[int, ...] | None = None  # strides of the addend, in elements; None if C holds the addend

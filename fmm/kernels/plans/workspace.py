@@ -156,7 +156,8 @@ def leaf_flops(plan: Plan, m: int, k: int, n: int) -> int:
 # Types that plans multiply on the host: all except types whose sums need a wider type (float16, bfloat16), and TF32,
 # which no array has.
 HOST_TYPES = tuple(name for name, row in DTYPES.items() if not (row.sums_wider or row.stored_as))
-ALWAYS_ALLOWED_PRODUCTS = 4096  # number of leaf products that a plan may have for any size of the problem
+# A plan with at most this number of leaf products is allowed for any size of the problem.
+ALWAYS_ALLOWED_PRODUCTS = 4096
 
 
 def check_plan_type(plan: Plan, dtype: str, device: Literal["cpu", "cuda"] | None = None) -> None:

@@ -290,7 +290,7 @@ def resource_seconds(
 def direct_product_seconds(
     s: TileSizes, counts: Mapping[OperandBlocks, int], split: Shape, shape: Shape, gpu: ModelledDevice
 ) -> float:
-    """Return the seconds of a direct fast multiplication with one product after the other.
+    """Return the predicted seconds of a fast multiplication that runs the fused products of a scheme one by one.
 
     Each product has the shape of the largest blocks: shape / split, rounded up.
     """

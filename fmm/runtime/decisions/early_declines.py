@@ -99,7 +99,7 @@ def is_small_on_host(a: Any, b: Any) -> bool:
         (m, k), n = a.shape, b.shape[1]
     elif a.ndim < 2 or b.ndim < 2:
         return True
-    else:  # if the operand `a` is a stack, the matrices of the stack have many rows in total
+    else:  # if the operand `a` is a stack, assume that its matrices have enough rows in total
         m, k, n = a.shape[0] if a.ndim == 2 else MIN_PLAN_SIDE, a.shape[-1], b.shape[-1]
     if m >= MIN_PLAN_SIDE and k >= MIN_PLAN_SIDE and n >= MIN_PLAN_SIDE:
         return False

@@ -294,7 +294,7 @@ def _crossover_of_sample(chosen_levels_at: Callable[[int], int], levels: int) ->
 def _level_count_function(
     calibration: Calibration, sample: Calibration, dtype: str, emulation: bool
 ) -> Callable[[int], int]:
-    """Return a function of the side: the number of levels with the largest predicted gain, if at least 2 %.
+    """Return a function: side -> number of levels of the fastest plan; 0 if all predicted gains are below 2 %.
 
     The function caches its results, since the searches for tau1 to tau3 visit the same sides.
     """

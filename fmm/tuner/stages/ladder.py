@@ -63,7 +63,10 @@ def ranked_plans(problem: Problem, calibration: Calibration, plans: Sequence[Pla
 
 
 def fast_plans(ranked: Sequence[Mapping[Plan, float]]) -> list[Plan]:
-    """Return the fastest plans of each ranking for each baseline and number of levels; other plans are not compared."""
+    """Return the vendor's product, and the fastest plans of each ranking; only these plans are compared.
+
+    In each ranking, each pair (baseline, number of levels) has its own FAST_PLAN_COUNT fastest plans.
+    """
     found: dict[Plan, None] = {VENDOR: None}
     for plans in ranked:
         kept = Counter[tuple[str, int]]()

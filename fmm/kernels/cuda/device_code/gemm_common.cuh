@@ -92,9 +92,9 @@ __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
 }
 
 // The tiles of TILE_HEIGHT x TILE_WIDTH numbers that touch the lower triangle of C, numbered in the order of tile_of.
-// A group of rows has a height that is a multiple of TILE_WIDTH. Its diagonal columns are the columns of tiles that
-// cross C's diagonal within the group. Columns left of them have tiles in all rows of the group. The c-th diagonal
-// column, counted from 0, has no tiles in the group's first c TILE_WIDTH / TILE_HEIGHT rows.
+// Rows and columns are rows and columns of tiles. The height of a group of rows is a multiple of TILE_WIDTH numbers. The
+// diagonal columns of a group cross C's diagonal within the group. Columns left of them have tiles in all rows of the
+// group. The c-th diagonal column, counted from 0, has no tiles in the first c TILE_WIDTH / TILE_HEIGHT rows of the group.
 template <int TILE_HEIGHT, int TILE_WIDTH>
 struct LowerTiles {
     // wide: number of diagonal columns of a group; last: index of the last group; whole: number of tiles in the

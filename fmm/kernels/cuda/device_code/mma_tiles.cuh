@@ -137,10 +137,11 @@ struct StagePipeline {
         wait_copies<S::STAGES - 1>();
         __syncthreads();
     }
+    // Copy tile t of A.
     __device__ __forceinline__ void copy_left(int t, unsigned stage) const {
         if (t < p.steps) copy_tile<Left, S::HEIGHT, S::THREADS>(memory + stage, p.left, place.layer, place.row, t);
     }
-    // Copy the tile of B too. Both copies are one group, which may be empty.
+    // Copy tile t of B, and close the group of copies. The copies of A and B are one group, which may be empty.
     __device__ __forceinline__ void copy_right(int t, unsigned stage) const {
         if (t < p.steps)
             copy_tile<Right, S::WIDTH, S::THREADS>(memory + stage + S::HEIGHT * LINE_BYTES, p.right, place.layer, place.col, t);

@@ -279,8 +279,8 @@ def tile_launches(
 def fit_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
     """Return the same products, with a smaller strategy if their own strategy does not fit the chip.
 
-    A strategy does not fit if its tiles exceed the chip's shared memory. Strategies for float64 mma instructions need
-    too many registers on a chip without these instructions, so they do not fit such a chip either.
+    A strategy does not fit if its tiles exceed the chip's shared memory. Strategies for float64 mma instructions
+    also do not fit a chip without these instructions, where they would need too many registers.
     """
     if isinstance(op, TileGroup):
         return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fit_to_chip(y, chip), TileOp)))

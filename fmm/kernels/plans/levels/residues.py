@@ -192,7 +192,7 @@ def _invalid_moduli(name: str, moduli: str) -> PlanError:
 
 
 class ResidueLeaf(NamedTuple):
-    """The end of a plan: a level `residues`, `depth` levels of recursion below it, and the leaf `bytes`."""
+    """The last part of a plan: a level `residues`, `depth` levels of recursion below it, and the leaf `bytes`."""
 
     level: ResiduesLevel
     depth: int
@@ -209,7 +209,7 @@ class ResidueLeaf(NamedTuple):
 
 @lru_cache(maxsize=1)
 def residue_leaves() -> Mapping[str, ResidueLeaf]:
-    """Return all ends of plans by their texts. If plans are equally fast, the model takes the one that comes first."""
+    """Return all residue leaves by their texts. Among leaves that are equally fast, the model takes the first."""
     leaves = [ResidueLeaf(residues_level(), depth) for depth in (0, 1)]
     for dtype, counts in MODULI_BY_TYPE.items():
         for moduli, depth in product(counts, range(MAX_INNER_LEVELS[dtype] + 1)):
