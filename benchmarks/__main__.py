@@ -20,6 +20,7 @@ BENCHMARKS = {
     "gpu_host": "benchmarks.gpu_host",
     "jax_products": "benchmarks.jax_products",
     "gram": "benchmarks.gram",
+    "portable": "benchmarks.portable",
     # products on both
     "declines": "benchmarks.declines",
     "threads": "benchmarks.threads",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks import demo
 from benchmarks.harness import RESULTS, ROOT
-from benchmarks.tables import everywhere, products, readme, shortest, tunings, unseen_shapes
+from benchmarks.tables import devices, everywhere, products, readme, shortest, tunings, unseen_shapes
 
 MARK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SectionLines = Callable[[Path], Iterator[str]]
@@ -40,6 +40,7 @@ SECTIONS: dict[str, SectionLines] = {
             everywhere.jax_speedups,
             everywhere.outside_tests,
         ),
+        *(devices.device_kernels, devices.predicted_speedups, devices.portable_speedups),
         *(shortest.ring_products, shortest.minplus_bound, shortest.minplus_products),
         *(shortest.shortest_paths, shortest.paths_on_cpu, shortest.whole_path_calls),
     )

@@ -76,8 +76,10 @@ __all__ = [
 ]
 
 DEFAULT_OPERATION: Operation = "product"  # the operation of most entries
-# where an entry was measured: by the tuner ("certified"), or by the runtime on the user's products ("online")
-ENTRY_ORIGINS = "certified", "online"
+FIRST_PRODUCT = "first product"
+# where an entry was measured: by the tuner ("certified"), by the runtime on the user's products ("online"), or by the
+# first large product of a type on an untuned GPU
+ENTRY_ORIGINS = "certified", "online", FIRST_PRODUCT
 ANY_LAYOUT = "any"  # layout of an entry that holds for row-major and for column-major matrices
 Size = tuple[int, int, int]  # (m, k, n)
 EntryKey = tuple[str, Size, str, bool]

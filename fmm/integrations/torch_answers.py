@@ -115,7 +115,8 @@ class DispatcherProducts:
             else NO_CONSTRAINTS
         )
         call = prepare_call(self.library, a, b, out, constraints)
-        if call.plan is None or (call.plan == VENDOR and call.decision.trial is None):
+        is_measured = call.decision.trial is not None and a.dim() == 2
+        if not is_measured and call.plan in (None, VENDOR):
             if update == PLAIN_PRODUCT_PARAMS:
                 remember_decline(self.library, a, b, call.decision)
             if is_reporting():

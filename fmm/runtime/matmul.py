@@ -12,12 +12,14 @@ from functools import lru_cache
 from typing import Any
 
 from fmm.arrays.library import Library, Operand, Processor, ProductSetting, contiguous_operand
+from fmm.config import environment
+from fmm.config.schema import FIRST_PRODUCT
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import run_host
-from fmm.runtime.call_record import RECORDING_SWITCH, record_call, record_fallback, record_measured_call
+from fmm.runtime.call_record import RECORDING_SWITCH, clear_record, record_call, record_fallback, record_measured_call
 from fmm.runtime.decisions.decide import Decision, decide_plan, next_winning_plans, smaller_plans
 from fmm.runtime.decisions.early_declines import remember_decline
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
@@ -56,9 +58,12 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
     For invalid operands, the errors of the library's matmul are raised.
     """
     call = prepare_call(library, a, b, out, constraints)
+    trial = call.decision.trial
+    if trial is not None and trial.origin == FIRST_PRODUCT and a.ndim == b.ndim == 2:
+        call = _call_after_first_product(library, call, a, b, out, constraints)
     if call.plan is None:
         return _run_vendor(library, call, a, b, out, constraints)
-    if call.decision.trial is not None:
+    if trial is not None and trial.origin != FIRST_PRODUCT:
         c = _runner_module(library.processor).run_timed_product(
             library,
             call,
@@ -78,6 +83,34 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
         library.copy_into(c, out)
         return out
     return c
+
+
+def _call_after_first_product(
+    library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints
+) -> PreparedCall:
+    """Measure the call's trial on leading blocks of the matrices, and return the call as decided by the measurement.
+
+    No product fails because of the measurement: after an error the vendor multiplies in this process. Nothing is
+    measured while the stream is captured.
+    """
+    runner, trial = _runner_module(library.processor), call.decision.trial
+    if trial is None or (library.processor == "cuda" and runner.is_capturing(library, call)):
+        return call
+    m, k, n = trial.problem.size
+    a_block, b_block = a[:m, :k], b[:k, :n]
+
+    def multiply(plan: Plan) -> Any:
+        return run_matmul(library, a_block, b_block, None, constraints._replace(plan=plan, replaceable=True))
+
+    try:
+        for _ in range(trial.product_count):
+            runner.run_timed_product(library, call, multiply)
+    except Exception as error:
+        trial.conclude_for_vendor()
+        environment.log_once(f"fmm's kernels could not be measured: {error}")
+    clear_record()
+    library.cached_calls.clear()  # calls that were prepared before the measurement
+    return prepare_call(library, a, b, out, constraints)
 
 
 def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:

@@ -124,11 +124,17 @@ def run_timed_product(library: DeviceLibrary, call: PreparedCall, multiply: Call
 
     While the stream is captured, nothing is timed.
     """
-    stream, _ = library.current_stream(call.setting.device)
-    if stream != LEGACY_STREAM and runtime.streamIsCapturing(stream):
+    if is_capturing(library, call):
         return multiply(VENDOR)
+    stream, _ = library.current_stream(call.setting.device)
     assert call.decision.trial is not None
     return call.decision.trial.run_product(multiply, lambda: runtime.streamSynchronize(stream))
+
+
+def is_capturing(library: DeviceLibrary, call: PreparedCall) -> bool:
+    """Return True while launches on the library's current stream are captured as a graph, and do not run."""
+    stream, _ = library.current_stream(call.setting.device)
+    return stream != LEGACY_STREAM and bool(runtime.streamIsCapturing(stream))
 
 
 def _complete_by_vendor(library: DeviceLibrary, call: PreparedCall, a: Any, b: Any, out: Any, addend: Any) -> None:

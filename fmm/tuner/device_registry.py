@@ -19,7 +19,7 @@ from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration, with_integer_rates
 from fmm.runtime import devices
-from fmm.runtime.decisions.calibration_in_force import complete_calibration, untuned_gpu_calibration
+from fmm.runtime.decisions.calibration_in_force import complete_calibration, relative_calibration
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import TunableDevice
 from fmm.tuner.findings.model_in_use import device_memory_bytes, device_name, fallback_model_text
@@ -200,9 +200,10 @@ def find_calibration(name: str, dtype: str) -> Calibration:
         guess = devices.datasheet_model(found.key, found.name)
         if guess is None:
             raise ValueError(f"{found.name} has no tuning in use for {dtype}, and no datasheet")
-        return untuned_gpu_calibration(guess, dtype)
+        return relative_calibration(guess, dtype) or guess
     try:
-        return untuned_gpu_calibration(datasheet_calibration(name), dtype)
+        unmeasured = datasheet_calibration(name)
+        return relative_calibration(unmeasured, dtype) or unmeasured
     except ValueError:
         if matches := [key for key in tuned_device_keys() if key.startswith(f"{name}-")]:
             what = "ambiguous" if len(matches) > 1 else "incomplete"

@@ -34,7 +34,7 @@ from benchmarks.harness import (
 from benchmarks.tables.markdown import loaded_results
 from tests.support import ROOT
 
-NEEDS_DEVICE = {"gpu_calls", "gpu_complex", "gpu_emulation", "gram"}
+NEEDS_DEVICE = {"gpu_calls", "gpu_complex", "gpu_emulation", "gram", "portable"}
 NEEDS = {
     **dict.fromkeys([*NEEDS_DEVICE, "gpu_added", "gpu_host", "out_of_core"], "cupy"),
     "distributed": "torch",

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.harness import RESULTS
 from benchmarks.held_out import HELD_OUT_FILE_NAME
-from benchmarks.tables import everywhere, products, shortest, tunings, unseen_shapes
+from benchmarks.tables import devices, everywhere, products, shortest, tunings, unseen_shapes
 from benchmarks.tables.markdown import duration_text, rounded_text, short_commits, short_name, size_text
 
 
@@ -128,6 +128,21 @@ def test_random_solvers_have_their_least_and_largest_speedup(tmp_path: Path) -> 
     rows = [{"failure": "", "function": "inv", "speedup": x} for x in (1.5, 0.99, 1.0)]
     write_rows(tmp_path / "cards" / "random-solvers.json", [*rows, {"failure": "no memory", "function": "inv"}])
     assert list(everywhere.random_solver_speedups(tmp_path))[2:] == ["| a card | `inv` | 3 | 0.99 | 1.00 | 1.50 |"]
+
+
+def test_measured_speedups_of_portable_kernels(tmp_path: Path) -> None:
+    row = {"operation": "matmul", "dtype": "float32", "side": 8, "plans": ["f16x3"]}
+    write_rows(tmp_path / "cards" / "portable.json", [{**row, "samples": {"vendor": [2.0, 4.0], "f16x3": [1.0, 1.0]}}])
+    assert list(devices.portable_speedups(tmp_path))[-1] == "| matmul float32 | 8 | 3 | `f16x3`: 3.00 |"
+
+
+def test_predicted_speedups_name_their_basis(tmp_path: Path) -> None:
+    """An H200 is measured, an H800 is scaled from the H100, and an A100 is predicted by its datasheet."""
+    lines = [line for line in devices.predicted_speedups(tmp_path) if line.startswith(("| H200", "| H800", "| A100 |"))]
+    bases = [line.split(" | ")[1] for line in lines[:3]]
+    assert bases == ["datasheet", "scaled from the H100", "measured model"]
+    kernels = dict(line.split(" | ")[0:3:2] for line in [*devices.device_kernels(tmp_path)][2:])
+    assert kernels["| A100"] == "portable kernel" and kernels["| H200"] == "Hopper's kernel"
 
 
 def test_min_plus_products_through_a_ring_are_counted(tmp_path: Path) -> None:

@@ -9,9 +9,7 @@ from fmm.dtypes import INTEGERS
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.runtime.decisions.calibration_in_force import untuned_gpu_calibration, without_portable_emulation
 from fmm.runtime.devices import Device, gpu_from_description
 from fmm.runtime.prepare import PreparedCall, ProblemQuery, prepare_query
 from tests.support.chips import H200 as CHIP
@@ -73,15 +71,3 @@ def test_other_chips() -> None:
         device = gpu_from_description(f"NVIDIA {name}", found.capability, found.sms, chip=datasheet_chip(found))
         assert answered("int64", 4096, on=device).decision.plan == VENDOR
         assert answered("int64", 4096, lacking=True, on=device).decision.plan == plan
-
-
-def test_only_a_tuning_lets_portable_kernels_emulate() -> None:
-    """Their speed was measured on Hopper alone. Hopper's own kernels stay."""
-    for name in ("A100", "RTX 4090", "RTX 5090"):
-        unmeasured = datasheet_calibration(name)
-        found = untuned_gpu_calibration(unmeasured, "float32")
-        assert unmeasured.find_rate("residues(14) > bytes") and not found.find_rate("residues(14) > bytes")
-        assert not found.find_rate("f16x3") and found.find_rate("int64") == unmeasured.find_rate("int64")
-    for name in ("H200", "B200", "V100"):
-        unmeasured = datasheet_calibration(name)
-        assert without_portable_emulation(unmeasured) == unmeasured

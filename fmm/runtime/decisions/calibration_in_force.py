@@ -4,9 +4,8 @@ The calibration is from a trusted tuning of the device, else from a probe, else 
 
 A GPU's relative is the measured GPU that its datasheet names (`relative_of`). A GPU without a tuning uses the shipped
 calibration of its relative, scaled by the two datasheets. A GPU without a relative uses a calibration from its
-datasheet alone. This calibration lacks the leaves that emulate with fmm's portable kernels: only Hopper cards have run
-these kernels, so a tuning must measure them before a product uses them. For the same reason, the library computes exact
-products of integers on such a GPU, if it has a function for them.
+datasheet alone, without the leaves of fmm's portable kernels until the first large product has measured them
+(fmm.runtime.decisions.first_product).
 """
 
 from __future__ import annotations
@@ -19,21 +18,16 @@ from fmm.config import environment, files
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuning
 from fmm.dtypes import DTYPES
-from fmm.hardware.datasheets import datasheet_names, datasheet_of
-from fmm.kernels.leaves import F16X3_RATE
+from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.plan import VENDOR
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.choose import Limits, choose
-from fmm.perfmodel.default_calibration import (
-    TENSOR_MEMORY_CAPABILITIES,
-    WARPGROUP_CAPABILITY,
-    datasheet_calibration,
-    with_integer_rates,
-)
+from fmm.perfmodel.default_calibration import datasheet_calibration, with_integer_rates
 from fmm.perfmodel.relative_device import scale_to_relative
 from fmm.problem import Problem, reduced_problem
+from fmm.runtime.decisions.first_product import calibration_by_first_product
 from fmm.runtime.devices import Device, datasheet_model
 
 
@@ -139,7 +133,7 @@ def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Cal
     """
     unmeasured = device.guess
     if unmeasured is not None and not device.threads:
-        return untuned_gpu_calibration(unmeasured, problem.dtype)
+        return untuned_gpu_calibration(unmeasured, problem, device.identity)
     if device.measured is not None and (measured := device.measured(problem.dtype)) is not None:
         return measured
     if (
@@ -151,46 +145,27 @@ def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Cal
     return device.probe(problem.dtype)
 
 
-def untuned_gpu_calibration(unmeasured: Calibration, dtype: str) -> Calibration:
-    """Return the shipped calibration of the GPU's relative, scaled to the GPU's datasheet; else return
-    `unmeasured`.
+def untuned_gpu_calibration(unmeasured: Calibration, problem: Problem, identity: Identity) -> Calibration:
+    """Return the calibration of the GPU's relative; else that of the datasheet, as the first large product allows.
 
-    `unmeasured` is the calibration from the datasheet alone. Shipped calibrations are used only if the shipped config
-    is one of the active configs.
+    `unmeasured` is the calibration from the datasheet alone.
+    """
+    scaled = relative_calibration(unmeasured, problem.dtype)
+    return scaled or calibration_by_first_product(unmeasured, problem, identity)
+
+
+def relative_calibration(unmeasured: Calibration, dtype: str) -> Calibration | None:
+    """Return the shipped calibration of the GPU's relative, scaled to the GPU's datasheet; None without a relative.
+
+    Shipped calibrations are used only if the shipped config is one of the active configs.
     """
     searched = environment.tuning_mode() != "off" and files.SHIPPED_CONFIG in files.active_configs().files
-    scaled = _scaled_shipped_model(unmeasured.name, dtype) if searched else None
-    return scaled or without_portable_emulation(unmeasured)
-
-
-def has_unmeasured_kernels(device: Device) -> bool:
-    """Return True for a GPU on which fmm's kernels for bytes were never measured: every GPU except Hopper's."""
-    if device.threads or device.guess is None or device.guess.name not in datasheet_names():
-        return False
-    return datasheet_of(device.guess.name).capability != WARPGROUP_CAPABILITY
+    return scaled_shipped_model(unmeasured.name, dtype) if searched else None
 
 
 @clear_on_registration
 @lru_cache(maxsize=64)
-def without_portable_emulation(unmeasured: Calibration) -> Calibration:
-    """Return a datasheet's calibration without the leaves that emulate by portable kernels, which no tuning measured.
-
-    Hopper has its own kernels. On data-center Blackwell `f16x3` multiplies by the vendor's float16 products.
-    """
-    if unmeasured.name not in datasheet_names():
-        return unmeasured
-    capability = datasheet_of(unmeasured.name).capability
-    kept = {F16X3_RATE} if capability in TENSOR_MEMORY_CAPABILITIES else set()
-    emulated = {leaf.rate.format(dtype) for leaf in plan_leaves() if leaf.emulates for dtype in leaf.types} - kept
-    if capability == WARPGROUP_CAPABILITY or not emulated & unmeasured.rates.keys():
-        return unmeasured
-    rates = {name: rate for name, rate in unmeasured.rates.items() if name not in emulated}
-    return replace(unmeasured, rates=MappingProxyType(rates))
-
-
-@clear_on_registration
-@lru_cache(maxsize=64)
-def _scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
+def scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
     """Return the shipped calibration of the GPU's relative, scaled to the GPU; None if none is shipped."""
     relative = datasheet_of(name).relative_of
     if not relative:

@@ -35,12 +35,17 @@ from fmm.problem import Problem, reduced_problem
 from fmm.runtime.decisions import online
 from fmm.runtime.decisions.calibration_in_force import (
     calibration_in_force,
-    has_unmeasured_kernels,
     integer_calibration,
     tuned_calibration,
     tuning_in_force,
     untuned_arithmetic_variables,
     untuned_calibration,
+)
+from fmm.runtime.decisions.first_product import (
+    allows_portable_kernels,
+    first_product_entry,
+    first_product_trial,
+    has_portable_kernels,
 )
 from fmm.runtime.devices import Device
 from fmm.runtime.probe import PROBE_SOURCE
@@ -72,7 +77,8 @@ class Decision:
     reason: str
     candidates: tuple[Candidate, ...] = ()  # the plans that the model compared, the fastest first
     source: str = "rule"  # what decided: "rule", an entry, or a calibrated, probed, built-in or datasheet model
-    trial: online.OnlineTrial | None = field(default=None, compare=False)  # the running online measurement, or None
+    # The running online measurement, or the measurement that the first large product of a type will make; else None.
+    trial: online.OnlineTrial | None = field(default=None, compare=False)
     kernels: tuple[str, ...] = ()  # descriptions of the kernels that run
     on_cpu: bool = False
     calibration: Calibration | None = field(default=None, compare=False, repr=False)  # the model that decided
@@ -238,7 +244,14 @@ def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
         _log_untuned(problem, tuned, device)
     known = calibration or untuned_calibration(problem, limits, device)
     decision = decide_by_model(problem, limits, known, calibration is not None, device.identity)
-    return _decide_online(decision, problem, device.identity) if mode == "online" else decision
+    if mode == "online":
+        return _decide_online(decision, problem, device.identity)
+    trial = first_product_trial(problem, limits, device) if calibration is None else None
+    if trial is None:
+        return decision
+    return replace(
+        decision, trial=trial, reason=f"{decision.reason}; the first large product will measure {trial.plan}"
+    )
 
 
 def _log_untuned(problem: Problem, tuned: Tuning | None, device: Device) -> None:
@@ -259,11 +272,14 @@ def _decide_integers(problem: Problem, limits: Limits, device: Device) -> Decisi
     limits = replace(limits, error_growth=max(limits.error_growth, 1.0))  # integers are exact with any plan
     calibration, is_tuned = integer_calibration(problem, limits, device)
     decision = decide_by_model(problem, limits, calibration, is_tuned, device.identity)
-    if decision.plan != VENDOR and has_unmeasured_kernels(device):
-        return replace(
-            decision, plan=VENDOR, reason="the vendor multiplies: fmm's kernels were not measured on this GPU"
-        )
-    return decision
+    if decision.plan == VENDOR or not has_portable_kernels(device):
+        return decision
+    entry = first_product_entry(device.identity, problem.dtype)
+    if entry is not None and allows_portable_kernels(entry, problem):
+        return decision
+    why = entry.evidence_text if entry else "fmm's kernels have not been measured on this GPU"
+    trial = first_product_trial(problem, limits, device)
+    return replace(decision, plan=VENDOR, reason=f"the vendor multiplies: {why}", trial=trial)
 
 
 # ---- by a tuning's entries
@@ -469,7 +485,7 @@ def decide_without_vendor(vendor: Decision, limits: Limits, device: Device) -> D
     assert problem is not None
     for candidate in () if environment.is_disabled() else _ranked_candidates(problem, limits, device):
         if candidate.plan != VENDOR and _is_allowed(candidate, limits):
-            return replace(vendor, plan=candidate.plan, reason="the library has no product of this type")
+            return replace(vendor, plan=candidate.plan, reason="the library has no product of this type", trial=None)
     return vendor
 
 

@@ -27,8 +27,8 @@ ASSUMED_NOISE = 0.01  # assumed noise floor as a fraction, since an online measu
 class OnlineTrial:
     """The online measurement of one shape, in pairs of the vendor and one plan; `entry` is the measurement's result."""
 
-    def __init__(self, problem: Problem, device: Identity, plan: Plan) -> None:
-        self.problem, self.device, self.plan = problem, device, plan
+    def __init__(self, problem: Problem, device: Identity, plan: Plan, origin: str = "online") -> None:
+        self.problem, self.device, self.plan, self.origin = problem, device, plan, origin
         self.entry: Entry | None = None
         self._lock = threading.Lock()
         shuffled = random.Random(0)
@@ -36,6 +36,11 @@ class OnlineTrial:
         # the first product of the plan and the first of the vendor warm up, and are not counted
         self._turns = [plan, VENDOR, *(p for pair in pairs for p in pair)]
         self._seconds: list[float] = []  # seconds of the finished products, in the order of `_turns`
+
+    @property
+    def product_count(self) -> int:
+        """The number of products that the trial times or warms up."""
+        return len(self._turns)
 
     def run_product(self, multiply: Callable[[Plan], Any], wait_until_idle: Callable[[], None] = lambda: None) -> Any:
         """Return one product by the next plan in `_turns`.
@@ -65,11 +70,15 @@ class OnlineTrial:
             self._conclude_trial()
         return result
 
+    def conclude_for_vendor(self) -> None:
+        """End the trial without a measurement: the vendor multiplies until this process ends."""
+        self.entry = Entry(self.problem.size, str(VENDOR), 1.0, 1.0, 1.0, 0, 1.0, 1.0, 0.0, origin=self.origin)
+
     def _conclude_trial(self) -> None:
         pairs = list(zip(self._turns, self._seconds, strict=True))
         vendor, candidate = ([seconds for turn, seconds in pairs if turn == p][1:] for p in (VENDOR, self.plan))
         self.entry = certification.entry_from_rounds(
-            self.problem.size, str(self.plan), vendor, candidate, ASSUMED_NOISE, "online"
+            self.problem.size, str(self.plan), vendor, candidate, ASSUMED_NOISE, self.origin
         )
         self._save_entry(self.entry)
 
@@ -80,11 +89,18 @@ class OnlineTrial:
             environment.log_once(f"the measurement counts for this process only; the config was not written: {error}")
 
 
-_trials: dict[tuple[Problem, Identity, Plan], OnlineTrial] = {}
+_trials: dict[tuple[Problem, Identity, Plan, str], OnlineTrial] = {}
 _lock = ForkSafeLock()
 
 
-def shape_trial(problem: Problem, device: Identity, plan: Plan) -> OnlineTrial:
+def shape_trial(problem: Problem, device: Identity, plan: Plan, origin: str = "online") -> OnlineTrial:
     """Return the trial of a shape. `problem` has no layouts, so problems that differ in layouts share one trial."""
+    key = problem, device, plan, origin
     with _lock.now:
-        return _trials.setdefault((problem, device, plan), OnlineTrial(problem, device, plan))
+        return _trials.setdefault(key, OnlineTrial(*key))
+
+
+def finished_entry(device: Identity, dtype: str, origin: str) -> Entry | None:
+    """Return the result of this process's first finished trial of a type on a device; None without a finished trial."""
+    trials = (trial for trial in tuple(_trials.values()) if trial.origin == origin and trial.entry is not None)
+    return next((trial.entry for trial in trials if (trial.device, trial.problem.dtype) == (device, dtype)), None)

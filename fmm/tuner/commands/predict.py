@@ -35,6 +35,7 @@ from fmm.perfmodel.prediction_terms import prediction_terms
 from fmm.perfmodel.stability import expected_error_growth, is_error_measured
 from fmm.problem import OPERATIONS, Problem, Shape
 from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, decide_by_tuning
+from fmm.runtime.decisions.first_product import uses_portable_kernels
 from fmm.runtime.decisions.limits import limits_without_arrays, workspace_share
 from fmm.tuner.commands.config_file import add_json_option
 from fmm.tuner.device_registry import (
@@ -116,7 +117,7 @@ def run_predict(options: argparse.Namespace) -> int:
     choice, notes = _choice_by_tuning(name, _model_choice(problem, calibration, limits), problem, calibration, limits)
     found = prediction_fields(choice, calibration, limits) | notes
     found["not_used"] = tuning_rejection_reason(name, problem.dtype)
-    found["probed"] = _untuned_cpu_note(name, problem, choice)
+    found["probed"] = _untuned_cpu_note(name, problem, choice) or _portable_kernels_note(name, problem, choice)
     if options.terms is not None:
         found["terms"] = _terms_texts(plan_of_terms or choice.best.plan, problem, calibration)
     print(json.dumps(found, indent=1) if options.json else _decision_text(found))
@@ -215,6 +216,17 @@ def _untuned_cpu_note(name: str, problem: Problem, choice: Choice) -> str:
     return (
         f"a call decides by a short probe of this processor instead: fmm.plan({m}, {k}, {n}, dtype={problem.dtype!r}) "
         "returns its decision"
+    )
+
+
+def _portable_kernels_note(name: str, problem: Problem, choice: Choice) -> str:
+    """Return a note if no GPU of this kind has run the plan's kernels, because a first product measures them."""
+    gpu = find_datasheet(name)
+    if gpu is None or not uses_portable_kernels(choice.best.plan, problem.dtype, gpu.name):
+        return ""
+    return (
+        f"predicted: no {gpu.name} has run these kernels. The first large {problem.dtype} product on one times the "
+        "plan against the vendor, and the result decides from then on"
     )
 
 

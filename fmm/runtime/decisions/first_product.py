@@ -1,0 +1,155 @@
+"""Measure fmm's portable kernels by the first large product of a type on an untuned GPU.
+
+The speed of the portable kernels was measured on Hopper alone. On another GPU a datasheet predicts the speed,
+and a prediction alone does not let a product use these kernels. The first product of at least MIN_MEASURED_FLOPS flops
+therefore times the plan that the datasheet predicts and the vendor, on leading blocks of its operands, for at most
+MAX_MEASURED_SECONDS by the prediction. The result is an entry in the config, with the versions of the libraries; after
+a change of a version, the type is measured again.
+
+If the plan won, products of at least the measured size may use the measured leaf. Its rate is scaled so that the model
+predicts at most the measured speedup. If the plan lost, the vendor multiplies until `fmm-tune` measures the type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+from types import MappingProxyType
+
+from fmm.config import environment, files
+from fmm.config.identity import Identity
+from fmm.config.schema import FIRST_PRODUCT, Entry
+from fmm.hardware.datasheets import datasheet_names, datasheet_of
+from fmm.kernels.leaves import F16X3_RATE
+from fmm.kernels.plans.leaf import plan_leaves
+from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.registry import clear_on_registration
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.choose import Limits, choose
+from fmm.perfmodel.default_calibration import TENSOR_MEMORY_CAPABILITIES, WARPGROUP_CAPABILITY
+from fmm.perfmodel.predict import quick_prediction
+from fmm.problem import Problem
+from fmm.runtime.decisions import online
+from fmm.runtime.devices import Device
+
+MIN_MEASURED_FLOPS = 2 * 2048**3  # smallest number of flops of a product that measures its type
+MAX_MEASURED_SECONDS = 0.05  # longest predicted time of a measurement
+BLOCK_SIDES = 4096, 3072, 2048, 1536, 1024, 768  # longest sides of measured blocks; the first that is fast enough
+BYTES_LEAF = "bytes"  # the leaf of the products by residues
+
+
+def has_portable_kernels(device: Device) -> bool:
+    """Return True for a GPU whose kernels for bytes and float16 planes were never measured: all GPUs except Hopper."""
+    return device.guess is not None and not device.threads and _is_portable(device.guess.name)
+
+
+def _is_portable(datasheet: str) -> bool:
+    return datasheet in datasheet_names() and datasheet_of(datasheet).capability != WARPGROUP_CAPABILITY
+
+
+def _portable_rates(datasheet: str) -> dict[str, str]:
+    """Return the names of the rates of the leaves that portable kernels multiply, each with the leaf of its kernel.
+
+    On data-center Blackwell `f16x3` multiplies by the vendor's float16 products.
+    """
+    found = {
+        leaf.rate.format(dtype): leaf.kernel_leaf_name
+        for leaf in plan_leaves()
+        for dtype in (*leaf.types, *leaf.types_alone)
+        if leaf.rate and (leaf.emulates or leaf.kernel_leaf_name == BYTES_LEAF)
+    }
+    if datasheet_of(datasheet).capability in TENSOR_MEMORY_CAPABILITIES:
+        found.pop(F16X3_RATE, None)
+    return found
+
+
+def uses_portable_kernels(plan: Plan, dtype: str, datasheet: str) -> bool:
+    """Return True if a plan's leaf has a portable kernel on the GPU with this datasheet, which was never measured."""
+    return plan != VENDOR and _is_portable(datasheet) and plan.rate_name(dtype) in _portable_rates(datasheet)
+
+
+# ---- the calibration before and after the measurement
+
+
+def calibration_by_first_product(unmeasured: Calibration, problem: Problem, identity: Identity) -> Calibration:
+    """Return a datasheet's calibration with the rates of portable kernels that the first product allows."""
+    entry = first_product_entry(identity, problem.dtype)
+    if entry is None or not allows_portable_kernels(entry, problem):
+        return without_portable_kernels(unmeasured)
+    return scaled_to_entry(unmeasured, entry, problem.dtype)
+
+
+def allows_portable_kernels(entry: Entry, problem: Problem) -> bool:
+    """Return True if the measured plan won, and the product is at least as large as the measured product."""
+    return entry.plan != str(VENDOR) and prod(problem.size) >= prod(entry.size)
+
+
+@clear_on_registration
+@lru_cache(maxsize=64)
+def without_portable_kernels(unmeasured: Calibration) -> Calibration:
+    """Return a datasheet's calibration without the leaves that portable kernels multiply."""
+    if not _is_portable(unmeasured.name):
+        return unmeasured
+    portable = _portable_rates(unmeasured.name)
+    rates = {name: rate for name, rate in unmeasured.rates.items() if name not in portable}
+    return replace(unmeasured, rates=MappingProxyType(rates))
+
+
+@clear_on_registration
+@lru_cache(maxsize=64)
+def scaled_to_entry(unmeasured: Calibration, entry: Entry, dtype: str) -> Calibration:
+    """Return a datasheet's calibration with the measured leaf, and without other leaves that portable kernels multiply.
+
+    The rates of the leaf are scaled such that the predicted speedup of the entry's plan is at most the lower end of the
+    measured speedup's interval.
+    """
+    plan, problem = Plan.parse(entry.plan), Problem(*entry.size, dtype)
+    seconds, vendor_seconds = (quick_prediction(x, problem, unmeasured).predicted_seconds for x in (plan, VENDOR))
+    share = min(1.0, entry.low * seconds / vendor_seconds)
+    portable, measured = _portable_rates(unmeasured.name), plan.leaf_use.leaf.kernel_leaf_name
+    rates = {
+        name: replace(rate, flops=share * rate.flops) if name in portable else rate
+        for name, rate in unmeasured.rates.items()
+        if portable.get(name, measured) == measured
+    }
+    return replace(unmeasured, source="datasheet, scaled to one measurement", rates=MappingProxyType(rates))
+
+
+# ---- the measurement
+
+
+def first_product_entry(identity: Identity, dtype: str) -> Entry | None:
+    """Return the measurement of a type by its first large product: this process's, else the config's; else None."""
+    if environment.tuning_mode() == "off":
+        return None
+    if (entry := online.finished_entry(identity, dtype, FIRST_PRODUCT)) is not None:
+        return entry
+    tuned = files.active_configs().find_tuning(identity, dtype)
+    entries = () if tuned is None or tuned.changed else tuned.entries.values()
+    return next((entry for entry in entries if entry.origin == FIRST_PRODUCT and entry.verified), None)
+
+
+def first_product_trial(problem: Problem, limits: Limits, device: Device) -> online.OnlineTrial | None:
+    """Return the trial by which this product measures its type; None if the type is measured, or the product cannot."""
+    if not has_portable_kernels(device) or environment.tuning_mode() != "cache" or problem.flops < MIN_MEASURED_FLOPS:
+        return None
+    if problem.writes_triangle or problem.prepared_side or problem.has_factors or problem.batch != 1:
+        return None
+    if first_product_entry(device.identity, problem.dtype) is not None:
+        return None
+    return _trial_of_blocks(problem, limits, device)
+
+
+def _trial_of_blocks(problem: Problem, limits: Limits, device: Device) -> online.OnlineTrial | None:
+    """Return the trial of the largest blocks of the operands for which the measurement is fast enough."""
+    assert device.guess is not None
+    for side in BLOCK_SIDES:
+        block = Problem(min(problem.m, side), min(problem.k, side), min(problem.n, side), problem.dtype)
+        plan = choose(block, device.guess, limits).best.plan
+        if not uses_portable_kernels(plan, problem.dtype, device.guess.name):
+            continue
+        pair = sum(quick_prediction(x, block, device.guess).predicted_seconds for x in (plan, VENDOR))
+        if (online.MEASURED_PAIRS + 1) * pair <= MAX_MEASURED_SECONDS:
+            return online.shape_trial(block, device.identity, plan, FIRST_PRODUCT)
+    return None
