@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any
 
 from fmm.arrays.library import Library, Operand, Processor, ProductSetting, contiguous_operand
-from fmm.config import environment
 from fmm.config.schema import FIRST_PRODUCT
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -22,6 +21,7 @@ from fmm.runtime import run_host
 from fmm.runtime.call_record import RECORDING_SWITCH, clear_record, record_call, record_fallback, record_measured_call
 from fmm.runtime.decisions.decide import Decision, decide_plan, next_winning_plans, smaller_plans
 from fmm.runtime.decisions.early_declines import remember_decline
+from fmm.runtime.decisions.first_product import MAX_MEASURED_SECONDS
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.devices import Device
 from fmm.runtime.prepare import (
@@ -90,25 +90,22 @@ def _call_after_first_product(
 ) -> PreparedCall:
     """Measure the call's trial on leading blocks of the matrices, and return the call as decided by the measurement.
 
-    No product fails because of the measurement: after an error the vendor multiplies in this process. Nothing is
-    measured while the stream is captured.
+    No product fails because of the measurement. Nothing is measured while the stream is captured, or while another
+    thread measures.
     """
-    runner, trial = _runner_module(library.processor), call.decision.trial
-    if trial is None or (library.processor == "cuda" and runner.is_capturing(library, call)):
-        return call
+    trial = call.decision.trial
+    assert trial is not None
     m, k, n = trial.problem.size
     a_block, b_block = a[:m, :k], b[:k, :n]
 
     def multiply(plan: Plan) -> Any:
         return run_matmul(library, a_block, b_block, None, constraints._replace(plan=plan, replaceable=True))
 
-    try:
-        for _ in range(trial.product_count):
-            runner.run_timed_product(library, call, multiply)
-    except Exception as error:
-        trial.conclude_for_vendor()
-        environment.log_once(f"fmm's kernels could not be measured: {error}")
-    clear_record()
+    if trial.entry is None:
+        _runner_module(library.processor).run_first_product(library, call, multiply, MAX_MEASURED_SECONDS)
+        clear_record()
+    if trial.entry is None:
+        return call
     library.cached_calls.clear()  # calls that were prepared before the measurement
     return prepare_call(library, a, b, out, constraints)
 

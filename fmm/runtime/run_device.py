@@ -124,14 +124,25 @@ def run_timed_product(library: DeviceLibrary, call: PreparedCall, multiply: Call
 
     While the stream is captured, nothing is timed.
     """
-    if is_capturing(library, call):
+    if _is_capturing(library, call):
         return multiply(VENDOR)
     stream, _ = library.current_stream(call.setting.device)
     assert call.decision.trial is not None
     return call.decision.trial.run_product(multiply, lambda: runtime.streamSynchronize(stream))
 
 
-def is_capturing(library: DeviceLibrary, call: PreparedCall) -> bool:
+def run_first_product(
+    library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Plan], Any], max_seconds: float
+) -> None:
+    """Run the whole trial of the first large product of a type; do nothing while the stream is captured."""
+    if _is_capturing(library, call):
+        return
+    stream, _ = library.current_stream(call.setting.device)
+    assert call.decision.trial is not None
+    call.decision.trial.run_at_once(multiply, lambda: runtime.streamSynchronize(stream), max_seconds)
+
+
+def _is_capturing(library: DeviceLibrary, call: PreparedCall) -> bool:
     """Return True while launches on the library's current stream are captured as a graph, and do not run."""
     stream, _ = library.current_stream(call.setting.device)
     return stream != LEGACY_STREAM and bool(runtime.streamIsCapturing(stream))

@@ -100,6 +100,14 @@ def run_timed_product(library: HostLibrary, call: PreparedCall, multiply: Callab
     return call.decision.trial.run_product(multiply)
 
 
+def run_first_product(
+    library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan], Any], max_seconds: float
+) -> None:
+    """Run the whole trial of the first large product of a type."""
+    assert call.decision.trial is not None
+    call.decision.trial.run_at_once(multiply, lambda: None, max_seconds)
+
+
 def _can_numpy_warn(call: PreparedCall, c: Array) -> bool:
     """Return True if NumPy's own product of a matrix and its transpose could warn of an overflow.
 

@@ -2,9 +2,11 @@
 
 The speed of the portable kernels was measured on Hopper alone. On another GPU a datasheet predicts the speed,
 and a prediction alone does not let a product use these kernels. The first product of at least MIN_MEASURED_FLOPS flops
-therefore times the plan that the datasheet predicts and the vendor, on leading blocks of its operands, for at most
-MAX_MEASURED_SECONDS by the prediction. The result is an entry in the config, with the versions of the libraries; after
-a change of a version, the type is measured again.
+therefore times the plan that the datasheet predicts and the vendor, on leading blocks of its operands.
+
+First the kernels are compiled. The rounds that count then take at most MAX_PREDICTED_SECONDS by the prediction. If
+MAX_MEASURED_SECONDS pass, it ends without a result. The result is an entry in the config, with the versions
+of the libraries; after a change of a version, the type is measured again.
 
 If the plan won, products of at least the measured size may use the measured leaf. Its rate is scaled so that the model
 predicts at most the measured speedup. If the plan lost, the vendor multiplies until `fmm-tune` measures the type.
@@ -34,8 +36,9 @@ from fmm.runtime.decisions import online
 from fmm.runtime.devices import Device
 
 MIN_MEASURED_FLOPS = 2 * 2048**3  # smallest number of flops of a product that measures its type
-MAX_MEASURED_SECONDS = 0.05  # longest predicted time of a measurement
-BLOCK_SIDES = 4096, 3072, 2048, 1536, 1024, 768  # longest sides of measured blocks; the first that is fast enough
+MAX_PREDICTED_SECONDS = 0.05  # longest predicted time of the rounds that count
+MAX_MEASURED_SECONDS = 2 * MAX_PREDICTED_SECONDS  # a measurement ends after this time
+BLOCK_SIDES = 4096, 3072, 2048, 1536, 1024, 768, 640  # longest sides of measured blocks; the first fast one is taken
 BYTES_LEAF = "bytes"  # the leaf of the products by residues
 
 
@@ -150,6 +153,6 @@ def _trial_of_blocks(problem: Problem, limits: Limits, device: Device) -> online
         if not uses_portable_kernels(plan, problem.dtype, device.guess.name):
             continue
         pair = sum(quick_prediction(x, block, device.guess).predicted_seconds for x in (plan, VENDOR))
-        if (online.MEASURED_PAIRS + 1) * pair <= MAX_MEASURED_SECONDS:
+        if online.MEASURED_PAIRS * pair <= MAX_PREDICTED_SECONDS:
             return online.shape_trial(block, device.identity, plan, FIRST_PRODUCT)
     return None

@@ -21,6 +21,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 
 MEASURED_PAIRS = certification.MIN_ROUNDS
+UNTIMED_PRODUCTS = 3  # products by a plan until its kernels are compiled and its graph is captured
 ASSUMED_NOISE = 0.01  # assumed noise floor as a fraction, since an online measurement has no A/A pairs
 
 
@@ -31,16 +32,12 @@ class OnlineTrial:
         self.problem, self.device, self.plan, self.origin = problem, device, plan, origin
         self.entry: Entry | None = None
         self._lock = threading.Lock()
+        self._begun = threading.Lock()  # held from the start of `run_at_once` on
         shuffled = random.Random(0)
         pairs = [shuffled.sample([VENDOR, plan], 2) for _ in range(MEASURED_PAIRS)]
         # the first product of the plan and the first of the vendor warm up, and are not counted
         self._turns = [plan, VENDOR, *(p for pair in pairs for p in pair)]
         self._seconds: list[float] = []  # seconds of the finished products, in the order of `_turns`
-
-    @property
-    def product_count(self) -> int:
-        """The number of products that the trial times or warms up."""
-        return len(self._turns)
 
     def run_product(self, multiply: Callable[[Plan], Any], wait_until_idle: Callable[[], None] = lambda: None) -> Any:
         """Return one product by the next plan in `_turns`.
@@ -69,6 +66,29 @@ class OnlineTrial:
         if done + 1 == len(self._turns):
             self._conclude_trial()
         return result
+
+    def run_at_once(
+        self, multiply: Callable[[Plan], Any], wait_until_idle: Callable[[], None], max_seconds: float
+    ) -> None:
+        """Compute all products of the trial, once in a process: later calls, and calls of other threads, do nothing.
+
+        The first products compile kernels and capture graphs; then the trial has `max_seconds`. After a longer time or
+        an exception, the vendor multiplies until this process ends.
+        """
+        if not self._begun.acquire(blocking=False):
+            return
+        try:
+            for _ in range(UNTIMED_PRODUCTS):
+                multiply(self.plan)
+            multiply(VENDOR)
+            wait_until_idle()
+            start = time.perf_counter()
+            while self.entry is None and time.perf_counter() - start < max_seconds:
+                self.run_product(multiply, wait_until_idle)
+        except Exception as error:
+            environment.log_once(f"fmm's kernels could not be measured: {error}")
+        if self.entry is None:
+            self.conclude_for_vendor()
 
     def conclude_for_vendor(self) -> None:
         """End the trial without a measurement: the vendor multiplies until this process ends."""

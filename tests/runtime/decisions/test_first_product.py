@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +27,12 @@ from fmm.problem import Problem
 from fmm.runtime import devices, matmul
 from fmm.runtime.decisions import online
 from fmm.runtime.decisions.decide import Decision, decide_plan
-from fmm.runtime.decisions.first_product import MAX_MEASURED_SECONDS, scaled_to_entry, without_portable_kernels
+from fmm.runtime.decisions.first_product import (
+    MAX_MEASURED_SECONDS,
+    MAX_PREDICTED_SECONDS,
+    scaled_to_entry,
+    without_portable_kernels,
+)
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.devices import Device, gpu_from_description
 from fmm.runtime.prepare import prepare_call
@@ -67,8 +73,7 @@ def measure(trial: online.OnlineTrial, speedup: float, monkeypatch: pytest.Monke
     def multiply(plan: Plan) -> None:
         now[0] += 0.001 if plan == VENDOR else 0.001 / speedup
 
-    for _ in range(trial.product_count):
-        trial.run_product(multiply)
+    trial.run_at_once(multiply, lambda: None, MAX_MEASURED_SECONDS)
     assert trial.entry is not None and trial.entry.origin == FIRST_PRODUCT
 
 
@@ -93,7 +98,7 @@ def test_a_plan_that_wins_is_used_from_then_on(name: str, dtype: str, monkeypatc
     seconds = [
         quick_prediction(p, trial.problem, datasheet_calibration(name)).predicted_seconds for p in (trial.plan, VENDOR)
     ]
-    assert sum(seconds) * trial.product_count / 2 <= MAX_MEASURED_SECONDS
+    assert sum(seconds) * online.MEASURED_PAIRS <= MAX_PREDICTED_SECONDS
     measure(trial, 3.0, monkeypatch)
     for forget in (False, True):  # a new process reads the config
         if forget:
@@ -166,12 +171,14 @@ def test_the_first_product_on_a_gpu(dtype: str, monkeypatch: pytest.MonkeyPatch,
     assert bool((fmm.matmul(a, b) == a @ b).all())
 
 
+def trial_on_host() -> online.OnlineTrial:
+    return online.shape_trial(Problem(64, 64, 64), gpu("A100").identity, Plan.parse("winograd > vendor"), FIRST_PRODUCT)
+
+
 def test_the_runner_measures_blocks_and_decides_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the host, with a trial whose plan wins: the product is right, and the trial runs once."""
     a, b = np.random.default_rng(0).standard_normal((2, 200, 200))
-    trial = online.shape_trial(
-        Problem(64, 64, 64), gpu("A100").identity, Plan.parse("winograd > vendor"), FIRST_PRODUCT
-    )
+    trial = trial_on_host()
 
     def prepare_with_trial(library: Any, a: Any, b: Any, out: Any, constraints: Any, *rest: Any) -> Any:
         call = prepare_call(library, a, b, out, constraints, *rest)
@@ -185,11 +192,10 @@ def test_the_runner_measures_blocks_and_decides_again(monkeypatch: pytest.Monkey
         assert trial.entry is not None and trial.entry.size == (64, 64, 64)
 
 
-def test_an_error_of_the_measurement_leaves_the_type_to_the_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
-    a = np.ones((200, 200))
-    trial = online.shape_trial(
-        Problem(64, 64, 64), gpu("A100").identity, Plan.parse("winograd > vendor"), FIRST_PRODUCT
-    )
+def test_an_error_of_the_measurement_leaves_the_type_to_the_vendor(
+    monkeypatch: pytest.MonkeyPatch, config: Path
+) -> None:
+    a, trial = np.ones((200, 200)), trial_on_host()
     call = prepare_call(NUMPY, a, a, None, NO_CONSTRAINTS)
     call = replace(call, decision=replace(call.decision, trial=trial))
 
@@ -199,4 +205,35 @@ def test_an_error_of_the_measurement_leaves_the_type_to_the_vendor(monkeypatch: 
     monkeypatch.setattr(trial, "run_product", fail)
     monkeypatch.setattr(matmul, "prepare_call", lambda *_: call)
     np.testing.assert_allclose(matmul.run_matmul(NUMPY, a, a, None, NO_CONSTRAINTS), a @ a)
-    assert trial.entry is not None and trial.entry.plan == "vendor"
+    assert trial.entry is not None and trial.entry.plan == "vendor" and not config.exists()
+
+
+def test_a_slow_measurement_ends_and_leaves_the_type_to_the_vendor(
+    monkeypatch: pytest.MonkeyPatch, config: Path
+) -> None:
+    trial, ran, now = trial_on_host(), list[Plan](), [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def multiply(plan: Plan) -> None:
+        ran.append(plan)
+        now[0] += 0.03
+
+    trial.run_at_once(multiply, lambda: None, 0.05)
+    assert trial.entry is not None and trial.entry.plan == "vendor" and not config.exists()
+    assert len(ran) == online.UNTIMED_PRODUCTS + 1 + 2
+
+
+def test_one_thread_measures(config: Path) -> None:
+    """A call of the trial during its measurement, and a call afterwards, compute nothing."""
+    trial, ran = trial_on_host(), list[Plan]()
+
+    def multiply(plan: Plan) -> None:
+        ran.append(plan)
+        other = threading.Thread(target=trial.run_at_once, args=(multiply, lambda: None, 10.0))
+        other.start()
+        other.join()
+
+    for _ in range(2):
+        trial.run_at_once(multiply, lambda: None, 10.0)
+    assert len(ran) == online.UNTIMED_PRODUCTS + 1 + 2 * (online.MEASURED_PAIRS + 1)
+    assert trial.entry is not None and trial.entry.rounds == online.MEASURED_PAIRS
