@@ -1,7 +1,7 @@
 """Run the iteration of CuPy and torch stacks by the launches of hopper_launches.py.
 
-Each step reads one of two arrays and writes the other. If `out` can be one of the two, the order is chosen so that the
-last step writes `out`.
+Each step, or pair of steps, reads one of two arrays and writes the other. If `out` can be one of the two, the order is
+chosen so that the last step writes `out`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fmm.arrays.select_library import library_of
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
 from fmm.kernels.plans.memory_layout import round_up
 from fmm.newton_schulz.coefficients import StepCoefficients
-from fmm.newton_schulz.hopper_launches import SIDE_UNIT, Stack, is_faster, iteration_launches
+from fmm.newton_schulz.hopper_launches import SIDE_UNIT, Stack, is_faster, iteration_launches, step_units
 from fmm.newton_schulz.scaling import scaled_array, scaled_tensor
 
 HALF_TYPES = ("bfloat16", "float16")
@@ -96,8 +96,9 @@ def _prepare_iteration(
     chip = chip_of(device)
     if not coefficients or not chip.has_warpgroups or not is_faster(stack, chip.multiprocessors):
         return None
-    launches = iteration_launches(stack, coefficients, chip.multiprocessors)
-    return PreparedIteration(stack, len(coefficients), RecurringLaunches(launches, device)) if launches else None
+    units = step_units(stack, coefficients, chip.multiprocessors)
+    launches = iteration_launches(stack, units, chip.multiprocessors)
+    return PreparedIteration(stack, len(units), RecurringLaunches(launches, device)) if launches else None
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class PreparedIteration:
     """The launches of all steps, compiled for a device, without addresses."""
 
     stack: Stack
-    steps: int
+    writes: int  # number of times that the launches write an array of the shape of x
     launches: Any  # the RecurringLaunches
 
     def run(self, library: DeviceLibrary, x: Any, bound: float | None, out: Any, stream: int) -> Any:
@@ -117,7 +118,7 @@ class PreparedIteration:
         workspace = _new_array(x, (self.launches.workspace // 2,))
         result = out if writes_out else _new_array(x, shape, is_padded)
         other = _new_array(x, shape, is_padded)
-        first, second = (other, result) if self.steps % 2 else (result, other)
+        first, second = (other, result) if self.writes % 2 else (result, other)
         scale = scaled_tensor if array_kind(x) == "torch" else scaled_array
         scale(x, bound, first[..., :rows, :cols] if is_padded else first)
         a, c, w = (library.data_pointer(y) for y in (first, second, workspace))
@@ -134,7 +135,7 @@ class PreparedIteration:
 
     def _may_begin_in(self, x: Any, out: Any) -> bool:
         """Return True if x is read before `out` is written, or is the same array."""
-        return self.steps % 2 == 1 or out is x
+        return self.writes % 2 == 1 or out is x
 
 
 def _without_padding(x: Any, rows: int, cols: int) -> Any:

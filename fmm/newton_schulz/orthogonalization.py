@@ -62,7 +62,8 @@ def orthogonalize(
     -----
     With A = X X^T (X^T X for a tall matrix), a step is B = b A + c A A and a X + B X. A and B are symmetric, so one
     triangle of each is multiplied where that is faster. In bfloat16 and float16 on Hopper, a step of a whole stack is
-    three launches. Tensors that require gradients get them, by torch's own products.
+    three launches. Long matrices run pairs of steps there: the second A is computed from the first one, without X.
+    Tensors that require gradients get them, by torch's own products.
 
     Examples
     --------

@@ -64,6 +64,25 @@ def test_errors_are_those_of_torchs_own_products(shape: tuple[int, ...], dtype: 
         assert torch.equal(fmm.orthogonalize(same, steps, name, out=same), found)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", [(257, 1000), (1000, 257), (3, 384, 1040), (2, 2, 136, 264)])
+def test_errors_of_pairs_of_steps(shape: tuple[int, ...], dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_pairs(stack: Any, steps: tuple[Any, ...], multiprocessors: int) -> tuple[Any, ...]:
+        return tuple(steps[i : i + 2] for i in range(0, len(steps), 2))
+
+    monkeypatch.setattr(hopper_iteration, "step_units", in_pairs)
+    for steps, name in ((4, "muon"), (5, "muon"), (6, "polar-express")):
+        x = torch.randn(shape, device="cuda").to(getattr(torch, dtype))
+        expected = expected_result(x.double().cpu().numpy(), steps, name)
+        room = 1.5 * relative_error(plain(x, step_coefficients(name, steps)), expected) + 1e-4
+        found = fmm.orthogonalize(x, steps, name)
+        assert relative_error(found, expected) < room
+        out = torch.full_like(x, float("nan"))
+        assert fmm.orthogonalize(x, steps, name, out=out) is out and torch.equal(out, found)
+        same = x.clone()
+        assert torch.equal(fmm.orthogonalize(same, steps, name, out=same), found)
+
+
 def test_recurring_calls_read_new_values() -> None:
     """The addresses recur, so later calls are graphs."""
     x = torch.empty(4, 256, 512, device="cuda", dtype=torch.bfloat16)

@@ -11,7 +11,7 @@ import pytest
 from fmm.arrays.select_library import library_of
 from fmm.newton_schulz.coefficients import StepCoefficients, step_coefficients
 from fmm.newton_schulz.hopper_iteration import PreparedIteration
-from fmm.newton_schulz.hopper_launches import Stack, iteration_launches
+from fmm.newton_schulz.hopper_launches import Stack, iteration_launches, step_units
 from tests.support.newton_schulz import expected_result
 
 torch = pytest.importorskip("torch")
@@ -21,18 +21,21 @@ class HostLaunches:
     """Computes the steps of a float16 stack in host memory at the addresses of the launches."""
 
     def __init__(self, stack: Stack, coefficients: tuple[StepCoefficients, ...]) -> None:
-        launches = iteration_launches(stack, coefficients, 132)
+        self.units = step_units(stack, coefficients, 132)
+        launches = iteration_launches(stack, self.units, 132)
         assert launches is not None
-        self.workspace, self.stack, self.coefficients = launches.workspace, stack, coefficients
+        self.workspace, self.stack = launches.workspace, stack
 
     def launch_all(self, addresses: Any, stream: int) -> None:
         shape = self.stack.count, self.stack.rows, self.stack.cols
         x, y = (self._memory(address, shape) for address in (addresses[0], addresses[2]))
         self._memory(addresses[3], (self.workspace // 2,))[:] = np.nan  # the complete workspace is writable
-        for a, b, c in self.coefficients:
+        for unit in self.units:
             wide = x.astype(np.float32)
-            gram = wide @ wide.swapaxes(1, 2)
-            y[:] = a * wide + b * (gram @ wide) + c * (gram @ (gram @ wide))
+            for a, b, c in unit:
+                gram = wide @ wide.swapaxes(1, 2)
+                wide = a * wide + b * (gram @ wide) + c * (gram @ (gram @ wide))
+            y[:] = wide
             x, y = y, x
 
     def _memory(self, address: int, shape: tuple[int, ...]) -> Any:
@@ -47,7 +50,8 @@ def test_results_and_out(shape: tuple[int, ...], steps: int) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).half()
     rows, cols = (-(-side // 8) * 8 for side in shape[-2:])
     stack = Stack(x[..., 0, 0].numel(), rows, cols, "float16")
-    iteration = PreparedIteration(stack, steps, HostLaunches(stack, coefficients))
+    launches = HostLaunches(stack, coefficients)
+    iteration = PreparedIteration(stack, len(launches.units), launches)
     library: Any = library_of(x, x)
     expected = expected_result(x.numpy(), steps, "polar-express")
 

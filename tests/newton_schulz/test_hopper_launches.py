@@ -11,7 +11,7 @@ from fmm.kernels.cuda.launch_list import Launch, VendorCall
 from fmm.kernels.cuda.products.stacked_products import stack_view, stacked_gemm, stacked_launch
 from fmm.newton_schulz import hopper_launches
 from fmm.newton_schulz.coefficients import MUON
-from fmm.newton_schulz.hopper_launches import Stack, iteration_launches
+from fmm.newton_schulz.hopper_launches import Stack, StepUnit, iteration_launches, step_units
 from tests.kernels.cuda.products.test_wgmma_kernels import POISON, bits_of, numbers_of
 from tests.support.host_launch import aligned
 from tests.support.marks import quick_and_slow
@@ -20,10 +20,10 @@ from tests.support.warpgroups_on_host import play
 H100 = 132
 
 
-def own_launches(monkeypatch: pytest.MonkeyPatch, stack: Stack, *steps: tuple[float, float, float]) -> list[Launch]:
+def own_launches(monkeypatch: pytest.MonkeyPatch, stack: Stack, *units: StepUnit) -> list[Launch]:
     """Return the launches without calls of the vendor."""
     monkeypatch.setattr(hopper_launches, "vendor_stack_seconds", lambda op, multiprocessors: float("inf"))
-    found = iteration_launches.__wrapped__(stack, steps, 4)
+    found = iteration_launches.__wrapped__(stack, units, 4)
     assert found is not None and all(isinstance(x, Launch) for x in found.steps)
     return list(found.launches)
 
@@ -31,7 +31,7 @@ def own_launches(monkeypatch: pytest.MonkeyPatch, stack: Stack, *steps: tuple[fl
 def test_small_stacks_need_two_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first step compiles the kernel of both symmetric products and the kernel of the complete product."""
     for shape in ((1024, 1024), (3072, 768), (8, 8), (264, 40)):
-        launches = own_launches(monkeypatch, Stack(1, *shape, "bfloat16"), *(MUON,) * 5)
+        launches = own_launches(monkeypatch, Stack(1, *shape, "bfloat16"), *((MUON,),) * 5)
         assert len(launches) == 15
         assert len({x.kernel.description.along for x in launches}) == 2
         assert [x.overlaps for x in launches] == [False] + [True] * 14
@@ -39,7 +39,7 @@ def test_small_stacks_need_two_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_vendor_computes_large_complete_products() -> None:
     for shape in ((4096, 4096), (2048, 8192), (8192, 2048)):
-        launches = iteration_launches(Stack(8, *shape, "float16"), (MUON,), H100)
+        launches = iteration_launches(Stack(8, *shape, "float16"), ((MUON,),), H100)
         assert launches is not None
         assert [isinstance(x, VendorCall) for x in launches.steps] == [False, False, True]
         assert launches.workspace == 2 * 8 * min(shape) ** 2 * 2
@@ -63,8 +63,8 @@ def test_where_launches_are_faster() -> None:
 
 
 def test_unsupported_stacks_have_no_launches() -> None:
-    assert iteration_launches(Stack(1, 12, 20, "bfloat16"), (MUON,), H100) is None  # rows of 40 bytes
-    assert iteration_launches(Stack(1, 16, 16, "bfloat16"), ((1.5, -0.5, 0.0),), H100) is None  # no term A A
+    assert iteration_launches(Stack(1, 12, 20, "bfloat16"), ((MUON,),), H100) is None  # rows of 40 bytes
+    assert iteration_launches(Stack(1, 16, 16, "bfloat16"), (((1.5, -0.5, 0.0),),), H100) is None  # no term A A
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_one_step_of_a_stack(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, 
     rng, stack = np.random.default_rng(4), Stack(3, *shape, dtype)
     x = (rng.random((3, *shape)) < 0.15).astype(int) * rng.choice([-1, 1], (3, *shape))
     a, b, c = 3, -2, 1
-    launches = own_launches(monkeypatch, stack, (a, b, c))
+    launches = own_launches(monkeypatch, stack, ((a, b, c),))
     sizes = {"A": x.size, "C": x.size, "W": stack.symmetric_bytes}
     memory = {base: aligned(size, np.uint16, POISON[dtype]) for base, size in sizes.items()}
     memory["A"][:] = bits_of(x, dtype).ravel()
@@ -94,6 +94,39 @@ def test_one_step_of_a_stack(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, 
     assert (abs(found - polynomial @ wide) <= room).all()
     first_gram = numbers_of(memory["W"][: gram.size], dtype).reshape(gram.shape)
     np.testing.assert_array_equal(first_gram, gram)
+
+
+def test_long_matrices_have_pairs_of_steps() -> None:
+    """A pair saves one of two products with X, and adds three products of symmetric matrices."""
+    for shape, lengths in (((2048, 8192), [2, 2, 1]), ((3072, 768), [2, 2, 1]), ((1024, 1024), [1] * 5)):
+        units = step_units(Stack(24, *shape, "bfloat16"), (MUON,) * 5, H100)
+        assert [len(unit) for unit in units] == lengths
+        assert [step for unit in units for step in unit] == [MUON] * 5
+    launches = iteration_launches(Stack(8, 2048, 8192, "float16"), ((MUON, MUON), (MUON,)), H100)
+    assert launches is not None
+    assert len(launches.steps) == 7 + 3 and launches.workspace == 3 * 8 * 2048**2 * 2
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((16, 72), "bfloat16"), ((72, 24), "float16")])
+def test_a_pair_of_steps(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], dtype: str) -> None:
+    """The result of a pair is that of two steps, within the rounding of both."""
+    rng, stack = np.random.default_rng(6), Stack(3, *shape, dtype)
+    x = numbers_of(bits_of(rng.standard_normal((3, *shape)) / np.sqrt(np.prod(shape)), dtype), dtype)
+    pair = (MUON, (3.0, -3.2, 1.2))
+    launches = own_launches(monkeypatch, stack, pair)
+    sizes = {"A": x.size, "C": x.size, "W": 3 * stack.symmetric_bytes // 2}
+    memory = {base: aligned(size, np.uint16, POISON[dtype]) for base, size in sizes.items()}
+    memory["A"][:] = bits_of(x, dtype).ravel()
+    for launch in launches:
+        play(launch, memory)
+    expected = x.astype(np.float64) if shape[0] <= shape[1] else x.astype(np.float64).swapaxes(1, 2)
+    for a, b, c in pair:
+        gram = expected @ expected.swapaxes(1, 2)
+        expected = a * expected + (b * gram + c * gram @ gram) @ expected
+    found = numbers_of(memory["C"], dtype).reshape(x.shape)
+    found = found if shape[0] <= shape[1] else found.swapaxes(1, 2)
+    error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    assert error < 4 * 2.0 ** -(8 if dtype == "bfloat16" else 11)
 
 
 def test_addends_of_a_stack_have_their_own_distance() -> None:

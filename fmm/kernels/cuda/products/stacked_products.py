@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.cuda.ops import DeviceView, GemmOp, TriangleOutput, gemm_op
+from fmm.kernels.cuda.ops import DeviceView, GemmOp, TriangleOutput, gemm_op, transposed_view
 from fmm.kernels.cuda.products.wgmma_tiles import (
     WgmmaSizes,
     cluster_tiles,
@@ -64,7 +64,7 @@ def stacked_gemm(
         right=op.right._replace(stride=second),
         dest=op.dest._replace(stride=result),
         addend_stride=addend.rows * addend.cols if addend else 0,
-        triangle=TriangleOutput("full", gram=True) if symmetric else None,
+        triangle=TriangleOutput("full", gram=right == transposed_view(left)) if symmetric else None,
     )
 
 
