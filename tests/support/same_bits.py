@@ -10,7 +10,7 @@ import numpy as np
 Matrix = np.ndarray[Any, Any]
 SHAPE = 65, 131, 77
 # By type and level: the first 16 digits of the SHA-256 of C in row-major order, as code compiled for the host computed
-# it.
+# it. A GPU must compute the same.
 DIGESTS: Final = {
     ("float64", "residues(13)"): "46af01d74d2bd4d0",
     ("float64", "residues(14)"): "a8632b3e32e04edd",

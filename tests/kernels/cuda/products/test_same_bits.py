@@ -1,9 +1,14 @@
-"""Products by residues have the same bits in NumPy and in kernels compiled for the host."""
+"""Products by residues have the same bits in NumPy, in kernels compiled for the host, and on every GPU."""
 
 from __future__ import annotations
 
+from itertools import product
+from typing import Any
+
+import numpy as np
 import pytest
 
+import fmm
 from fmm.kernels.plans.levels.residues import MAX_INNER_LEVELS
 from tests.support.residue_products import product_on_host
 from tests.support.residues_in_numpy import product_by_residues
@@ -16,6 +21,7 @@ CASES = [
     for below in BELOW[: MAX_INNER_LEVELS[dtype] + 1]
 ]
 REAL_CASES = [(dtype, level) for dtype, level in DIGESTS if not dtype.startswith("complex")]
+LARGE = 700, 1500, 900
 
 
 def moduli_of(level: str) -> int:
@@ -34,3 +40,38 @@ def test_kernels_compiled_for_the_host(dtype: str, level: str, plan: str) -> Non
 def test_numpy(dtype: str, level: str) -> None:
     a, b = fixed_operands(dtype)
     assert digest(product_by_residues(a, b, moduli_of(level))) == DIGESTS[dtype, level]
+
+
+@pytest.fixture
+def cupy_with_bytes() -> Any:
+    """Return CuPy if the GPU has matrix instructions for bytes."""
+    cupy = pytest.importorskip("cupy")
+    from fmm.kernels.cuda.launch.device_facts import chip_of
+
+    if not chip_of(cupy.cuda.runtime.getDevice()).has_warp_mma:
+        pytest.skip("matrix instructions for bytes need compute capability 8.0")
+    return cupy
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "level", "plan"), CASES)
+def test_a_gpu(cupy_with_bytes: Any, dtype: str, level: str, plan: str) -> None:
+    """Every memory order, on the default stream and on another one."""
+    cupy = cupy_with_bytes
+    a, b = fixed_operands(dtype)
+    for orders, stream in product(("CC", "FC", "CF", "FF"), (cupy.cuda.Stream.null, cupy.cuda.Stream())):
+        with stream:
+            x, y = (cupy.asarray(v, order=order) for v, order in zip((a, b), orders, strict=True))
+            c = cupy.asnumpy(fmm.matmul(x, y, plan=plan))
+        assert digest(c) == DIGESTS[dtype, level], orders
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "level"), REAL_CASES)
+def test_a_gpu_and_numpy_on_a_larger_product(cupy_with_bytes: Any, dtype: str, level: str) -> None:
+    cupy = cupy_with_bytes
+    a, b = fixed_operands(dtype, LARGE)
+    expected = product_by_residues(a, b, moduli_of(level))
+    for below in BELOW[: MAX_INNER_LEVELS[dtype] + 1]:
+        c = cupy.asnumpy(fmm.matmul(cupy.asarray(a), cupy.asarray(b), plan=f"{level}{below} > bytes"))
+        assert np.array_equal(c, expected), (below, int((c != expected).sum()))
