@@ -50,7 +50,7 @@ def explain_solve_triangular(
     vendor = Step("solve_triangular", columns, n, n)
     is_lower = bool(lower) ^ (check_trans(trans) != "N") ^ (not left)
     steps = triangular_steps(n, columns, blocks, is_lower)
-    return decision("solve_triangular", library, a, max_error_growth, steps, vendor)
+    return solver_decision("solve_triangular", library, a, max_error_growth, steps, vendor)
 
 
 def explain_cholesky(
@@ -61,7 +61,7 @@ def explain_cholesky(
     check_square(a)
     n, limit = a.shape[-1], max_error_growth
     steps = steps_of_factor(library, a, limit) if library.is_plain(a) else iter((Step("cholesky", n, n, n),))
-    return decision("cholesky", library, a, limit, steps, Step("cholesky", n, n, n))
+    return solver_decision("cholesky", library, a, limit, steps, Step("cholesky", n, n, n))
 
 
 def steps_of_factor(library: NumpySolvers, a: Any, limit: float | None) -> Iterator[Step]:
@@ -87,24 +87,24 @@ def explain_inv(
         elif assume_a == "gen" and (width := inverse_width(library, a, limit)):
             blocks = blocks_of(n, n)
             steps = general_inverse_steps(n, width, blocks._replace(side=min(blocks.side, LU_INVERTED_SIDE)))
-    return decision("inv", library, a, limit, steps, vendor)
+    return solver_decision("inv", library, a, limit, steps, vendor)
 
 
 def explain_qr(a: Any, /, mode: str = "reduced", *, max_error_growth: float | None = None) -> SolverDecision:
     """Return the decision for a call of qr."""
     library, (a,) = common_arrays(a)
     is_product = factors_by_products(library, a, mode == "reduced", max_error_growth)
-    return tall_decision("qr", library, a, max_error_growth, is_product, mode == "reduced")
+    return tall_matrix_decision("qr", library, a, max_error_growth, is_product, mode == "reduced")
 
 
 def explain_lstsq(a: Any, b: Any, /, *, max_error_growth: float | None = None) -> SolverDecision:
     """Return the decision for a call of lstsq; the library's own lstsq is assumed to take the time of its QR."""
     library, (a, b) = common_arrays(a, b)
     is_product = is_tall_system(library, a, b, max_error_growth)
-    return tall_decision("lstsq", library, a, max_error_growth, is_product, with_q=False)
+    return tall_matrix_decision("lstsq", library, a, max_error_growth, is_product, with_q=False)
 
 
-def tall_decision(
+def tall_matrix_decision(
     function: str, library: NumpySolvers, a: Any, limit: float | None, by_products: bool, with_q: bool
 ) -> SolverDecision:
     """Return the decision for a call that factors tall matrices."""
@@ -112,7 +112,7 @@ def tall_decision(
     vendor = Step("qr", m, n, n)
     conditions = step_conditions(library, a, limit)
     steps = cholesky_qr_steps(m, n, conditions, with_q) if by_products else iter((vendor,))
-    return decision(function, library, a, limit, steps, vendor)
+    return solver_decision(function, library, a, limit, steps, vendor)
 
 
 def blocks_of_systems(library: NumpySolvers, a: Any, limit: float | None) -> BlocksOfSystem:
@@ -125,7 +125,7 @@ def blocks_of_systems(library: NumpySolvers, a: Any, limit: float | None) -> Blo
     return blocks_of
 
 
-def decision(
+def solver_decision(
     function: str, library: NumpySolvers, a: Any, limit: float | None, steps: Iterator[Step], vendor: Step
 ) -> SolverDecision:
     """Return the decision for a call that consists of these steps."""
