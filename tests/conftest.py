@@ -19,7 +19,7 @@ from fmm.perfmodel.default_calibration import BLAS_FLOPS_PER_BYTE
 from fmm.runtime import devices, run_host
 from fmm.runtime.decisions import early_declines
 from tests.support import ROOT
-from tests.support.cuda_device import no_device
+from tests.support.cuda_device import free_pooled_memory, no_device
 from tests.support.torch_plans import DEVICES, plans_for_all, usable_device
 
 # No test reads what a tuning of this machine left behind; those of configs say otherwise for themselves.
@@ -150,3 +150,10 @@ def plans_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 def no_call_is_known() -> None:
     """Calls are kept by what they look like: no test finds one of another's, decided under other circumstances."""
     NUMPY.cached_calls.clear()
+
+
+@pytest.fixture(autouse=True)
+def pooled_memory_is_freed() -> Iterator[None]:
+    """Many processes run tests on one GPU: none keeps the memory that a test's large arrays took."""
+    yield
+    free_pooled_memory()
