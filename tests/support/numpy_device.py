@@ -119,6 +119,7 @@ def fake_cupy() -> ModuleType:
             standard_normal=lambda size, dtype: Generator(0).standard_normal(size, dtype),
         ),
         RawModule=RawModule,
+        get_default_memory_pool=lambda: SimpleNamespace(total_bytes=lambda: 0),
         cuda=SimpleNamespace(
             Device=Device,
             Stream=Stream,
