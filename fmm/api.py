@@ -2,8 +2,8 @@
 
 Each public function checks its arguments (fmm/request.py) and passes the arguments to fmm/dispatch.py.
 
-matmul, gemm and gram first call the vendor for products that no plan makes faster. A small product takes at most ten
-microseconds. A check of every option would lengthen such a call noticeably.
+matmul, gemm and gram pass products that no plan makes faster to the vendor before they check every option. A small
+product takes at most ten microseconds, so a check of every option would lengthen its call noticeably.
 """
 
 from __future__ import annotations
@@ -72,12 +72,13 @@ def matmul(
         numpy.matmul's options. Calls with other options of numpy.matmul (subok, axes, signature, ...) are passed to
         NumPy.
     plan : str, Plan or Decision, optional
-        Run this plan instead of choosing one, for example "winograd > vendor". `max_error_growth` and `workspace` then
-        do not apply.
+        The plan to run, for example "winograd > vendor". If a plan is passed, fmm chooses none, and ignores
+        `max_error_growth` and `workspace`.
     max_error_growth : float, optional
         Limit on the plan's expected error, as a multiple of the vendor's error (default 15, on a GPU 16). With a limit
-        below 1, the fastest plan within the limit is used even if the vendor is faster; the vendor answers if no plan
-        is so accurate. (Such plans exist on Hopper: down to 0.02 for float32, and down to 0.04 for float64.)
+        below 1, the fastest plan within the limit is used even if the vendor is faster; the vendor computes the product
+        if no plan is within the limit. (Hopper GPUs have plans with errors down to 0.02 times the vendor's for float32,
+        and 0.04 times for float64.)
     workspace : int, optional
         Limit on the plan's workspace, in bytes (default: half of the free memory).
     componentwise : bool, optional
@@ -91,7 +92,7 @@ def matmul(
     Returns
     -------
     array
-        The product, of the operands' array type; `out` if it was passed.
+        The product, as an array of the operands' library; `out` if it was passed.
 
     Raises
     ------
@@ -180,7 +181,8 @@ def explain(
 
     Notes
     -----
-    The decision does not depend on inf, NaN or possible overflow: only the product itself detects them.
+    The decision does not depend on inf, NaN or possible overflow in the operands: only fmm.matmul itself checks for
+    them, when it runs the plan.
 
     Examples
     --------
@@ -220,7 +222,7 @@ def gram(
     workspace: int | None = None,
     **unknown: Any,
 ) -> Any:
-    """Return alpha a^H a + beta out; one triangle is computed and mirrored into the other triangle.
+    """Return alpha a^H a + beta out; a plan computes one triangle and mirrors it into the other triangle.
 
     Parameters
     ----------
@@ -241,7 +243,8 @@ def gram(
     alpha, beta : float, optional
         Real factors.
     plan, max_error_growth, workspace
-        As in fmm.matmul. Valid plans begin with the level gram or sforza, or have no level.
+        The options of fmm.matmul with these names. The first level of a plan for fmm.gram must be gram or sforza; a
+        plan without levels is valid too.
 
     Returns
     -------
@@ -304,7 +307,7 @@ def explain_gram(
     Parameters
     ----------
     a, b, out, rows, fill, alpha, beta, plan, max_error_growth, workspace
-        As fmm.gram has them.
+        The arguments of fmm.gram with these names.
 
     Returns
     -------
@@ -347,11 +350,11 @@ def gemm(
         Matrices, or stacks of matrices, of NumPy, CuPy or torch. Gradients are recorded for torch tensors that require
         gradients.
     c : array, optional
-        The addend; its shape is the product's shape, or is broadcast to it. `c` is overwritten only if `c` is also
-        `out`. If beta is 0, `c` is not read.
+        The addend. Its shape is the product's shape, or can be broadcast to the product's shape. `c` is overwritten
+        only if `c` is also `out`. If beta is 0, `c` is not read.
     alpha, beta : number, optional
-        For complex arrays they may be complex; for integer arrays they must be integers. If alpha is 0, `a` and `b` are
-        not read.
+        The factors of the product and of `c`. For complex arrays, alpha and beta may be complex; for integer arrays,
+        both must be integers. If alpha is 0, `a` and `b` are not read.
     transpose_a, transpose_b : bool, int or str, optional
         "N", False or 0: the operand is not transposed. "T", True or 1: the operand is transposed without a copy. "C" or
         2: the operand is conjugated and transposed, in a copy unless the plan begins with a level for complex numbers
@@ -375,9 +378,10 @@ def gemm(
 
     Notes
     -----
-    alpha and beta are coefficients of the plan's last sums, so they need no extra pass over C. Where no plan is faster,
-    the library's functions compute the result (torch.addmm, cuBLAS's gemm, numpy.matmul). If `out` is `c`, the
-    workspace may also hold a copy of `c`: results with inf or NaN are computed a second time.
+    A plan with alpha and beta needs no extra pass over C: alpha and beta are coefficients of the plan's last sums.
+    Where no plan is faster, the library's functions compute the result (torch.addmm, cuBLAS's gemm, numpy.matmul). If
+    `out` is `c`, the workspace may also hold a copy of `c`, because a result with inf or NaN is computed a second time
+    from `c`.
 
     Examples
     --------
@@ -437,7 +441,7 @@ def explain_gemm(
     Parameters
     ----------
     a, b, c, alpha, beta, transpose_a, transpose_b, out, plan, max_error_growth, workspace
-        As in fmm.gemm. Of `c`, only the memory layout is used.
+        The arguments of fmm.gemm with these names. The values in `c` are not read, only its memory layout.
 
     Returns
     -------
@@ -462,8 +466,8 @@ def prepare(x: Any = REQUIRED_ARGUMENT, /, *, side: Side = "right", **unknown: A
     Parameters
     ----------
     x : array
-        A NumPy or CuPy array or a torch tensor. No gradient is computed for a prepared tensor; the gradient for the
-        other operand is.
+        A NumPy or CuPy array or a torch tensor. A product with a prepared tensor has a gradient for the other operand,
+        and none for the prepared tensor.
     side : {"left", "right"}, optional
         "left" if the matrix is the first operand of the products, "right" if the matrix is the second operand.
 
@@ -481,7 +485,7 @@ def prepare(x: Any = REQUIRED_ARGUMENT, /, *, side: Side = "right", **unknown: A
 
     Notes
     -----
-    The copy does not follow later changes of x: prepare x again after a change.
+    The prepared operand is a copy: after a change of x, prepare x again.
 
     Examples
     --------
@@ -517,8 +521,8 @@ def minplus(
     maximum : bool, optional
         If True, return the maximum of the sums (max-plus).
     argmin : bool, optional
-        If True, also return for each entry the index k of the minimum, as int32: the smallest k of equal minima, or -1
-        where every sum is missing.
+        If True, also return for each entry the index k of the minimum, as int32. Of several equal minima, the smallest
+        k is returned. The index is -1 where the result is "no edge".
 
     Returns
     -------
@@ -526,8 +530,9 @@ def minplus(
 
     Notes
     -----
-    Integers saturate: the largest integer of the type means "no edge", and a sum with it is "no edge" too. (Max-plus
-    has the smallest integer instead; floats have inf and -inf.) A NaN sum is never the minimum.
+    Integer sums saturate. The largest integer of the type means "no edge", and a sum with "no edge" is "no edge" too.
+    With maximum=True, the smallest integer means "no edge". In floating point, inf means "no edge", and -inf with
+    maximum=True. A NaN sum is never the minimum.
 
     Examples
     --------
@@ -560,8 +565,8 @@ def shortest_paths(
         Edge lengths, an n x n matrix of NumPy, CuPy or torch, or a sparse SciPy matrix. In a dense matrix 0, NaN, inf
         and -inf (and floats up to 1e-8, as in SciPy) mean "no edge". In a sparse matrix stored zeros are edges.
     directed, return_predecessors, unweighted, overwrite : bool, optional
-        The options of SciPy's floyd_warshall with these names. Predecessors are int32: entry [i, j] is the node before
-        j on the path from i to j, or -9999 without a path.
+        The options of SciPy's floyd_warshall with these names. The predecessors are an int32 matrix: entry [i, j] is
+        the node before j on the path from i to j, or -9999 if there is no path from i to j.
     out : array, optional
         Array for the lengths. `out` may be `d`.
     method : {"auto", "r-kleene", "floyd-warshall"}, optional
@@ -579,8 +584,8 @@ def shortest_paths(
 
     Notes
     -----
-    float32, float64, int32 and int16 keep their type; other types become float64. The largest int32 or int16 means "no
-    edge" and "no path". Lengths above this integer become this integer.
+    Lengths of float32, float64, int32 and int16 edges have the type of the edges; other types are converted to float64.
+    The largest int32 or int16 means "no edge" and "no path". A longer path gets the largest integer as its length.
 
     Examples
     --------
@@ -619,7 +624,7 @@ def plan(
     Parameters
     ----------
     m, k, n : int
-        The sizes.
+        The sizes of the two matrices.
     op : {"product", "gram", "symmetric"}, optional
         "gram" for fmm.gram of one matrix, "symmetric" for fmm.gram of two matrices. For both, m and n must be equal.
     dtype : type or str, optional
@@ -627,7 +632,7 @@ def plan(
     device : str or int, optional
         "cpu", or the index of a CUDA device.
     plan, max_error_growth, workspace
-        As in fmm.matmul. If `plan` was passed, the decision describes this plan.
+        The options of fmm.matmul with these names. If `plan` was passed, the decision describes this plan.
 
     Returns
     -------

@@ -1,16 +1,16 @@
-"""Dispatch of checked public calls to autograd, to host streaming, to the vendor, or to fmm.runtime, which decides.
+"""Dispatch of checked public calls to autograd, to host streaming, to the vendor, or to fmm.runtime, which plans calls.
 
 Modules that few programs need, and modules that load torch or CuPy, are imported at the first call that needs them.
 
 A call passes these gates in order. The vendor (the library's own function) computes the call at the first gate that
-declines the call. Gates 1 to 4 need no decision.
+declines the call. Gates 1 to 4 compare no plans.
 
 1. Early declines in fmm.api, before the arguments are checked.
    * fmm.matmul of NumPy arrays: `MIN_PLAN_ENTRIES`, `is_small_on_host`, and the cached decline (`was_declined`).
    * fmm.gemm: `is_small_on_host` (NumPy), `run_small_gemm` (CuPy and torch), and the cached decline
      (`run_declined_gemm`).
    * fmm.gram: `run_small_gram` (NumPy), and the cached decline (`run_declined_gram`).
-2. This module, for fmm.matmul. While a tracer or mode records calls, `_traced_matmul` alone decides.
+2. This module, for fmm.matmul. While a tracer or a mode of torch records calls, `_traced_matmul` replaces this gate.
    * `multiply_without_options` (CuPy and torch): `SMALL_BYTES_PRODUCT`, and `is_declined_on_device`, which compares
      multiply-adds and looks up the cached decline.
    * `multiply_with_options` (NumPy): `MIN_PLAN_ENTRIES` and `is_small_on_host`.
@@ -19,7 +19,7 @@ declines the call. Gates 1 to 4 need no decision.
    (`explain_torch_fallback` names the reason), and calls with gradients if an operand is a vector or `out` was passed.
 4. fmm.gemm and fmm.gram before a call is prepared: alpha = 0 or empty operands (`gemm._is_empty_product`,
    `gram._compute_gram`), and small matrices on the host (`gemm._has_small_matrices`, `gram._has_few_product_rows`).
-5. fmm.runtime.prepare: reasons for the vendor alone.
+5. fmm.runtime.prepare, for calls that no plan can compute.
    * `prepare_uncached`: `ProductSetting.refusal`, the adapter's reason, from `Library.product_setting`.
    * `_result_operand_or_error`: shapes, types, `out`, and empty products.
    * `_decide_launches`: `ProductSetting.vendor_advantage`, for example NumPy's syrk.
@@ -28,14 +28,15 @@ declines the call. Gates 1 to 4 need no decision.
    * `_decide_integers`: a side on the host is shorter than `MIN_INTEGER_PLAN_SIDE`.
    * `untuned_arithmetic_variables`: the environment changes the vendor's arithmetic, and no tuning had the same
      variables.
-   * `_decide_by_equation_2`, instead of the following two, if FMM_TUNING_MODE is hasa: the rule finds no level.
+   * `_decide_by_equation_2`: HASA's rule finds no level. With FMM_TUNING_MODE=hasa this gate replaces the two below.
    * `decide_by_tuning`: the certified entry of the shape has the vendor as its plan.
    * `decide_by_model`: the device is unknown, or has no rate for the type.
 7. `fmm.perfmodel.choose.pick_candidate`: no candidate within the limits beats the vendor by its margin.
 8. `_decide_launches` again, on a device: `launches_on_device` finds no launches for the decided plan or for any of
    `next_winning_plans`, or the launches need more workspace than the limit.
-9. The run: `run_host.run_call` (`may_overflow`, numpy.errstate, no thread), `run_device.run_call` (the stream is being
-   captured, or recent results had inf or NaN), and `matmul.run_with_fallback` (memory ran out for every plan).
+9. The run: `run_host.run_call` (`may_overflow`, numpy.errstate, no free worker thread), `run_device.run_call` (the
+   stream is being captured, or recent results had inf or NaN), and `matmul.run_with_fallback` (memory ran out for every
+   plan).
 
 If the caller passed a plan, gates 1, 2, 6, 7, `vendor_advantage` and the small matrices of gate 4 do not apply. Gates 3
 (`is_plain_call`), 5 (except for empty products) and 8 raise PlanError. Gate 9 declines only for `may_overflow` and
@@ -93,8 +94,8 @@ if TYPE_CHECKING:
 def multiply_without_options(library: Library, a: Any, b: Any, out: Any = None) -> Any:
     """Return the product of two CuPy arrays or torch tensors, without options or constraints.
 
-    Only calls with torch tensors may pass `out`. Products that no plan can make faster go to the vendor after few
-    checks. A small product takes less time than the checks of a large product.
+    Only calls with torch tensors may pass `out`. Small products and products declined before go to the vendor after few
+    checks: the remaining checks would take longer than a small product.
     """
     if (is_tracing := library.is_tracing) is not None and is_tracing():
         return _traced_matmul(a, b, out, NO_CONSTRAINTS)
@@ -148,8 +149,9 @@ def _multiply_on_own_device(request: MatmulRequest) -> Any:
         a, b, constraints = unwrap_operands(request.a, request.b, request.constraints)
         library = library_of(a, b, request.out).with_options(request.options)
         if library.is_observed():
-            # After the first call of a process, fmm.matmul calls multiply_without_options directly. torch.jit.trace
-            # compares two traces of a call, so the first call must record the same trace as later calls.
+            # In a process's first call, fmm.matmul calls this function; in later calls, fmm.matmul calls
+            # multiply_without_options. torch.jit.trace compares two traces of one call, so both calls must record the
+            # same trace.
             plain = constraints is NO_CONSTRAINTS and not request.options and type(a) is type(b) in PLAIN_TYPES
             if plain:
                 return multiply_without_options(library, a, b, request.out)
@@ -292,7 +294,7 @@ _TORCH_TYPE_PREFIXES = "bfloat16", "tf32", "complex32", "float4", "float8"
 def plan_without_arrays(
     size: Shape, dtype: str, op: Operation, device: str | int, constraints: PlanConstraints
 ) -> Decision:
-    """Return the decision for a product of row-major arrays with these sizes on a device."""
+    """Return the decision for a product of row-major arrays; `size` is (m, k, n)."""
     if not isinstance(op, str) or op not in OPERATIONS:
         raise ValueError(f"unknown operation {op!r}; valid: {', '.join(OPERATIONS)}")
     on_cpu = _is_cpu(device)

@@ -1,6 +1,6 @@
 """The table of element types that fmm multiplies.
 
-A new type is a new row; a new property of types is a new column.
+To add a type, add a row. To add a property of all types, add a field of DType.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class DType:
 
     name: str
     itemsize: int  # bytes in memory
-    # unit roundoff of results, or of operands if a product rounds them to fewer bits; 0 for integers
+    # unit roundoff of results, or of operands if a product rounds the operands to fewer bits; 0 for integers
     unit_roundoff: float
     cpp: str  # name of the type in device code
     cuda_type: int  # cudaDataType
@@ -57,7 +57,10 @@ _FLOAT_ROWS = (
 
 
 def _integer_types() -> Iterator[DType]:
-    """Yield the integer types. Of the integer types cuBLAS multiplies only int8, with sums in int32."""
+    """Yield the integer types.
+
+    All rows have int8's cuBLAS codes: cuBLAS multiplies no other integer type. Sums of int8 products are int32.
+    """
     for name, itemsize, cpp, number in (
         ("int8", 1, "signed char", 3),
         ("int16", 2, "short", 20),

@@ -1,7 +1,7 @@
 """Products of JAX arrays by fmm: fmm.jax.matmul, fmm.jax.gram, and jnp.matmul inside `with fmm.jax.installed():`.
 
-A product is a primitive of JAX with two lowerings: XLA's own dot, or a callback that runs fmm.matmul on XLA's buffers.
-fmm chooses the lowering when JAX lowers the product, so a product that fmm declines has no callback.
+A product by fmm.jax is a primitive of JAX with two lowerings: XLA's own dot, or a callback that runs fmm.matmul on
+XLA's buffers. fmm chooses between the two when JAX lowers the product, so a product that fmm declines has no callback.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["gram", "installed", "matmul"]
 
 # Smallest number of multiply-adds for which a product on the host may run as a callback: a callback takes 0.1 ms.
 MIN_HOST_MULTIPLY_ADDS = 1 << 26
-# matrix side, and number of timings, in the comparison of XLA's dot with NumPy's BLAS on the host
+# The comparison of XLA's dot with NumPy's BLAS on the host: matrix side, and number of timings of each.
 TRIAL_SIDE, TRIAL_ROUNDS = 384, 7
 MIN_HOST_SPEEDUP = 1.15  # smallest predicted speedup over XLA's dot for which fmm multiplies on the host
 HOST_TYPES = "float32", "float64", "complex64", "complex128"
@@ -94,7 +94,7 @@ def _checked_precision(precision: Any) -> lax.Precision:
 
 
 def gram(a: Any) -> jax.Array:
-    """Return A^H A of a JAX matrix; where fmm has a plan for one triangle, half of the multiplications are saved.
+    """Return A^H A of a JAX matrix; a plan computes only one triangle, with half of the multiplications.
 
     Parameters
     ----------
@@ -125,8 +125,9 @@ def installed() -> Iterator[None]:
 
     Notes
     -----
-    JAX compiles all functions again, at the begin and at the end of the block. On a GPU fmm computes float32 products
-    only with `precision="highest"` (or jax.default_matmul_precision), since XLA's default is TF32.
+    At the beginning and at the end of the block, JAX's compiled functions are discarded and compiled again. On a GPU
+    fmm computes float32 products only with `precision="highest"` (or jax.default_matmul_precision), since XLA's default
+    is TF32.
 
     Examples
     --------
@@ -179,7 +180,7 @@ def _abstract_product(a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, *
 
 
 def _left_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, **options: Any) -> Any:
-    """Return the cotangent of A, which is a product of two matrices: the cotangent of C, and B."""
+    """Return the cotangent of A for C = op(A) op(B), as a product of the cotangent of C and B."""
     if isinstance(cotangent, ad.Zero):
         return ad.Zero(a.aval)
     if transpose_a:
@@ -188,7 +189,7 @@ def _left_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, transp
 
 
 def _right_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, **options: Any) -> Any:
-    """Return the cotangent of B, which is a product of two matrices: A, and the cotangent of C."""
+    """Return the cotangent of B for C = op(A) op(B), as a product of A and the cotangent of C."""
     if isinstance(cotangent, ad.Zero):
         return ad.Zero(b.aval)
     if transpose_b:
@@ -197,7 +198,7 @@ def _right_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, trans
 
 
 def _batched_product(operands: Any, axes: Any, **options: Any) -> tuple[jax.Array, int]:
-    """Return the product under vmap, as a product of stacks with one more leading axis."""
+    """Return the product under jax.vmap: the mapped axis becomes the first axis of both stacks."""
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     a, b = (batching.bdim_at_front(x, axis, size) for x, axis in zip(operands, axes, strict=True))
     if axes[1] is None and operands[1].ndim == 2 and not options["transpose_a"]:
@@ -345,7 +346,7 @@ GRAM_PRIMITIVE = _define_primitive(
 
 
 def _gram_derivative(primals: tuple[Any], tangents: tuple[Any]) -> tuple[jax.Array, jax.Array]:
-    """Return A^H A and its derivative for the tangent dA, which is A^H dA plus the adjoint of A^H dA."""
+    """Return A^H A and its derivative for the tangent dA, A^H dA + (A^H dA)^H."""
     (a,), (da,) = primals, tangents
     change = PRODUCT_PRIMITIVE.bind(a.conj(), da, transpose_a=True, transpose_b=False, precision=lax.Precision.HIGHEST)
     return _gram_with_derivative(a), change + change.conj().T
@@ -402,7 +403,10 @@ def _is_highest(precision: Any) -> bool:
 
 
 class _Contraction:
-    """A lax.dot_general as a product of two stacks of matrices; an operand is copied if its axes have another order."""
+    """A lax.dot_general as a product of two stacks of matrices.
+
+    An operand is copied if its axes must be permuted to make a stack of matrices.
+    """
 
     def __init__(self, left: tuple[int, ...], right: tuple[int, ...], dimension_numbers: Any) -> None:
         (left_inner, right_inner), (left_stack, right_stack) = dimension_numbers
@@ -426,9 +430,10 @@ class _Contraction:
 
 
 def _axes_in_order(stack: Any, rows: Any, columns: Any) -> tuple[tuple[int, ...], bool]:
-    """Return the axes in the order stack, rows, columns, and the value False.
+    """Return the axes in the order stack, rows, columns, and False.
 
-    If the order stack, columns, rows needs no copy, return the axes in this order, and the value True.
+    If the axes are stored in the order stack, columns, rows, return the axes in that order, and True: the matrices are
+    transposed without a copy.
     """
     swapped = (*stack, *columns, *rows)
     return (swapped, True) if list(swapped) == sorted(swapped) else ((*stack, *rows, *columns), False)

@@ -9,13 +9,13 @@ from typing import Literal, NamedTuple
 from fmm.dtypes import DTYPES, DType
 
 Shape = tuple[int, int, int]  # (m, k, n)
-# "product": A B. "gram": A B with B = A^H. "symmetric": A B, if the caller guarantees that A B is its own adjoint.
-# For "gram" and "symmetric" only one triangle of C is computed.
+# The operations. "product" means A B. "gram" means A B with B = A^H. "symmetric" means A B where the caller guarantees
+# that A B is its own adjoint. For "gram" and "symmetric", only one triangle of C is computed.
 Operation = Literal["product", "gram", "symmetric"]
 OPERATIONS: tuple[Operation, ...] = ("product", "gram", "symmetric")
-# `Fill` says which part of a self-adjoint C is written. "full": all of C is written. "lower": the lower triangle is
-# written, and the upper triangle is unchanged. "loose", inside plans only: the lower triangle is written, and the upper
-# triangle is undefined.
+# `Fill` says which part of a self-adjoint C is written. With "full", all of C is written. With "lower", the lower
+# triangle is written, and the upper triangle is unchanged. With "loose", the lower triangle is written, and the upper
+# triangle is undefined; only steps inside a plan have this fill.
 Fill = Literal["full", "lower", "loose"]
 VALID_FILLS: tuple[Fill, ...] = ("full", "lower")  # the fills that a problem may have; "loose" is for plans only
 
@@ -28,7 +28,7 @@ class Layout(NamedTuple):
 
     @property
     def strides(self) -> tuple[int, int]:
-        """Distances in elements from row to row and from column to column."""
+        """The distances from row to row and from column to column, in elements."""
         return (self.leading, 1) if self.order == "C" else (1, self.leading)
 
 
@@ -39,7 +39,7 @@ Layouts = tuple[Layout, Layout, Layout]
 class Problem:
     """C = alpha A B + beta C for an m x k matrix A and a k x n matrix B, or a batch of products of these sizes.
 
-    Without layouts, A, B and C are row-major without gaps.
+    If `layouts` is empty, A, B and C are row-major, and their leading dimensions are their numbers of columns.
     """
 
     m: int
@@ -54,9 +54,10 @@ class Problem:
     fill: Fill = "full"
     componentwise: bool = False  # True to bound each entry's error relative to (|A| |B|)ij
     prepared_side: Literal["A", "B"] | None = None  # the operand that a leaf has prepared (fmm.prepare)
-    # Row and column strides, in elements, of an addend that C does not hold; 0 along a broadcast axis.
+    # Row and column strides of an addend outside C, in elements; the stride of a broadcast axis is 0.
     addend_strides: tuple[int, int] | None = None
-    # Elements from one matrix of a batch to the next, of A, B and C; None if the products of a batch are separate.
+    # Distances from one matrix of the batch to the next, in elements, for A, B and C. None if each product of the batch
+    # is computed by a call of its own.
     batch_strides: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:

@@ -99,7 +99,7 @@ def check_gemm(
     `scalars_and_ops`: alpha, beta, transpose_a, transpose_b. `constraints`: plan, max_error_growth, workspace.
     """
     plan = parse_plan(constraints[0])
-    if plan is not None:  # only transpose_a and transpose_b decide about conjugation, not the plan
+    if plan is not None:  # transpose_a and transpose_b alone decide whether an operand is conjugated
         plan = plan.with_conjugation(*plan.conjugated_operands) or plan
     params, checked = _gemm_params(*scalars_and_ops), check_constraints(plan, *constraints[1:])
     check_dense("fmm.gemm", a, b, c)
@@ -182,7 +182,7 @@ def check_constraints(
 
 
 def parse_plan(plan: Plan | Decision | str | None) -> Plan | None:
-    """Return the plan of a text, a Decision or a Plan as a Plan; None for None."""
+    """Return the plan in a text, a Decision or a Plan, as a Plan; return None for None."""
     if plan is None or isinstance(plan, Plan):
         return plan
     return plan.plan if isinstance(plan, Decision) else Plan.parse(plan)
@@ -231,7 +231,7 @@ def check_workspace(nbytes: Any) -> int:
 
 
 def check_error_growth(growth: Any) -> float:
-    """Return the error limit as a float; inf if the value exceeds the largest float."""
+    """Return the limit `max_error_growth` as a float; inf if the value exceeds the largest float."""
     real = isinstance(growth, Real) and not isinstance(growth, bool)
     try:
         number = float(growth) if real else math.nan
@@ -243,7 +243,7 @@ def check_error_growth(growth: Any) -> float:
 
 
 def check_real(name: str, value: Any) -> float:
-    """Return a real number as a Python number; integers stay exact. Arrays without dimensions count as numbers."""
+    """Return a real number as an int or a float; an array of NumPy without dimensions is a number too."""
     if isinstance(value, bool) or not isinstance(value, Real) or not _is_in_float_range(value):
         if _is_scalar_array(value, "iuf"):
             return check_real(name, value.item())
@@ -252,9 +252,9 @@ def check_real(name: str, value: Any) -> float:
 
 
 def check_scalar(name: str, value: Any) -> complex:
-    """Return a number as a Python number.
+    """Return a number as Python's int, float or complex.
 
-    A NumPy scalar could change the type of an array that is multiplied by the scalar.
+    A NumPy scalar instead would change the element type of an array by a multiplication.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, Complex) or not _is_in_float_range(value):
         if _is_scalar_array(value, "iufc"):
@@ -299,10 +299,10 @@ def _is_flag(value: Any) -> bool:
 
 
 def convert_factors(library: Library, arrays: tuple[Any, ...], alpha: Any, beta: Any) -> tuple[Any, Any]:
-    """Return alpha and beta, converted for a product of these arrays; an array may be None.
+    """Return alpha and beta as factors of a product of these arrays; an array may be None.
 
-    For integer products, alpha and beta must be integers, as an int or a float (2 or 2.0). For tensors, torch itself
-    checks alpha and beta.
+    For integer products, alpha and beta must be integers, as an int or a float (2 or 2.0), and are returned as ints.
+    torch itself checks alpha and beta of products of tensors.
     """
     if library.is_differentiable or (alpha in (0, 1) and beta in (0, 1)):
         return alpha, beta
@@ -315,7 +315,7 @@ def convert_factors(library: Library, arrays: tuple[Any, ...], alpha: Any, beta:
 def _integer_type(library: Library, arrays: tuple[Any, ...]) -> np.dtype[Any] | None:
     """Return the product's element type if it is an integer type; else None.
 
-    (NumPy multiplies int64 by uint64 in float64.)
+    The product of int64 and uint64 has no integer type: NumPy multiplies the two in float64.
     """
     present = [np.asanyarray(x) if library is NUMPY else x for x in arrays if x is not None]
     names = [type_name(x.dtype) for x in present]
