@@ -10,13 +10,16 @@ from fmm.config.schema import Entry, Size
 
 MIN_SPEEDUP = 1.02  # smallest median speedup of a certified plan
 CONFIDENCE_LEVEL = 0.95
-MIN_ROUNDS = 6  # smallest number of rounds of a certified plan; the range of five samples has less than 95 % confidence
+# Smallest number of rounds of a certified plan. The range of five samples contains the true median with a probability
+# of less than 95 %.
+MIN_ROUNDS = 6
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
-    """Return a 95 % confidence interval of the median, from order statistics: no distribution is assumed.
+    """Return a 95 % confidence interval of the median, computed from order statistics without an assumed distribution.
 
-    With fewer than six samples, return the smallest and the largest sample (for five samples a 94 % interval).
+    With fewer than six samples, return the smallest and the largest sample. For five samples, this interval has a
+    confidence of 94 %.
     """
     ordered = sorted(samples)
     n = len(ordered)
@@ -35,7 +38,11 @@ def paired_ratios(vendor: Sequence[float], candidate: Sequence[float]) -> tuple[
 
 
 def is_certified(vendor: Sequence[float], candidate: Sequence[float], noise: float) -> bool:
-    """Return True if the speedup's interval is above 1 and the median speedup is above MIN_SPEEDUP and 1 + noise."""
+    """Return True if these rounds certify the candidate for their shape.
+
+    The number of rounds must be at least MIN_ROUNDS. The 95 % interval of the speedup must be above 1, and the median
+    speedup above MIN_SPEEDUP and 1 + noise.
+    """
     ratios = paired_ratios(vendor, candidate)
     return len(ratios) >= MIN_ROUNDS and median_interval(ratios)[0] > 1 and median(ratios) > max(MIN_SPEEDUP, 1 + noise)
 
@@ -43,7 +50,7 @@ def is_certified(vendor: Sequence[float], candidate: Sequence[float], noise: flo
 def entry_from_rounds(
     size: Size, plan: str, vendor: Sequence[float], candidate: Sequence[float], noise: float, origin: str
 ) -> Entry:
-    """Return an entry from paired rounds: the entry names the plan if the plan is certified, else the vendor."""
+    """Return a config entry for the measured shape; its plan is `plan` if the rounds certify `plan`, else `vendor`."""
     found, rounds, base = paired_ratios(vendor, candidate), len(vendor), median(vendor)
     if not is_certified(vendor, candidate, noise):
         return Entry(size, "vendor", 1.0, 1.0, 1.0, rounds, base, base, noise, origin=origin)

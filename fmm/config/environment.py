@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-# off: use no config. cache: use the configs. online: use the configs, and measure large products of the running
-# program. hasa: decide by D'Alberto and Nicolau's Equation 2.
+# The values of FMM_TUNING_MODE. "off": fmm uses no config. "cache": fmm uses the configs. "online": fmm uses the
+# configs, and measures large products of the running program. "hasa": fmm decides by D'Alberto and Nicolau's Equation
+# 2.
 TUNING_MODES = ("off", "cache", "online", "hasa")
-# The valid values of an on/off variable, in lower case, with their meaning.
+# The valid values of an environment variable that is on or off, in lower case, with their meaning (True: on).
 SWITCH_VALUES = {
     "0": False,
     "1": True,
@@ -28,8 +29,8 @@ SWITCH_VALUES = {
 
 log = logging.getLogger("fmm")
 
-# `_ENVIRONMENT_BYTES` is the dictionary behind os.environ. Every product reads five environment variables, and
-# os.environ.get takes 0.7 us for each.
+# `_ENVIRONMENT_BYTES` is the dictionary of undecoded values inside os.environ. Every product reads five environment
+# variables from this dictionary, since os.environ.get takes 0.7 us for each variable.
 _ENVIRONMENT_BYTES: Any = getattr(os.environ, "_data", None)
 _VARIABLES = ("FMM_COMPONENTWISE", "FMM_CONFIG", "FMM_DISABLE", "FMM_EMULATION", "FMM_TUNING_MODE")
 _ENVIRONMENT_KEYS: dict[str, Any] = {
@@ -44,7 +45,7 @@ raw_variable_value, RAW_VARIABLE_NAMES = (
 
 
 def environment_value(name: str) -> str:
-    """Return the value of one of fmm's environment variables, or an empty text if the variable is not set."""
+    """Return the value of one of fmm's environment variables; an empty text if the variable is not set."""
     if _ENVIRONMENT_BYTES is None:
         return os.environ.get(name, "")
     raw = _ENVIRONMENT_BYTES.get(_ENVIRONMENT_KEYS[name])
@@ -52,7 +53,10 @@ def environment_value(name: str) -> str:
 
 
 def is_disabled() -> bool:
-    """Return True if FMM_DISABLE is set, but not to no, 0, off or false; the vendor then computes every product."""
+    """Return True if FMM_DISABLE disables fmm, so that the vendor computes every product.
+
+    Every value of FMM_DISABLE disables fmm, except an empty text, no, 0, off and false.
+    """
     value = environment_value("FMM_DISABLE")
     return bool(value) and SWITCH_VALUES.get(value.strip().casefold(), True)
 
@@ -97,8 +101,8 @@ def log_once(message: str) -> None:
 
 # ---- variables that change the vendor's arithmetic
 
-# The variables that change cuBLAS's arithmetic and speed, by element type. Each tuple has the values of a variable that
-# leave cuBLAS's arithmetic unchanged.
+# The environment variables that change cuBLAS's arithmetic and speed, by element type. The tuple of a variable has the
+# values with which cuBLAS's arithmetic does not change.
 _EMULATION_VARIABLES = {"CUBLAS_EMULATION_STRATEGY": ("default",)}
 _DOUBLE_VARIABLES: dict[str, tuple[str, ...]] = {"CUBLAS_EMULATE_DOUBLE_PRECISION": ("0",)}
 _SINGLE_VARIABLES: dict[str, tuple[str, ...]] = {
@@ -121,7 +125,7 @@ def vendor_variables() -> dict[str, str]:
 
 
 def vendor_arithmetic(dtype: str, variables: Mapping[str, str]) -> str:
-    """Return as text the environment variables that change cuBLAS's products of this type; empty if none does."""
+    """Return as text those of `variables` that change cuBLAS's products of this type; empty if no variable does."""
     relevant = VENDOR_VARIABLES.get(dtype, {})
     found = {name: variables[name] for name, usual in relevant.items() if variables.get(name, usual[0]) not in usual}
     if any("EMULATE" in name for name in found):

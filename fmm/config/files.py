@@ -108,16 +108,18 @@ class Configs:
                     log_once(f"the config {str(path)!r} is not used: {error}")
 
     def find_tuning(self, identity: Identity, dtype: str) -> Tuning | None:
-        """Return the tuning of an element type on a device from the first config file with this tuning, else None."""
+        """Return the tuning of an element type on a device from the config files; None if no file has this tuning."""
         key = identity.key, identity.name, dtype  # hashing a tuple of texts is faster than hashing an Identity
         if key not in self._tuned:
             self._tuned[key] = self._find_section(identity, dtype)
         return self._tuned[key]
 
     def _find_section(self, identity: Identity, dtype: str) -> Tuning | None:
-        """Return the first valid section; a later file's model replaces a model that is missing or not trusted.
+        """Return the tuning of the first file that has a valid section for this device and type.
 
-        An interrupted tuning leaves a section without a model, and this section must not hide a later file's model.
+        If the model of this section is missing or not trusted, the first trusted model of a later file replaces it.
+
+        An interrupted tuning leaves a section without a model. Such a section must not hide the model of a later file.
         """
         first: Tuning | None = None
         for found in self._valid_sections(identity, dtype):
@@ -135,7 +137,7 @@ class Configs:
         return first
 
     def _valid_sections(self, identity: Identity, dtype: str) -> Iterator[Tuning]:
-        """Yield the valid sections of this device and type, in the order of the files."""
+        """Yield the tunings in the valid sections of this device and type, in the search order of the files."""
         for path, devices in self.files.items():
             raw = devices.get(identity.key, {}).get(dtype)
             if raw is None:
@@ -155,7 +157,7 @@ OTHER_CARD_NOTE = "on another card of this name"
 
 
 def note_other_card(found: Tuning) -> Tuning:
-    """Return the shipped tuning with a note in its source that another card of this name was measured."""
+    """Return the shipped tuning; the source of its calibration now says that another card of this name was measured."""
     calibration = found.calibration
     if calibration is None:
         return found
@@ -175,12 +177,12 @@ _expected_files: set[Path] = set()
 
 
 def suppress_missing_config_warning(path: Path) -> None:
-    """Suppress warnings about a missing or damaged config file that this process will write."""
+    """Suppress warnings that this config file is missing or damaged, because this process will write the file."""
     _expected_files.add(path)
 
 
 def current_settings() -> tuple[tuple[object, ...], Configs]:
-    """Return the environment variables and the configs that decisions depend on."""
+    """Return the values of fmm's environment variables, and the configs: every decision depends on both."""
     return _settings_at(tuple(map(raw_variable_value, RAW_VARIABLE_NAMES)), int(time.monotonic()))
 
 
@@ -213,7 +215,7 @@ def _read_configs(paths: tuple[Path, ...], stamps: tuple[object, ...], required:
 
 
 def _file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return a file's modification time, size and inode number, to detect changes; None if the file is missing."""
+    """Return a file's modification time, size and inode number, which show a change; None if the file is missing."""
     try:
         found = path.stat()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The identity of a device: the key of its tunings in a config, and the versions on which tunings depend."""
+"""The identity of a device: the key of its tunings in a config, and the versions of the libraries and the driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from fmm.kernels.cpu.compiled_sums import is_compiler_installed
 
 @dataclass(frozen=True)
 class Identity:
-    """The key and versions of a device: the key selects a tuning; its entries hold only for these versions."""
+    """The key, name and library versions of a device.
+
+    The key selects a tuning. The entries of a tuning are used only if `versions` equals the versions that the tuning
+    recorded.
+    """
 
     key: str
     name: str
@@ -36,13 +40,14 @@ def cpu_identity(threads: int) -> Identity:
     return Identity(cpu_device_key(threads), processor_name(), MappingProxyType(versions))
 
 
-# `versions` records under SUMS_VERSION_NAME how a CPU computes the sums of plans; COMPILED_SUMS is the value for
-# compiled sums. A tuning with compiled sums does not hold for NumPy's sums, which take longer.
+# On a CPU, the matrix sums of a plan are computed by compiled code (llvmlite) or by NumPy. `versions` records the
+# choice under SUMS_VERSION_NAME; COMPILED_SUMS is the value for compiled sums. NumPy's sums take longer, so a tuning
+# with compiled sums is rejected where llvmlite is missing.
 SUMS_VERSION_NAME, COMPILED_SUMS = "sums", "llvmlite"
 
 
 def cpu_device_key(threads: int) -> str:
-    """Return the key of this processor with this number of threads; the key also names a folder under results/."""
+    """Return the device key of this processor with this number of BLAS threads; a folder of results/ has this name."""
     return "-".join(["cpu", *_key_words(processor_name()), f"{threads}t"])
 
 
@@ -80,7 +85,7 @@ def parse_gpu_device_key(key: str) -> tuple[str, int] | None:
 
 
 def recorded_device_name(section: JsonValue) -> str:
-    """Return the device's name that a section of a config records; empty if the section has no name."""
+    """Return the device name that a section of a config records in its conditions; empty if no name is recorded."""
     conditions = section.get("conditions") if isinstance(section, dict) else None
     name = conditions.get("device") if isinstance(conditions, dict) else None
     return name if isinstance(name, str) else ""

@@ -24,7 +24,7 @@ class ConfigError(ValueError):
 
 
 def read_document(content: str) -> dict[str, dict[str, JsonValue]]:
-    """Return the devices in a config's text: device key -> type -> section; the sections are not checked."""
+    """Parse the text of a config; return a dictionary: device key -> element type -> unchecked section."""
     try:
         raw = json.loads(content, parse_constant=_reject_constant)
     except RecursionError:
@@ -53,7 +53,7 @@ def config_text(devices: Mapping[str, Mapping[str, JsonValue]]) -> str:
 
 
 def _json_lines(value: JsonValue, depth: int) -> str:
-    """Return a value as JSON text; an object that contains no other object is one line.
+    """Return a value as JSON text; an object that contains no other object is written on one line.
 
     Raise ValueError for NaN, since JSON has no NaN.
     """
@@ -134,7 +134,7 @@ def integer_check(low: int, high: int) -> JsonCheck:
 
 
 def choice_check(*valid: str) -> JsonCheck:
-    """Return a check that a value is one of these words."""
+    """Return a check that a value is one of the texts `valid`."""
 
     def check(value: JsonValue, json_path: str) -> str:
         if value not in valid or not isinstance(value, str):
@@ -145,7 +145,7 @@ def choice_check(*valid: str) -> JsonCheck:
 
 
 def parser_check(valid_text: str, parse: Callable[[JsonValue], Any]) -> JsonCheck:
-    """Return a check that calls `parse`; the error message says that the value is not `valid_text`."""
+    """Return a check that returns `parse(value)`; if `parse` fails, the error message says `valid_text`."""
 
     def check(value: JsonValue, json_path: str) -> Any:
         try:
@@ -171,7 +171,7 @@ def check_bool(value: JsonValue, json_path: str) -> bool:
 
 
 def accept_any(value: JsonValue, json_path: str) -> JsonValue:
-    """Return the value unchecked: the runtime does not read the field, or another function checks the field."""
+    """Return the value unchecked, for a field that the runtime does not read or that another function checks."""
     return value
 
 

@@ -1,7 +1,7 @@
-"""Check the fields of a section that commands read and the runtime does not read.
+"""Check the fields of a config section that only commands of `fmm-tune` read.
 
-The runtime accepts any value of a field that it does not read, so that no damaged field makes a product fail.
-`fmm-tune` checks the fields that only commands read before it shows, draws or exports a section.
+The runtime does not read these fields and accepts any value, so no product fails because of a damaged field. The
+commands check these fields before they show, draw or export a section.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ ERROR_CHECKS: Mapping[str, JsonCheck] = {
     "count": integer_check(0, 1 << 40),
     **dict.fromkeys(("median", "p95", "bias", "upper", "above"), optional_number_check(-1e9, 1e9)),
 }
-# names of model errors that are missing if no held-out product was measured
+# fields of a model error that are missing if no held-out product was measured
 OPTIONAL_IF_UNCHECKED = frozenset({"median", "p95", "bias", "upper", "above"})
 BLOCK_TERM_CHECKS: Mapping[str, JsonCheck] = {f.name: number_check(1e-12, 1e6) for f in fields(BlockModelConstants)}
 
 
 def check_reported_fields(section: Mapping[str, JsonValue], json_path: str) -> Iterator[ConfigError]:
-    """Check a section's fields that only commands read; yield a ConfigError for each damaged field."""
+    """Check the fields of a section that only commands read; yield a ConfigError for each damaged field."""
     for name, check in REPORTED_CHECKS.items():
         if section.get(name) is not None:
             try:
@@ -63,7 +63,7 @@ def _check_text_or_number(value: JsonValue, json_path: str) -> JsonValue:
 
 
 def _check_errors(value: JsonValue, json_path: str) -> dict[str, Any]:
-    """Check and return the model's errors: one object for each predicted quantity (time, speedup)."""
+    """Check and return a section's model errors: an object for each predicted quantity (time, speedup)."""
 
     def check(found: JsonValue, at: str) -> dict[str, Any] | None:
         if found is None:
@@ -88,7 +88,7 @@ def _check_interval(value: JsonValue, json_path: str) -> tuple[float, float]:
 
 
 def _check_blocks(value: JsonValue, json_path: str) -> dict[str, Any]:
-    """Check and return the block model's fit: its errors, and its constants or null for the built-in constants."""
+    """Check and return the block model's fit: errors, and fitted constants (null: the built-in constants are used)."""
 
     def check_terms(found: JsonValue, at: str) -> JsonValue:
         return found if found is None else read_fields(found, at, BLOCK_TERM_CHECKS)

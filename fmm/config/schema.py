@@ -77,13 +77,13 @@ __all__ = [
 
 DEFAULT_OPERATION: Operation = "product"  # the operation of most entries
 FIRST_PRODUCT = "first product"
-# where an entry was measured: by the tuner ("certified"), by the runtime on the user's products ("online"), or by the
-# first large product of a type on an untuned GPU
+# What measured an entry: the tuner ("certified"), the runtime on the user's products ("online"), or the runtime at the
+# first large product of a type on an untuned GPU ("first product").
 ENTRY_ORIGINS = "certified", "online", FIRST_PRODUCT
 ANY_LAYOUT = "any"  # layout of an entry that holds for row-major and for column-major matrices
 Size = tuple[int, int, int]  # (m, k, n)
 EntryKey = tuple[str, Size, str, bool]
-# (low, high) of a threshold's 95 % interval; None stands for a side above 65536
+# the 95 % interval (low, high) of a threshold; None instead of a side above 65536
 ThresholdInterval = tuple[float | None, float | None]
 TAU_NAMES = ("tau1", "tau2", "tau3")
 NAMES_IN_SECONDS = ("alpha", "pi")
@@ -94,7 +94,7 @@ NAMES_IN_SECONDS = ("alpha", "pi")
 
 @dataclass(frozen=True)
 class Entry:
-    """The plan for exactly one shape, with its measurements; `seconds` and `vendor_seconds` are medians."""
+    """The plan for exactly one shape, with its measurements; `seconds` and `vendor_seconds` are medians of rounds."""
 
     size: Size
     plan: str
@@ -108,8 +108,10 @@ class Entry:
     layout: str = ANY_LAYOUT
     verified: bool = True
     origin: str = "certified"
-    lean: bool = False  # True for a shape's second entry, the best plan without workspace
-    op: Operation = DEFAULT_OPERATION  # written only if the operation is not the default one
+    # a shape can have a second entry with the best plan without workspace: True for this second entry
+    lean: bool = False
+    # an entry in a config has this field only for operations other than DEFAULT_OPERATION
+    op: Operation = DEFAULT_OPERATION
 
     @property
     def entry_key(self) -> EntryKey:
@@ -131,7 +133,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ThresholdRange:
-    """The crossover sides for three gains (see Thresholds); None if no side up to 65536 reaches the gain."""
+    """Three crossover sides, for three predicted gains (see Thresholds); None if no side up to 65536 has the gain."""
 
     value: float | None
     low: float | None
@@ -148,20 +150,22 @@ class ThresholdRange:
 class Thresholds:
     """The thresholds of a tuning, with the papers' names; a threshold that was not measured is None.
 
-    tau1, tau2 and tau3 are the tuned model's crossover sides, each as three sides for three predicted gains. From the
-    side `low` on the tuned model predicts no loss. From the side `value` on the model predicts a gain of 2 %, the
-    smallest certified gain. From the side `high` on the model predicts a gain of the margin, and fmm.matmul chooses the
-    plan. `intervals` has the 95 % intervals of the thresholds.
+    tau1, tau2 and tau3 are the tuned model's crossover sides, each as three sides for three predicted gains. For
+    squares of side `low` or larger, the tuned model predicts no loss. From the side `value` on, the model predicts a
+    gain of at least 2 %, the smallest certified gain. From the side `high` on, the model predicts at least the margin,
+    and fmm.matmul chooses the plan. `intervals` has the 95 % intervals of the thresholds.
     """
 
-    alpha: float  # seconds to add an element of one matrix to an element of another: two reads and one write
-    pi: float  # seconds per flop of the vendor's product; alpha and pi are for large matrices (D'Alberto and Nicolau)
+    alpha: float  # seconds per element of a matrix addition: two reads and one write
+    # seconds per flop of the vendor's product; alpha and pi are measured on large matrices (D'Alberto and Nicolau)
+    pi: float
     # The recursion point is the smallest side of a square product for which one level is faster than no level. n1
     # follows from D'Alberto and Nicolau's Equation 3 with alpha and pi; n1_measured is measured.
     n1: float | None
     n1_measured: float | None
-    # epsilon is added to alpha / pi, in flops, in D'Alberto and Nicolau's Equation 2. epsilon is the smallest number
-    # with which the equation agrees with the most measured shapes; None if the measurements do not determine epsilon.
+    # D'Alberto and Nicolau's Equation 2 adds epsilon (in flops) to alpha / pi. epsilon is the smallest number with
+    # which the equation makes the measured choice for the most shapes; None if the measurements do not determine
+    # epsilon.
     epsilon: float | None
     tau1: ThresholdRange  # largest side of squares for which the tuned model chooses no level (Li, Ranka and Sahni)
     tau2: ThresholdRange  # largest side of squares for which the model chooses at most one level
@@ -169,18 +173,18 @@ class Thresholds:
     # The tiled kernel's block strategy for each side of a square product (Huang, Yu and van de Geijn); empty if the
     # device has no tiled kernel.
     block_strategy: Mapping[str, str] = field(default_factory=dict)
-    # best measured speedup of the plans with one level, for each side
+    # for each measured side, the best speedup of the plans with one level
     one_level: Mapping[str, float] = field(default_factory=dict)
-    # 95 % intervals of alpha, pi, n1, epsilon and tau1 to tau3: the range over 95 % of the models sampled from the fit
-    # (fmm.tuner.fit.sampled).
+    # 95 % intervals of alpha, pi, n1, epsilon, tau1, tau2 and tau3. Many models are sampled from the fit
+    # (fmm.tuner.fit.sampled); the interval of a threshold contains its values in 95 % of these models.
     intervals: Mapping[str, ThresholdInterval] = field(default_factory=dict)
-    # tau1 to tau3 with FMM_EMULATION=0; empty if no candidate emulates.
+    # tau1, tau2 and tau3 if FMM_EMULATION=0 forbids emulation; empty if no candidate uses emulation
     without_emulation: Mapping[str, float | None] = field(default_factory=dict)
-    # The measured crossovers limit the number of levels of candidates; the key is the plan without its levels, such as
-    # `vendor`. Candidates have no level up to the effective side tau1, at most one level up to tau2, and at most two up
-    # to tau3. None: no limit.
+    # Crossovers that were measured instead of predicted; they limit the number of levels of candidates. The key is the
+    # candidate's plan without its levels, such as `vendor`. Candidates have no level up to the effective side tau1, at
+    # most one level up to tau2, and at most two levels up to tau3. None instead of a side: no limit.
     measured_taus: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-    # 95 % intervals of the measured crossovers, by the same keys
+    # 95 % intervals of the crossovers in `measured_taus`, by the same keys
     measured_intervals: Mapping[str, Mapping[str, ThresholdInterval]] = field(default_factory=dict)
 
     @property
@@ -190,7 +194,7 @@ class Thresholds:
 
     @property
     def level_bounds(self) -> tuple[LevelBounds, ...]:
-        """The measured crossovers, as bounds on the number of levels of candidates."""
+        """The measured crossovers, as upper bounds of the number of levels of candidates."""
         return tuple(LevelBounds(baseline, **taus) for baseline, taus in self.measured_taus.items())
 
     @property
@@ -215,13 +219,14 @@ class Tuning:
     entries: Mapping[EntryKey, Entry]
     changed: tuple[str, ...] = ()  # versions that changed since the tuning; after any change the entries are not used
     thresholds: Thresholds | None = None
-    fitted: BlockModelConstants | None = None  # the block model's fitted terms; None for the built-in terms
+    # the fitted constants of the block model; None for the built-in constants
+    fitted: BlockModelConstants | None = None
     # the tile strategy of fmm's own float32 kernel that was fastest on each measured shape
     strategies: tuple[tuple[Size, str], ...] = ()
     diagnostics: tuple[str, ...] = ()  # reasons why the model is not trusted
     # names of the rates of leaves that failed in every trial; no plan may use these leaves
     failed: tuple[str, ...] = ()
-    vendor_arithmetic: str = ""  # environment variables that changed cuBLAS's arithmetic during the tuning
+    vendor_arithmetic: str = ""  # text of the variables that changed cuBLAS's arithmetic during the tuning
 
     @property
     def trusted_calibration(self) -> Calibration | None:
@@ -255,14 +260,17 @@ def check_size(value: JsonValue, json_path: str) -> Size:
 
 
 def check_plan(value: JsonValue, json_path: str) -> str:
-    """Return a plan's text if it ends in the name of a leaf, else raise ConfigError; the first use parses the plan."""
+    """Return the text of a plan if the text ends in the name of a leaf, else raise ConfigError.
+
+    The rest of the text is not parsed here, but at the first use of the plan.
+    """
     if check_text(value, json_path).rpartition(">")[2].strip() not in leaf_uses():
         raise wrong_value_error(json_path, "a plan that ends in its leaf, such as vendor", value)
     return str(value)
 
 
 check_positive = number_check(1e-30, 1e30)
-MAX_NOISE = 1e6  # on a busy machine a product can take many times as long as the same product a moment later
+MAX_NOISE = 1e6  # on a busy machine, two runs of the same product can differ by a large factor
 ENTRY_CHECKS: Mapping[str, JsonCheck] = {
     "size": check_size,
     "plan": check_plan,
@@ -294,7 +302,8 @@ SECTION_CHECKS: Mapping[str, JsonCheck] = {
     "entries": accept_any,  # entries are read one by one
 }
 OPTIONAL_SECTION_FIELDS = frozenset({"doubts", "blocks", "failed"})  # fields that sections may lack
-# Checks of a calibration's numbers: _CHECKS_BY_NAME for divisors and shares, _CHECKS_BY_TYPE for all other numbers.
+# Checks of the numbers of a calibration: _CHECKS_BY_NAME for numbers by which the model divides and for shares,
+# _CHECKS_BY_TYPE for all other numbers.
 _CHECKS_BY_NAME: Mapping[str, JsonCheck] = {
     **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "parts", "deep", "apart"), check_positive),
     **dict.fromkeys(("margin", "tiled_margin"), number_check(0, 1)),
@@ -308,7 +317,7 @@ _CHECKS_BY_TYPE: Mapping[str, JsonCheck] = {
 
 
 def _number_checks(kind: type[Calibration] | type[ProductRate]) -> tuple[dict[str, JsonCheck], frozenset[str]]:
-    """Return the checks of a dataclass's numbers, and the names of the optional numbers, which have a default."""
+    """Return the checks of a dataclass's numeric fields, and the names of those fields that have a default."""
     numbers = [f for f in fields(kind) if str(f.type) in _CHECKS_BY_TYPE]
     optional = frozenset(f.name for f in numbers if f.default is not MISSING)
     return {f.name: _CHECKS_BY_NAME.get(f.name, _CHECKS_BY_TYPE[str(f.type)]) for f in numbers}, optional
@@ -330,7 +339,7 @@ def _parse_above_zero(raw: JsonValue) -> float:
 
 
 def _parse_by_name(raw: JsonValue, parse: Callable[[JsonValue], Any]) -> dict[str, Any]:
-    """Return an object with every value parsed; return an empty object for null."""
+    """Return a JSON object with each value parsed by `parse`; an empty dictionary for null."""
     return {str(name): parse(value) for name, value in ({} if raw is None else raw).items()}
 
 
@@ -428,7 +437,7 @@ def read_entry(raw: JsonValue, json_path: str) -> Entry:
 
 
 def read_calibration(raw: JsonValue, json_path: str, dtype: str, name: str, source: str) -> Calibration:
-    """Return the calibration of one type on the device `name`; `source` says how the calibration was measured.
+    """Return the calibration of one element type on the device `name`; `source` says how the calibration was measured.
 
     The field `leaf_rates` has the measured rates of some leaves. The optional field `datasheet` names the datasheet
     from which the rates of all other leaves follow.
@@ -505,7 +514,7 @@ def read_strategies(raw: JsonValue) -> tuple[tuple[Size, str], ...]:
 
 
 def _source_text(tuned: JsonValue, errors: JsonValue) -> str:
-    """Return the source of a calibration as text: `calibrated on this device 2026-11-22, model error 1.2%`."""
+    """Return the source of a calibration as text, such as `calibrated on this device 2026-11-22, model error 1.2%`."""
     when, speedup = _field_or_none(tuned, "at"), _field_or_none(errors, "speedup")
     median, count = _field_or_none(speedup, "median"), _field_or_none(speedup, "count")
     date = f" {when[:10]}" if isinstance(when, str) and when.isprintable() else ""

@@ -1,4 +1,7 @@
-"""Write configs: one writer at a time replaces a whole file, and keeps the entries of other shapes."""
+"""Write configs: a lock admits one writer at a time, and the writer replaces the whole file.
+
+A section that is written keeps the old section's entries of other shapes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def merge_section(path: Path, device: str, dtype: str, section: dict[str, JsonVa
 
 
 def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
-    """Write one entry into a section; a missing section is created without a calibration."""
+    """Write one entry into the section of a device and type; a missing section is created without a calibration."""
     path = path.resolve()
     with writer_lock(path):
         types = _read_devices(path).get(identity.key, {})
@@ -41,7 +44,10 @@ def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
 
 
 def join_sections(old: JsonValue, new: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return the new section with the old entries of other shapes; old entries are unverified if a version changed."""
+    """Return the new section, with the old section's entries of other shapes added.
+
+    If the version of a library or driver has changed, the added entries are marked as unverified.
+    """
     others: list[Entry] = []
     with suppress(ConfigError, TypeError, KeyError):
         others = [read_entry(raw, "entries") for raw in old["entries"]]
@@ -50,14 +56,17 @@ def join_sections(old: JsonValue, new: dict[str, JsonValue]) -> dict[str, JsonVa
     same = isinstance(old, dict) and old.get("versions") == new["versions"]
     others = [replace(e, verified=e.verified and same) for e in others if e.entry_key not in replaced]
     joined = {**new, "entries": [e.json_fields for e in sorted([*others, *fresh], key=lambda e: e.entry_key)]}
-    # a quick tuning does not time the block strategies, so the old fit is kept
+    # a quick tuning does not time the block strategies: the old fit of the block model is kept
     if same and not new.get("blocks") and old.get("blocks"):
         joined["blocks"] = old["blocks"]
     return joined
 
 
 def _read_devices(path: Path) -> dict[str, dict[str, JsonValue]]:
-    """Return the devices in the file; rename a damaged file; raise ConfigError for the file of a later fmm."""
+    """Return the devices in a config file; an empty dictionary for a missing file.
+
+    A damaged file is renamed. ConfigError is raised for the file of a later version of fmm.
+    """
     if not path.exists():
         return {}
     try:
@@ -97,13 +106,16 @@ def write_file(path: Path, content: str | bytes) -> None:
         with suppress(OSError):
             os.unlink(partial)
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # so that the error message for a full disk names the file
+            error.filename = str(path)  # the error of a full disk has no file name: add the name for the message
         raise
     _sync_folder(target.parent)
 
 
 def _is_special(path: Path) -> bool:
-    """Return True if the path is a device, pipe or socket, or names an open stream, even a stream to a regular file."""
+    """Return True if the path is a device, a pipe or a socket, or an open stream such as /dev/stdout.
+
+    An open stream counts even if its output is redirected to a regular file.
+    """
     with suppress(OSError):
         mode = path.stat().st_mode
         is_plain = stat.S_ISREG(mode) or stat.S_ISDIR(mode)

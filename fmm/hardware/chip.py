@@ -1,4 +1,4 @@
-"""A CUDA device as a value: fmm selects kernels and predicts times for a device that is not installed."""
+"""The description of a CUDA device, with which fmm selects kernels and predicts times without the device itself."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class BlockModelConstants:
 
     wait: float = 412.0  # cycles that a warp waits at every tile for the barrier, the copies and the first fragments
     far: float = 455.0  # additional cycles that a warp waits at a tile that is not in the second-level cache (L2)
-    # the reads of shared memory, as a share of Huang's Equation 9; one read may serve several threads
+    # the number of reads of shared memory, divided by the number in Huang's Equation 9; the quotient is below 1, since
+    # one read may serve several threads
     share: float = 0.859
-    launch: float = 2.5e-6  # seconds of a launch before its first tile and after its last tile
+    launch: float = 2.5e-6  # seconds of a launch before its first tile and after its last tile together
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,11 @@ class Chip:
     bandwidth: float  # bandwidth of global memory in bytes/s
     cache: float  # bytes of the second-level cache (L2)
     fitted: BlockModelConstants = BlockModelConstants()
-    # sizes (m, k, n) of float32 products with the names of the tile strategies that were measured to be fastest
+    # the measured sizes (m, k, n) of float32 products, each with the name of the fastest tile strategy
     strategies: tuple[tuple[tuple[int, int, int], str], ...] = ()
     # compute capability of the device (90 for 9.0) if `limits` describe an older one; 0: the capability of `limits`
     version: int = 0
-    shared: int = 0  # bytes of shared memory that a thread block may have; 0: as in `limits`
+    shared: int = 0  # bytes of shared memory that a thread block may have; 0: the number in `limits`
     tensor_maps: bool = True  # True if the driver can create tensor maps, which the copy engine (TMA) needs
 
     @property
@@ -60,25 +61,25 @@ class Chip:
 
     @property
     def has_warp_mma(self) -> bool:
-        """True if a warp has matrix instructions for float16 and bytes (mma.sync), and copies are asynchronous."""
+        """True if the GPU has asynchronous copies, and warp matrix instructions (mma.sync) for float16 and int8."""
         return self.compute_capability >= 80
 
     @property
     def has_tensor_memory(self) -> bool:
-        """True for data-center Blackwell: only instructions of a whole thread block reach its tensor cores' full rate.
+        """True for data-center Blackwell, where matrix instructions (tcgen05) read and write tensor memory.
 
-        A warp's matrix instructions (mma.sync) reach a small part of this rate.
+        The warp's matrix instructions (mma.sync) run there at a small part of the tensor cores' full rate.
         """
         return 100 <= self.compute_capability < 120
 
     @property
     def can_round_float32_pairs(self) -> bool:
-        """True if one instruction rounds two float32 numbers to two float16 numbers."""
+        """True if the GPU has an instruction that rounds two float32 numbers to two float16 numbers."""
         return self.compute_capability >= 80
 
     @property
     def has_float64_mma(self) -> bool:
-        """True if a warp has matrix instructions for float64."""
+        """True if the GPU has warp matrix instructions (mma.sync) for float64."""
         return self.compute_capability >= 80
 
     @property
@@ -88,15 +89,15 @@ class Chip:
 
     @property
     def warp_schedulers(self) -> int:
-        """The number of warp schedulers of a multiprocessor; each issues one instruction in a cycle."""
+        """The number of warp schedulers of a multiprocessor; each scheduler issues one instruction per cycle."""
         return self.limits.warp_granularity
 
     @property
     def near_cache_bytes(self) -> float:
-        """Bytes of the half of the second-level cache that a multiprocessor is connected to directly."""
+        """Bytes of the near half of the second-level cache: a multiprocessor is connected directly to one half only."""
         return self.cache / 2
 
     @property
     def write_bytes_per_cycle(self) -> float:
-        """Bytes that each multiprocessor writes to global memory in a cycle while all multiprocessors write."""
+        """Bytes per cycle that one multiprocessor writes to global memory while all multiprocessors write."""
         return self.bandwidth / self.multiprocessors / self.clock

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 RecordT = TypeVar("RecordT")
 
 
-# A mapping from the annotation of a dataclass field to the parser of the field's CSV cells. The annotations are
-# strings, since the module imports `annotations` from __future__.
+# The parser of a CSV cell, by the annotation of the dataclass field. The annotations are strings, since the module
+# imports `annotations` from __future__.
 _CELL_PARSERS: dict[str, Callable[[str], object]] = {
     "str": str,
     "int": int,
@@ -46,17 +46,18 @@ class CapabilityLimits:
     registers_per_sm: int  # 32-bit registers of a multiprocessor
     registers_per_block: int
     max_registers_per_thread: int
-    register_unit: int  # registers are allocated in multiples of this number, see `register_granularity`
-    register_granularity: str  # registers are allocated to each "warp", or on compute capability 1.x to each "block"
+    # the registers of a warp or block (see `register_granularity`) are allocated in multiples of this number
+    register_unit: int
+    register_granularity: str  # unit to which registers are allocated: "warp", or "block" on compute capability 1.x
     warp_granularity: int  # number of partitions of a multiprocessor; warps are distributed evenly among the partitions
     shared_per_sm: int  # bytes of shared memory of a multiprocessor
     shared_per_block: int  # largest number of bytes of shared memory that a kernel can request for a thread block
     reserved_shared_per_block: int  # bytes of shared memory that the system reserves in each thread block
     shared_unit: int  # shared memory is allocated in multiples of this number of bytes
-    shared_bytes_per_clock: int  # bytes of shared memory that a multiprocessor reads in a cycle
-    fp32_per_clock: int  # float32 multiply-adds (two flops each) of a multiprocessor in a cycle
+    shared_bytes_per_clock: int  # bytes of shared memory that a multiprocessor reads per cycle
+    fp32_per_clock: int  # float32 multiply-adds (two flops each) of a multiprocessor per cycle
     fp64_per_clock: int
-    source: str  # document and table
+    source: str  # the document and the table in the document that have these numbers
 
 
 def capability_limits(name: str) -> CapabilityLimits:
@@ -89,10 +90,11 @@ def _capability_table() -> dict[str, CapabilityLimits]:
 
 @dataclass(frozen=True, slots=True)
 class Datasheet:
-    """The printed numbers of one device's datasheet; the properties are in flop/s and bytes/s.
+    """The numbers that one device's datasheet prints; the properties of this class are in flop/s and bytes/s.
 
-    A number is None if the device lacks the unit, or if no source prints the number; the field `source` has the reason.
-    The table has no clock under load; the power limit often keeps this clock below the boost clock.
+    A number is None if the device lacks the arithmetic unit, or if no document prints the number; the field `source`
+    has the reason. Under load, the power limit often keeps the clock below the boost clock; the table has no clock
+    under load.
     """
 
     name: str
@@ -103,13 +105,15 @@ class Datasheet:
     fp64_tflops: float | None  # peak of the CUDA cores in float64, in 1e12 flop/s
     fp64_tensor_tflops: float | None  # peak of the tensor cores in float64, without structured sparsity, in 1e12 flop/s
     tf32_tflops: float | None
-    # peak of the tensor cores in float16 with float32 accumulation, which halves the rate on GeForce cards
+    # peak of the tensor cores in float16 with float32 accumulation, in 1e12 flop/s; GeForce cards run float32
+    # accumulation at half the rate of float16 accumulation
     fp16_tflops: float | None
     int8_tops: float | None
     bandwidth_gbs: float  # bandwidth of global memory in 1e9 bytes/s
     memory_gb: float  # advertised size of global memory in units of 1e9 bytes
     l2_kib: int | None  # size of the second-level cache in KiB; 0 if the device has no such cache
-    relative_of: str  # name of the measured device whose calibration is scaled to this device; empty: none
+    # name of a measured device; its calibration, scaled to this device, predicts times; empty: no such device
+    relative_of: str
     source: str  # the documents with the numbers, and the names of the numbers that were computed from other numbers
 
     @property
@@ -119,12 +123,12 @@ class Datasheet:
 
     @property
     def fp32_peak_flops(self) -> float:
-        """Peak flop/s of the CUDA cores in float32, computed as cores x clock x 2 as in the papers."""
+        """Peak flop/s of the CUDA cores in float32, computed as number of cores x clock x 2, as in the papers."""
         return 2e6 * self.sms * self.capability_limits.fp32_per_clock * self.boost_mhz
 
     @property
     def fp64_peak_flops(self) -> float:
-        """Peak flop/s of the CUDA cores in float64, computed as cores x clock x 2."""
+        """Peak flop/s of the CUDA cores in float64, computed as number of cores x clock x 2."""
         return 2e6 * self.sms * self.capability_limits.fp64_per_clock * self.boost_mhz
 
     @property
@@ -134,7 +138,7 @@ class Datasheet:
 
     @property
     def shared_memory_bandwidth(self) -> float:
-        """Bandwidth of all multiprocessors' shared memory in bytes/s at the boost clock (Huang et al., footnote 13)."""
+        """Bandwidth of shared memory of all multiprocessors together, in bytes/s (Huang et al., footnote 13)."""
         return 1e6 * self.sms * self.capability_limits.shared_bytes_per_clock * self.boost_mhz
 
     def peak_flops(self, element_bytes: int) -> float:
@@ -158,7 +162,7 @@ def datasheet_names() -> tuple[str, ...]:
 
 
 def normalized_name(name: str) -> str:
-    """Return the letters and digits of a name in lower case, the form in which names are compared."""
+    """Return the letters and digits of a device's name in lower case; two names are equal if these are equal."""
     return "".join(c for c in name.casefold() if c.isalnum())
 
 

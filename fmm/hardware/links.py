@@ -1,6 +1,6 @@
-"""Links between devices: the bandwidth in each direction while both directions are used, and the latency of a message.
+"""Links between devices, such as NVLink and InfiniBand, with their bandwidth and the latency of a message.
 
-The links are the rows of `links.csv` in this folder. Every row of `links.csv` names its source.
+The links are the rows of `links.csv` in this folder. Every row names the source of its numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Link:
     """The link that connects a device to other devices."""
 
     name: str
-    kind: str  # "inside" for a link in one machine, "between" for a link between machines
+    kind: str  # "inside" for a link between devices of one machine, "between" for a link between machines
     # compute capability of the devices with this link; "cpu" for links between processors; empty: any capability
     capability: str
     gigabytes: float  # GB/s in each direction, while both directions are used
@@ -55,7 +55,10 @@ def link_by_name(name: str) -> Link:
 
 
 def default_network(capability: str, together: int) -> Network:
-    """Return the usual network of devices of this compute capability ("cpu": processes), `together` in each machine."""
+    """Return the usual network for devices of this compute capability, with `together` devices in each machine.
+
+    The capability "cpu" stands for a network of processes on CPUs.
+    """
     rows = _link_table().values()
     inside = next((row for row in rows if row.capability == capability), link_by_name("PCIe 4"))
     between = {"NVLink 3": "InfiniBand HDR", "NVLink 5": "InfiniBand XDR"}.get(inside.name, "InfiniBand NDR")

@@ -1,6 +1,6 @@
-"""Describe the installed NVIDIA GPUs and their driver by NVIDIA's management library (NVML), a part of the driver.
+"""Describe the installed NVIDIA GPUs and their driver, by NVIDIA's management library (NVML), a part of the driver.
 
-NVML needs neither CuPy nor a CUDA context, so a process can use NVML and fork afterwards.
+NVML needs neither CuPy nor a CUDA context. A process may therefore fork after it has used NVML.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 NVML_FILE = "libnvidia-ml.so.1"
-TEXT_BYTES = 96  # NVML's limit for the length of names and versions
+TEXT_BYTES = 96  # NVML's limit of the length of names and versions, in bytes
 
 
 class InstalledGpu(NamedTuple):
@@ -45,7 +45,7 @@ def nvml_library() -> Any:
 
 
 def installed_gpus() -> list[InstalledGpu]:
-    """Return the GPUs of this machine that answer; an empty list if no driver is installed."""
+    """Return the GPUs of this machine that NVML can describe; an empty list if no driver is installed."""
     library, count = nvml_library(), ctypes.c_uint(0)
     if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
         return []
@@ -62,7 +62,8 @@ def _describe_gpu(library: Any, number: int) -> InstalledGpu | None:
     )
     if failed:
         return None
-    library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))  # this call fails where CPU and GPU share the memory
+    # fails on a GPU that shares its memory with the CPU: the size is then 0 bytes
+    library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
     return InstalledGpu(name.value.decode(errors="replace"), f"{major.value}.{minor.value}", int(memory.total))
 
 

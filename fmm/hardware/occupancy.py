@@ -1,7 +1,7 @@
-"""Compute the number of active thread blocks of a multiprocessor (SM) by the rules of NVIDIA's occupancy calculator.
+"""Compute how many thread blocks are active on a multiprocessor (SM), by the rules of NVIDIA's occupancy calculator.
 
-The module assumes that shared memory has its largest possible share of the L1 cache. The result ignores limits by
-barriers and clusters, and the resources that a debugger or profiler needs.
+The module assumes that shared memory has its largest possible share of the L1 cache. The module ignores the limits that
+barriers and clusters set, and the resources that a debugger or profiler needs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BlockResources:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """The number of active thread blocks of a multiprocessor that each resource alone allows; 0 forbids a launch."""
+    """For each resource, the number of thread blocks on a multiprocessor that it alone allows; 0 forbids a launch."""
 
     by_threads: int
     by_blocks: int
@@ -58,7 +58,7 @@ class Occupancy:
 
 
 def launch_occupancy(limits: CapabilityLimits, launch: BlockResources) -> Occupancy:
-    """Return the number of active thread blocks of a multiprocessor that each resource alone allows."""
+    """Return, for each resource, the number of thread blocks on a multiprocessor that this resource alone allows."""
     return Occupancy(
         by_threads=_blocks_by_threads(limits, launch),
         by_blocks=limits.max_blocks_per_sm,
@@ -68,12 +68,15 @@ def launch_occupancy(limits: CapabilityLimits, launch: BlockResources) -> Occupa
 
 
 def count_active_blocks(limits: CapabilityLimits, threads: int, registers: int, shared_bytes: int = 0) -> int:
-    """Return the number of active thread blocks of a multiprocessor; `registers` counts the registers of one thread."""
+    """Return the number of active thread blocks of a multiprocessor; `registers` is the number for each thread."""
     return launch_occupancy(limits, BlockResources(threads, registers, shared_bytes)).active_block_count
 
 
 def register_range(limits: CapabilityLimits, threads: int, shared_bytes: int, blocks: int) -> range:
-    """Return the range of registers per thread with which exactly `blocks` thread blocks are active; empty if none."""
+    """Return the range of registers per thread with which a multiprocessor has exactly `blocks` active thread blocks.
+
+    The range is empty if no number of registers gives exactly `blocks` thread blocks.
+    """
     counts = [
         registers
         for registers in range(1, limits.max_registers_per_thread + 1)
@@ -83,7 +86,7 @@ def register_range(limits: CapabilityLimits, threads: int, shared_bytes: int, bl
 
 
 def max_registers(limits: CapabilityLimits, threads: int, blocks: int) -> int:
-    """Return the largest number of registers per thread with which `blocks` thread blocks are active."""
+    """Return the largest number of registers per thread with which `blocks` thread blocks fit on a multiprocessor."""
     fitting = (
         registers
         for registers in range(limits.max_registers_per_thread, 0, -1)
@@ -107,8 +110,8 @@ def _blocks_by_registers(limits: CapabilityLimits, launch: BlockResources) -> in
         return 0
     if launch.registers == 0:
         return limits.max_blocks_per_sm
-    # The check of a block's registers rounds its number of warps up to a multiple of the number of partitions. On
-    # compute capability 1.x the allocation rounds up in the same way.
+    # The limit of registers per block applies to a number of warps that is rounded up to a multiple of the number of
+    # partitions. On compute capability 1.x, the allocation also rounds the number of warps up to such a multiple.
     even_warps = _round_up(launch.warp_count, limits.warp_granularity)
     if limits.register_granularity == "block":
         per_block = _round_up(even_warps * launch.registers * THREADS_PER_WARP, limits.register_unit)
