@@ -51,8 +51,8 @@ LT_SCRATCH_BYTES = 32 << 20  # bytes of workspace that an algorithm of cuBLASLt 
 TILED_TYPES = tuple(FUSED_SIZES)
 WARPGROUP_TYPES = ("float16", "bfloat16", "tf32")  # types of the kernel gemm_wgmma.cuh, which cannot form sums
 # Block strategies (tile sizes) as options of the leaf `tile`. The tuner's search tries the strategies of Huang, Yu and
-# van de Geijn, and those that fill the registers of current GPUs. It does not try the strategies of the copy engine
-# (TMA), because the block model chooses among them if the leaf has no option.
+# van de Geijn, and the strategies that fill the registers of current GPUs. The search skips the strategies of kernels
+# with the copy engine (TMA): the block model chooses among these strategies if the leaf has no option.
 TILE_STRATEGIES = tuple(
     LeafOption(s.name.lower(), s.types, searched=s in (*STRATEGIES, *H200_STRATEGIES)) for s in ALL_STRATEGIES
 )
@@ -103,9 +103,9 @@ TILE_LEAF = Leaf(
     loose_triangles=WARPGROUP_TYPES,
     mirrors=True,
     options=(TILE_STRATEGIES, TILE_COPY_OPTIONS),
-    # Types that the leaf `tile` can multiply faster than the vendor. Others are slower on an H200: in float64, `tile`
-    # has 0.95 of cuBLAS's speed, and 0.78 with sums inside the kernel. In TF32, `tile` needs transposed sums, and is
-    # slower than cuBLASLt's best algorithm.
+    # Types that the leaf `tile` can multiply faster than the vendor. Other types are slower on an H200: in float64,
+    # `tile` has 0.95 of cuBLAS's speed, and 0.78 with sums inside the kernel. In TF32, `tile` needs transposed sums,
+    # and is slower than cuBLASLt's best algorithm.
     candidate_types=("float32", "float16", "bfloat16"),
     alignment=16,  # bytes; if rows are not aligned, the kernel reads them one entry at a time
     forms=("inside", "alone", "one pass", "outer"),

@@ -1,8 +1,8 @@
 """Registries of leaves, of kinds of levels, and of users' algorithms.
 
-A registry holds named rows in the order of registration. Some caches depend on registered rows: the plans of texts, the
-steps of plans, and the plans for problems. Every registration clears these caches. Registrations happen when a program
-starts, or in a test, so the time to fill the caches again does not matter.
+A registry holds named rows in the order of registration. Some cached results depend on the registered rows: parsed
+plans, the steps of plans, and the plans chosen for problems. Every registration clears these caches. Registrations
+happen when a program starts, or in a test, so the time to fill the caches again does not matter.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from fmm.problem import Shape
 
 
 class PlanRow(NamedTuple):
-    """One row of a plan's table, about one level. The next row is about the largest product of this level."""
+    """One row of a plan's table: it describes one level. The next row describes the largest product of this level."""
 
     level: str
     problem: str  # size of the product, m x k x n
@@ -60,8 +60,8 @@ def plan_rows(
 ) -> Iterator[PlanRow]:
     """Yield a row for each level, the outermost level first.
 
-    Each row is about the largest product of the previous row. The temporaries of all rows add up to the plan's
-    workspace.
+    Each row describes the largest product of the level in the row before. The temporaries of all rows add up to the
+    plan's workspace.
     """
     name: str
     remaining, streams = plan_workspace_bytes(plan, m, k, n, itemsize, *params), 1
@@ -91,7 +91,7 @@ def plan_rows(
 def _rows_inside_leaf(plan: Plan, size: Shape, nbytes: int, steps: LevelSteps) -> Iterator[PlanRow]:
     """Yield the row of a level that one leaf runs, then the rows of its inner levels, then the row of the last leaf.
 
-    The first row contains the memory of all rows, `nbytes`.
+    The first row has the memory of all these rows, `nbytes`; the other rows have 0 bytes.
     """
     products = list(steps.products)
     first, *inner, last = plan.leaf.split(" > ")

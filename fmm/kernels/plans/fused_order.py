@@ -73,8 +73,9 @@ def _blocks_written(scheme: Scheme, task: Sequence[int]) -> BlockSet:
 def _two_stream_stages(tasks: Sequence[ProductGroup], written: Sequence[BlockSet]) -> Iterator[LaunchStage]:
     """Yield the stages of two streams as in Figure 7 of Huang, Yu and van de Geijn (2020).
 
-    A stage begins with one launch on each stream; the two launches write different blocks. A further launch is added to
-    a stream if it writes no block that the other stream writes, and if the stream is not longer than the other.
+    A stage begins with one launch on each stream; the two launches write different blocks of C. A further launch is
+    added to a stream if the launch writes no block that the other stream writes, and if the stream does not have more
+    launches than the other stream.
     """
     left = list(range(len(tasks)))
     while pair := next(((i, j) for i in left for j in left if i < j and not written[i] & written[j]), None):
@@ -102,7 +103,8 @@ def _two_stream_stages(tasks: Sequence[ProductGroup], written: Sequence[BlockSet
 
 OperandBlocks = tuple[int, int, int]  # W_A, W_B, W_C: how many blocks of A, of B and of C a product uses
 
-# Huang, Yu, van de Geijn 2020, Figure 6: level, variant, (W_A, W_B, W_C), count.
+# Figure 6 of Huang, Yu and van de Geijn (2020): number of levels, number of the variant, (W_A, W_B, W_C), and number of
+# products with this variant.
 FIGURE_6_VARIANTS: Final[tuple[tuple[int, int, OperandBlocks, int], ...]] = (
     (0, 0, (1, 1, 1), 1),
     (1, 0, (2, 2, 2), 1),

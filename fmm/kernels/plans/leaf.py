@@ -61,7 +61,8 @@ class Leaf:
     # Fields on Gram products, and the ways in which the leaf can compute one triangle.
     blas_triangles: tuple[str, ...] = ()  # types with a BLAS function for one triangle: syrk or herk
     kernel_triangles: tuple[str, ...] = ()  # types with a kernel for one triangle of a row-major C
-    loose_triangles: tuple[str, ...] = ()  # types with such a kernel that may write any numbers in the other triangle
+    # types with a kernel for one triangle of C that leaves arbitrary numbers in the other triangle
+    loose_triangles: tuple[str, ...] = ()
     mirrors: bool = False  # True if the triangle kernel can also write the other triangle
     # Up to this number of rows, a GPU computes a batch of Gram products faster as whole products than as triangles.
     whole_product_rows: int = 0
@@ -84,8 +85,8 @@ class Leaf:
     # Fields on the conditions under which the leaf is a candidate.
     candidate_types: tuple[str, ...] | None = None  # types for which the leaf is a candidate; None: all types
     alignment: int = 1  # bytes; the leaf is a candidate only if every row begins at a multiple of this number
-    # The leaf is a candidate only if no side of the product is longer than `longest`, because its rate is measured for
-    # such sides only; 0: no limit.
+    # The leaf is a candidate only if no side of the product is longer than `longest`, because the leaf's rate is
+    # measured only up to this length; 0: no limit.
     longest: int = 0
     # The forms of candidates that end in the leaf (fmm.perfmodel.candidates). `alone`: plans without levels. `peer`:
     # plans without levels that are a baseline for other plans. `half`: plans without levels, for Gram products only.
@@ -112,16 +113,17 @@ class Leaf:
 
     # Fields on the predicted time.
     rate: str = ""  # name of the leaf's rate in a calibration, with `{}` for the type; empty: the type's name
-    # Factor of the predicted time. If the leaf has no rate of its own, this is its time as a multiple of the vendor's.
+    # Factor of the predicted time. For a leaf without a rate of its own: the leaf's time as a multiple of the vendor's.
     relative_time: float = 1.0
     time_formula: Literal["vendor", "tiles"] = "vendor"
     slow_columns: tuple[str, ...] = ()  # types for which a product with a column-major B takes far longer
-    # True if thread blocks occupy every multiprocessor to the end of the product, so that no sums run concurrently
+    # True if the leaf's thread blocks occupy every multiprocessor to the end of the product, so that no sums run
+    # concurrently
     fills_device: bool = False
 
     # A leaf can run a level together with everything below it, such as `residues(14) > bytes`.
-    only_below_levels: bool = False  # True if the leaf multiplies only inside such a leaf, as `bytes` does
-    # For such a leaf: the level, and the name of the last leaf (`bytes`).
+    only_below_levels: bool = False  # True if the leaf is only part of leaves that run a level, as `bytes` is
+    # For a leaf that runs a level: this level, and the name of the last leaf below the level (`bytes`).
     level: Level | None = None
     end: str = ""
 
@@ -165,7 +167,7 @@ class Leaf:
 
     @property
     def all_uses(self) -> Iterator[LeafUse]:
-        """Yield a LeafUse for every text of the leaf in a plan; those without an operand order come first."""
+        """Yield a LeafUse for every text of the leaf in a plan; texts without an operand order come first."""
         numbers: tuple[int | None, ...] = tuple(range(self.numbers)) or (None,)
         for order in (None, *self.orders):
             for number in numbers:
@@ -218,8 +220,8 @@ class LeafUse:
 class LeafFamily:
     """A family of leaves: each leaf runs one level of a certain kind together with everything below this level.
 
-    `leaves` returns a row for each leaf. All of them end in the same last leaf, `end`, and replace `end` in lists of
-    leaves.
+    `leaves` returns a row for each leaf. All leaves of a family end in the same last leaf, `end`. Lists of leaves have
+    the family's leaves in place of `end`.
     """
 
     name: str
@@ -265,13 +267,13 @@ def plan_leaves() -> tuple[Leaf, ...]:
 @clear_on_registration
 @lru_cache(maxsize=1)
 def leaf_uses() -> dict[str, LeafUse]:
-    """Return the leaves by their texts: the leaves in which a plan can end, and the last leaves of families."""
+    """Return a dict from texts to leaves: the leaves in which a plan can end, and the last leaves of families."""
     only_below_levels = [leaf for leaf in LEAVES if leaf.only_below_levels]
     return {str(use): use for leaf in (*plan_leaves(), *only_below_levels) for use in leaf.all_uses}
 
 
 def leaf_use(text: str) -> LeafUse:
-    """Return the leaf of a text; raise PlanError with the valid leaves for an unknown text."""
+    """Return the leaf that a text names; for an unknown text, raise PlanError with the valid leaves."""
     use = leaf_uses().get(text) if isinstance(text, str) else None
     if use is None:
         raise PlanError(f"unknown leaf {text!r}; valid: {valid_leaves_text()}")
@@ -286,7 +288,7 @@ def leaf_of_option(text: str) -> LeafUse:
 
 
 def leaf_option_text(use: LeafUse) -> str:
-    """Return the text of this leaf in a level's option: the short text if there is one (see `leaf_of_option`)."""
+    """Return the text by which a level's option names this leaf: the short text if there is one (`leaf_of_option`)."""
     return str(use).removesuffix(f" > {use.leaf.kernel_leaf_name}") if str(use).count(">") == 1 else str(use)
 
 

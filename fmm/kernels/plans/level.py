@@ -17,9 +17,10 @@ from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.plans.fused_order import count_launches
 from fmm.kernels.registry import RowRegistry
 
-# The order of a level's sums and products. `stacked`: all sums, then all products, then one join of C. `overlapped`: as
-# `stacked`, with two products at a time. `batched`: as `stacked`, with all products in one batch. `sequential`: one
-# product at a time with its sums. `fused`: as `sequential`, with the sums inside the leaf's kernel.
+# The order of a level's sums and products. `stacked`: all sums of A and B, then all products, then one pass that forms
+# C (the join). `overlapped`: as `stacked`, with two products at a time. `batched`: as `stacked`, with all products in
+# one batch. `sequential`: one product at a time with its sums. `fused`: as `sequential`, with the sums inside the
+# leaf's kernel.
 Traversal = Literal["stacked", "overlapped", "batched", "fused", "sequential"]
 TRAVERSALS: tuple[Traversal, ...] = ("stacked", "overlapped", "batched", "fused", "sequential")
 
@@ -29,12 +30,12 @@ class PlanError(ValueError):
 
 
 class LevelCut(NamedTuple):
-    """How a level cuts m, k and n into parts, for levels whose steps depend only on the sides of the blocks."""
+    """How a level cuts m, k and n into parts, if the level's steps depend only on the sides of the blocks."""
 
     parts: tuple[int, int, int]
     # Block sides are multiples of this unit, except at the edge of the matrix. None: block sides differ by at most one.
     unit: int | None
-    ordered: bool = False  # True if the steps also depend on the order of the block sides by length
+    ordered: bool = False  # True if the steps also depend on which block side is the longest and which the shortest
 
     def has_equal_blocks(self, sides: Iterable[int]) -> bool:
         """Return True if all blocks have equal sides, also at the edge of the matrix."""
@@ -71,7 +72,7 @@ class Level(ABC):
     # True if the level saves multiplications: an inf or NaN can then appear where the classical product has none
     saves_products: bool = True
     bilinear: Scheme | None = None  # the scheme or the composition of schemes that the level computes
-    # the number of parts of m, k and n; if set, all counts of the level are polynomials in the block sides
+    # the numbers of parts of m, k and n; if set, all counts of the level are polynomials in the block sides
     cut: LevelCut | None = None
     below: str = ""  # for a level that one leaf runs: the valid texts below the level, in words
 
@@ -82,14 +83,15 @@ class Level(ABC):
 
     # Fields on types and numbers.
     types: tuple[str, ...] | None = None  # types of products that the level computes; None: any type
-    # Numbers that the level's products multiply: of the same type, of the real type of a complex type, or bytes.
+    # The numbers that the level's products multiply: numbers of the level's own type, of the real type that belongs to
+    # a complex type, or bytes.
     number_below: Literal["same", "real", "byte"] = "same"
     conjugates: tuple[bool, bool] = (False, False)  # (True if the level conjugates A, True if the level conjugates B)
     named_leaves: tuple[str, ...] = ()  # texts of leaves that the level itself names for some of its products
     # factor by which the level increases the expected error; the growth of `bilinear` is a further factor
     error_growth: float = 1.0
     error_growth_one_sign: float = 1.0  # factor by which the level increases the expected error on numbers of one sign
-    error_note: str = ""  # a note for users on the error, in addition to its size
+    error_note: str = ""  # a note on the error that explain prints next to the error growth
 
     # Fields on the order of products and sums.
     traversal: Traversal | None = None
@@ -116,7 +118,7 @@ class Level(ABC):
 
     @property
     def shallower_level(self) -> Level | None:
-        """Return the level with one recursion less; None if no recursion would be left."""
+        """Return the same level with one level of recursion less; None if no recursion would be left."""
         return None
 
     def with_conjugation(self, a: bool, b: bool) -> Level | None:
@@ -177,7 +179,10 @@ class Level(ABC):
 
     @property
     def has_independent_products(self) -> bool:
-        """Return True if all products run after the sums and before the join, so that equal products can be a batch."""
+        """Return True if all products run after the sums of A and B and before the sums that form C.
+
+        Equal products can then be one batch.
+        """
         return self.takes_alpha_beta and self.traversal in ("stacked", "overlapped", "batched")
 
     @property
@@ -205,7 +210,7 @@ class Level(ABC):
 
 
 class CandidateLevel(NamedTuple):
-    """A level that the model considers, and the forms of plans with this level (fmm.perfmodel.candidates)."""
+    """A level that candidate plans can have, and the forms of these plans (fmm.perfmodel.candidates)."""
 
     text: str
     forms: tuple[str, ...]
@@ -223,7 +228,8 @@ class LevelKind:
     """One kind of level: its parser, the first words of its texts, and its candidates."""
 
     name: str
-    # Returns None for the text of another kind of level; raises PlanError for a wrong text of this kind.
+    # Returns the level that a text describes. Returns None for the text of another kind of level; raises PlanError for
+    # a wrong text of this kind.
     parse: Callable[[str], Level | None]
     words: Callable[[], tuple[str, ...]]  # returns the first words of texts of this kind
     candidates: Callable[[], Iterable[CandidateLevel]] = _no_candidates
@@ -243,7 +249,7 @@ def unregister_level(name: str) -> None:
 
 
 def parse_level(text: str) -> Level:
-    """Return the level of a text; raise PlanError with the valid names for an unknown text."""
+    """Return the level that a text describes; for an unknown name, raise PlanError with the valid names."""
     for kind in LEVEL_KINDS:
         if (level := kind.parse(text)) is not None:
             return level

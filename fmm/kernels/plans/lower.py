@@ -51,9 +51,10 @@ class LevelWithSteps(Level):
         """
 
     def lower_gram_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
-        """Return the steps that compute the lower triangle of an n x n Gram product, with fill `lower` or `loose`.
+        """Return the steps that compute the lower triangle of an n x n Gram product.
 
-        Only levels with `for_gram` compute Gram products; other levels raise PlanError.
+        With fill `lower` in `params`, the upper triangle of C does not change; with fill `loose`, it may get any
+        numbers. Only levels with `for_gram` compute Gram products; other levels raise PlanError.
         """
         raise PlanError(f"{self} does not cut Gram products")
 
@@ -119,10 +120,10 @@ def level_run_by_leaf(plan: Plan) -> LevelInLeaf | None:
     return level if isinstance(level, LevelInLeaf) else None
 
 
-# A leaf without alpha and beta computes A B in bands of rows, so that the scratch memory for A B stays small. A band
-# has about BAND_ELEMENTS numbers, and at least MIN_BAND_ROWS rows, since BLAS packs B again for each band. On one core,
-# bands of 64 to 256 rows increase the time of a 4096 x 2048 x 4096 product by 27 to 39 %, bands of 512 rows by 14 %,
-# and bands of 1024 rows by 2 %.
+# If a leaf cannot apply alpha and beta, A B is computed in bands of rows, so that the scratch memory for A B stays
+# small. A band has about BAND_ELEMENTS numbers, and at least MIN_BAND_ROWS rows, since BLAS packs B again for each
+# band. On one core, bands of 64 to 256 rows increase the time of a 4096 x 2048 x 4096 product by 27 to 39 %, bands of
+# 512 rows by 14 %, and bands of 1024 rows by 2 %.
 BAND_ELEMENTS, MIN_BAND_ROWS = 1 << 20, 1024
 
 
@@ -163,8 +164,8 @@ def lower_leaf_level(
 ) -> LevelSteps | None:
     """Return the steps of a level that one leaf runs, for counts and explain.
 
-    Return None if the plan has other levels, if the leaf runs no level, or for a Gram product: one triangle of it
-    counts as one operation.
+    Return None if the plan has other levels, or if the leaf runs no level. Also return None for a Gram product, because
+    one triangle of it counts as one operation.
     """
     level = level_run_by_leaf(plan)
     if plan.levels or level is None or params.op != "product":
@@ -173,7 +174,7 @@ def lower_leaf_level(
 
 
 def _update_in_bands(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-    """Return the steps of C = alpha A B + beta C in bands of rows, for a leaf without alpha and beta.
+    """Return the steps of C = alpha A B + beta C in bands of rows, for a leaf that cannot apply alpha and beta.
 
     All bands use the same scratch memory, which is smaller than C.
     """

@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def shallower_plan(self) -> Plan:
-        """Return the plan with one recursion less in its outermost recursive level; unchanged without such a level."""
+        """Return the plan with one recursion less in its outermost recursive level; the plan itself if it has none."""
         return _with_one_level_less(self)
 
     def with_conjugation(self, a: bool, b: bool) -> Plan | None:
@@ -181,8 +181,9 @@ class Plan:
     def inner_type(self, dtype: str, products: Iterable[Plan]) -> str:
         """Return the type of the first level's temporaries and products, in a product of `dtype`.
 
-        `products` are the plans of the products in the steps. If one of them is this plan itself (in a halving of
-        `balanced`, or in the steps that add beta C), the first level is still ahead, and the type does not change.
+        `products` are the plans of the products in the steps. If this plan itself is among them (in a halving of
+        `balanced`, or in the steps that add beta C), the products still run the first level, and the type does not
+        change.
         """
         return dtype if not self.levels or self in products else self.levels[0].dtype_below(dtype)
 

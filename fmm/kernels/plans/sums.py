@@ -18,7 +18,7 @@ ADDEND = "addend"  # name of the operand that beta multiplies, if this operand i
 # `re`, `im`: the place is the real or the imaginary parts of complex numbers. `transpose`: the place is a rectangle of
 # the transposed matrix, and is only read.
 PlacePart = Literal["re", "im", "transpose"]
-COPY_PROGRAM = AdditionProgram(1, (), (0,))  # the program that returns its only input
+COPY_PROGRAM = AdditionProgram(1, (), (0,))  # the program with one input, a copy of which is its output
 
 
 # ---- places
@@ -126,8 +126,8 @@ class Sum:
     def in_place_pairs(self) -> tuple[tuple[int, int], ...]:
         """Return the pairs (index of a write, index of a read) with the same place.
 
-        The sums of these pairs are formed in place. An addend outside C is treated as if it were C. So additions have
-        the same order with and without an addend, and the results are equal bit for bit.
+        The sums of these pairs are formed in place. An addend outside C (ADDEND) counts as C in these pairs. So
+        additions have the same order with and without an addend, and the results are equal bit for bit.
         """
         read_origins = [("C", *p.origin[1:]) if p.name == ADDEND else p.origin for p in self.reads]
         write_origins = [p.origin for p in self.writes]

@@ -181,7 +181,7 @@ def _with_another_leaf(plan: Plan, leaf_type: str, device: str | None) -> Plan |
     """Return the plan with another leaf, the first that multiplies `leaf_type`; None if there is no such leaf."""
     for row in plan_leaves():
         if device is None or device in row.devices:
-            with suppress(PlanError):  # not every leaf forms sums inside its products
+            with suppress(PlanError):  # raised if the plan needs sums inside products, and the leaf cannot form them
                 other = replace(plan, leaf=row.candidate_names[0])
                 if leaf_type in other.leaf_types:
                     return other

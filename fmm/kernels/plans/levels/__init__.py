@@ -3,6 +3,6 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-# The order of these imports is the order of kinds in messages. Schemes come first, since most plans consist of them.
+# Messages list the kinds of levels in the order of these imports. Schemes come first, since most levels are schemes.
 for _name in ("scheme_level", *(module.name for module in iter_modules(__path__))):
     import_module(f"{__name__}.{_name}")

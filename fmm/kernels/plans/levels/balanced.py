@@ -109,8 +109,8 @@ class QuartersLevel(LevelWithSteps):
 
     The rows of A and the columns of B are halved, if there are at least two. The level has no sums and saves no
     multiplications, but it saves memory: the plan below needs at most about half of the workspace, because a block of C
-    needs only half of A and half of B. The level is for integers: GPUs have no kernels for sums of integers, which most
-    other levels need.
+    needs only half of A and half of B. The level is for integers: most other levels need sums, and fmm has no GPU
+    kernels for sums of integers.
     """
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:

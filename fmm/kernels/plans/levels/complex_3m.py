@@ -125,7 +125,7 @@ class Complex3mLevel(ComplexLevel):
         return [whole_matrix(f"{letter}{i + 1}", rows, cols) for i in range(3)]
 
     def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        """Return the footprint. Its elements are complex numbers, so a real number is half an element."""
+        """Return the footprint. Its elements are complex numbers; a real number counts as half an element."""
         counts = _count_blocks_of_level(self, inner)
         moved, held = counts.count_elements(counts.moved, sides), counts.temporary_elements(sides, (True, True, True))
         halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]
@@ -162,8 +162,8 @@ def _count_blocks_of_level(level: Complex3mLevel, inner: Plan) -> BlockCounts:
     def steps_of_odd_sides(unit: int | None, sides: Shape) -> LevelSteps:
         """Return the steps for sides rounded up to odd numbers.
 
-        To count a fringe, `count_blocks` also passes sides that are 1 smaller. The level `3m` has no fringe, so
-        rounding makes both sides equal again.
+        `count_blocks` calls this function with odd sides, and, to count the fringe, with sides that are 1 smaller. The
+        level `3m` has no fringe, so both calls return the same steps.
         """
         m, k, n = (side | 1 for side in sides)
         return level.level_steps(inner, (m, k, n))
@@ -197,7 +197,7 @@ def _update_step(
 ) -> Sum:
     """Return the step C = alpha (weighted sum of products) + beta C, for the real and the imaginary parts of C.
 
-    If one of these parts of C does not change, the step does not write it.
+    The step does not write a part of C (real or imaginary) that does not change.
     """
     program = _complex_sum_program(tuple(alpha * w for w in weights), beta)
     return _remove_unused_reads(Sum(label, program, (*products, *result), result).simplified_sum)

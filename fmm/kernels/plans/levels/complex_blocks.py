@@ -105,7 +105,8 @@ def complex_blocks_level(
         products=3 * scheme_level.products,
         depth=scheme_level.depth,
         splits=scheme_level.splits,
-        bilinear=scheme_level.scheme,  # gives the scheme's error growth; COMPLEX_LEVEL_FIELDS give that of 3m
+        # The total error growth is the growth of this scheme times the growth of `3m` in COMPLEX_LEVEL_FIELDS.
+        bilinear=scheme_level.scheme,
         cut=LevelCut(scheme_level.scheme.size, scheme_level.pad_unit),
         **COMPLEX_LEVEL_FIELDS,
     )

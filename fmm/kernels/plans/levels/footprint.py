@@ -28,7 +28,7 @@ BlockGroup = tuple[int, int, int]
 class BlockCounts:
     """The numbers of passes of a level, of blocks that its sums move, and of blocks that its temporaries hold.
 
-    `held` and `in_place` have two values: if all blocks are equal, and if blocks at the edge are smaller.
+    The first value of `held` and `in_place` is for equal blocks, the second value for smaller blocks at the edge.
     """
 
     passes: int
@@ -38,12 +38,15 @@ class BlockCounts:
     in_place: tuple[float, float]  # fraction of products that read a block of A or B in place, or write a block of C
 
     def count_elements(self, blocks: Sides, sides: Sides) -> Sides:
-        """Return the elements of `blocks`, the numbers of blocks of A, of B and of C. `sides` are the block sides."""
+        """Return the numbers of elements in `blocks[0]` blocks of A, `blocks[1]` of B and `blocks[2]` of C.
+
+        `sides` are the block sides.
+        """
         m, k, n = sides
         return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
 
     def temporary_elements(self, sides: Sides, equal_blocks: tuple[bool, bool, bool]) -> Sides:
-        """Return the number of elements in temporaries, by the size of their blocks: of A, of B, or any other.
+        """Return the numbers of elements in temporaries with blocks the size of A's, of B's, and of any other size.
 
         `sides` are the block sides. `equal_blocks` has three values, for A, B and C: True if the matrix consists of
         equal blocks.

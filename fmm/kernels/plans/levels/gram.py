@@ -34,8 +34,8 @@ class GramLevel(LevelWithSteps):
 
     An option of the level can name the leaf of the blocks on the diagonal. In `gram^2.tile > strassen > vendor`, all
     blocks on the diagonal are one launch of `tile`. In `gram.tile.outer`, the leaf reads operands that are contiguous
-    along the outer dimensions: a column-major B is copied for this leaf, and for A A^T it reads both operands from this
-    copy.
+    along the outer dimensions: a column-major B is copied for this leaf. If A is the transpose of B, the leaf reads
+    both operands from this copy.
     """
 
     cuts: int  # number of halvings of C's side
@@ -81,7 +81,7 @@ class GramLevel(LevelWithSteps):
             if self.needs_b_copy:
                 copies.append(row_major_copy_step(whole_matrix("B", k, n), whole_matrix("T", k, n)))
         blocks: list[Product] = []
-        for at in range(0, max(n, 1), side):  # an empty product also has one block
+        for at in range(0, max(n, 1), side):  # a C without rows also has one block, an empty one
             rows = min(side, n - at)
             left, right = Place("A", at, 0, rows, k), Place("T" if copies else "B", 0, at, k, rows)
             if copies and params.op == "gram":
@@ -97,9 +97,9 @@ class GramLevel(LevelWithSteps):
 
 
 def _batch_equal_products(products: Sequence[Product]) -> list[Product | ProductBatch]:
-    """Return the products, where all products with the size of the first become one batch.
+    """Return the products; all products that are as large as the first product become one batch.
 
-    Only the last product can be smaller than the first.
+    Only the last product can be smaller than the first one.
     """
     equal = [p for p in products if p.size == products[0].size]
     others: list[Product | ProductBatch] = [p for p in products if p.size != products[0].size]
@@ -114,7 +114,8 @@ def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> GramLevel:
     use = leaf_of_option(diagonal_leaf) if diagonal_leaf else None
     if use is not None:
         types = use.multiplied_types()
-        if use.order == "outer":  # the leaf reads A as the transpose of the copy of B, which is no adjoint if complex
+        # The leaf reads A as the transpose of the copy of B; the A of a complex product is the conjugate transpose.
+        if use.order == "outer":
             types = tuple(t for t in types if not DTYPES[t].is_complex)
         diagonal_leaf = leaf_option_text(use)
         if ">" in diagonal_leaf:

@@ -1,8 +1,8 @@
 """Planes of residues: their layout in the workspace, and the steps of a product by residues.
 
-A product by residues has four stages. Floating-point operands are measured: the norms of their rows or columns give
-scaling exponents. The operands are split into planes of bytes. The planes are multiplied. C is joined from the
-products.
+A product by residues has four stages. First, the norms of the rows of A and of the columns of B give the exponents that
+scale floating-point operands. Second, the operands are split into planes of bytes. Third, the planes are multiplied.
+Fourth, the residues of C are computed from these products, and joined to C.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PlaneLayout:
 
     @property
     def remainder_weights(self) -> RemainderWeights:
-        """Return the moduli, and the weights with which residues are joined to integers."""
+        """Return the moduli, and the weights of the sum that reconstructs an integer from its residues."""
         return remainder_weights(self.moduli, self.for_complex)
 
     @property
@@ -100,7 +100,7 @@ class PlaneLayout:
     def moduli_per_pass(self) -> int:
         """Return the number of moduli for which one pass over A and B writes planes.
 
-        These are all moduli, or else as many as fit in MAX_WORKSPACE_BYTES.
+        This is the number of all moduli, or the largest number for which the workspace fits in MAX_WORKSPACE_BYTES.
         """
         if self._total_bytes(self.moduli) <= MAX_WORKSPACE_BYTES:
             return self.moduli
@@ -155,8 +155,8 @@ def planes_per_modulus(for_complex: bool) -> int:
 def integer_moduli_count(dtype: str, k: int) -> int:
     """Return the number of moduli for a product of integers with inner dimension k.
 
-    A product of 8-bit integers is C modulo 2^8, so one modulus is enough. A product of bool needs enough moduli for
-    sums of up to k.
+    For 8-bit integers, C is needed modulo 2^8 only, so one modulus is enough. For bool, an entry of C is a sum of at
+    most k ones, and there must be enough moduli for this sum.
     """
     kind = DTYPES[dtype]
     if dtype == "bool":
@@ -220,8 +220,8 @@ class SplitIntoPlanes(Sum):
 class JoinFromPlanes(Sum):
     """A step that joins C from the planes of products; the planes have the same order as in SplitIntoPlanes.
 
-    For each modulus, sums of planes give the residues of C. All residues of an entry give an integer, which is scaled
-    back.
+    For each modulus, sums of planes give the residues of C. The residues of an entry determine an integer, which is
+    scaled back to a floating-point number if the operands were scaled.
     """
 
     moduli: int = 0
@@ -287,7 +287,7 @@ def _join_program(program: AdditionProgram, planes: int) -> AdditionProgram:
     """Return the program that computes the sums of products in each plane, and then joins the residues to C.
 
     The join is a weighted sum (Chinese remainder theorem). The program has the coefficient 1 in place of each large
-    weight, because it is only counted.
+    weight, because only the additions of the program are counted; it is never run.
     """
     inputs = program.inputs * planes
     lines: list[tuple[tuple[Coefficient, int], ...]] = []

@@ -68,11 +68,11 @@ TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
 # The number of moduli of prepared operands, by type. Prepared operands have no level below residues, because such a
 # level has different planes for A and for B. A prepared matrix is not conjugated.
 PREPARED_MODULI: Final = {"float64": 14, "complex128": 15}
-# The numbers of moduli of candidates. For complex64 on an H200, `3m` over `f16x3` takes 1.06 (1024), 1.17 (2048), 1.25
-# (4096) and 1.17 (8192) times the time of `residues2m(7)`.
+# The numbers of moduli of candidates. `residues2m(7)` is a candidate for complex64, because `3m` over `f16x3` takes
+# 1.06, 1.17, 1.25 and 1.17 times as long for squares of side 1024, 2048, 4096 and 8192 (H200).
 USUAL_MODULI: Final = {"float64": (14, 15, 16), "float32": (8,), "complex128": (15, 17), "complex64": (7, 8)}
-# Errors relative to the vendor's, by the number of moduli; 1 if a number is missing. They follow from errors that were
-# measured in the Frobenius norm on normal data:
+# Errors as multiples of the vendor's error, by the number of moduli; 1 if a number is missing. The values follow from
+# errors measured in the Frobenius norm on normal data:
 # - float64 and DGEMM, H200: 0.5 to 0.7 with 14 moduli (0.03 on uniform data), and 15 times as much with 13 moduli.
 # - float64 and DGEMM, H100, sides of 1024 to 8192: 0.045 to 0.068 with 15 moduli. With 16 moduli 0.019 to 0.044, which
 #   is the rounding of C to float64.
@@ -89,11 +89,11 @@ RELATIVE_ERROR_BY_MODULI: Final = {
 # The numbers of moduli that the tuner's probes measure, by type. Other candidates (more moduli, or residues for
 # float32) are used only by a call that requires a smaller error than the vendor's.
 PROBED_MODULI: Final = {"float64": 14, "complex128": 15, "complex64": 7}
-# Bounds of an entry's error relative to the norms of its row and column, by the number of moduli; k is the inner
-# dimension. A scaled number is rounded by at most 1/2, and the scaled norm of a row or column is large: at least
-# 2^26.2, 2^30.1, 2^34.0, 2^49.7 and 2^53.5 with 7, 8, 9, 13 and 14 moduli. For complex numbers it is at least 2^50.7,
-# 2^54.0, 2^57.3 and 2^59 with 14 to 17 moduli. With more moduli, the precision 2^-53 of float64 limits the bounds. The
-# rounding of C to float32 adds 2^-24.
+# Bounds of an entry's error relative to the norms of its row of A and its column of B, by the number of moduli; k is
+# the inner dimension. A scaled number is rounded by at most 1/2, and the scaled norm of a row or column is large: at
+# least 2^26.2, 2^30.1, 2^34.0, 2^49.7 and 2^53.5 with 7, 8, 9, 13 and 14 moduli. For complex numbers, the norm is at
+# least 2^50.7, 2^54.0, 2^57.3 and 2^59 with 14 to 17 moduli. With more moduli, the precision 2^-53 of float64 limits
+# the bounds. The rounding of C to float32 adds 2^-24.
 NORM_BOUND_BY_MODULI: Final = {
     "float32": {7: "2^-26 sqrt(k) + 2^-24", 8: "2^-30 sqrt(k) + 2^-24", 9: "2^-34 sqrt(k) + 2^-24"},
     "float64": {13: "2^-48 sqrt(k)", 14: "2^-52 sqrt(k)", 15: "2^-52 sqrt(k)", 16: "2^-52 sqrt(k)"},
@@ -121,7 +121,7 @@ class ResiduesLevel(LevelInLeaf):
         return residues_level(self.moduli, True, conjugates) if self.for_complex else None
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-        """Return the steps of a plan whose leaf is this level; integers are taken to have 8 bytes."""
+        """Return the steps of a plan that ends in this level; the steps are those for integers of 8 bytes."""
         return self.level_steps(plan, (m, k, n), GemmParams(alpha, beta), self.moduli_count_for("int64", k))
 
     def lower_product_in_leaf(
@@ -135,7 +135,7 @@ class ResiduesLevel(LevelInLeaf):
         return self.moduli or integer_moduli_count(dtype, k)
 
     def level_steps(self, plan: Plan, size: Shape, params: GemmParams, moduli: int) -> LevelSteps:
-        """Return the steps of a plan whose leaf is this level, for this number of moduli."""
+        """Return the steps of a plan that ends in this level, for this number of moduli."""
         depth, inner = depth_below_residues(plan.leaf), Plan(leaf=BYTES_LEAF_NAME)
         return residue_steps(size, depth, params, moduli, inner, self.moduli > 0, self.for_complex)
 
@@ -147,8 +147,9 @@ class ResiduesLevel(LevelInLeaf):
     def multiplication_cost(self, steps: LevelSteps) -> float:
         """Return the cost of a multiplication of bytes, in multiplications of the product's type.
 
-        A real multiplication becomes one multiplication of bytes for each modulus, which together cost 1. A complex
-        multiplication becomes two for each modulus, which together cost half a complex multiplication.
+        A real multiplication becomes one multiplication of bytes for each modulus; all of them together cost 1. A
+        complex multiplication becomes two multiplications of bytes for each modulus; all of them together cost half a
+        complex multiplication.
         """
         moduli = next((step.moduli for step in steps.steps if isinstance(step, JoinFromPlanes)), 1)
         return (0.25 if self.for_complex else 1) / moduli
@@ -209,7 +210,7 @@ class ResidueLeaf(NamedTuple):
 
 @lru_cache(maxsize=1)
 def residue_leaves() -> Mapping[str, ResidueLeaf]:
-    """Return all residue leaves by their texts. Among leaves that are equally fast, the model takes the first."""
+    """Return a dict from texts to all residue leaves. Among equally fast leaves, the model takes the first one."""
     leaves = [ResidueLeaf(residues_level(), depth) for depth in (0, 1)]
     for dtype, counts in MODULI_BY_TYPE.items():
         for moduli, depth in product(counts, range(MAX_INNER_LEVELS[dtype] + 1)):
@@ -276,7 +277,7 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
         # Other numbers of moduli are no candidates: with fewer moduli the product is less accurate than the vendor's,
         # and with more moduli it is slower without being more accurate. Two levels below residues are no candidate:
         # split and join take more time than the smaller number of products saves (measured on an H200 up to 16384). A
-        # level that conjugates is no candidate, because fmm.gemm selects it.
+        # level that conjugates is no candidate: fmm.gemm derives this level from the chosen plan.
         forms=("alone",) if moduli in USUAL_MODULI[dtype] and depth < 2 and not any(level.conjugates) else (),
         unprobed=() if moduli == PROBED_MODULI.get(dtype) else ("alone",),
         relative_error=level.error_growth,

@@ -28,7 +28,7 @@ SCALED_TYPES = ("float32", "float64", "complex64", "complex128")
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ScaledLevel(LevelWithSteps):
-    """The level `scaled`: the product below has operands with rows and columns of similar magnitude."""
+    """The level `scaled`: it scales the operands, so that their rows and columns have similar magnitudes."""
 
     inside: bool
     outside: bool
@@ -56,7 +56,7 @@ class ScaledLevel(LevelWithSteps):
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
     def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        """Return the footprint: A and B are read for each kind of scaling and then copied; C is scaled in place."""
+        """Return the footprint: each kind of scaling reads A and B once, then both are copied; C is scaled in place."""
         m, k, n = sides
         reads = self.inside + self.outside
         moved = (reads + 2) * m * k, (reads + 2) * k * n, 2.0 * m * n * self.outside

@@ -5,7 +5,7 @@ or a step table (`li-fig23`). Options follow after dots.
 
 The traversal of a scheme is one of these options:
 
-* `stacked`, the default: all sums, then the products, then the join of C.
+* `stacked`, the default: all sums of A and B, then the products, then one pass that forms C.
 * `overlapped`: the order of `stacked`. On a GPU two products run at a time, so that sums of one product run
   concurrently with leaf products of the other.
 * `batched`: the order of `stacked`. Every operand is copied to a temporary, and the products are one batch.
@@ -280,7 +280,7 @@ def _nondefault_options(name: str, traversal: Traversal | None, fringe: str, tas
 def _coefficient_types(bilinear: Scheme) -> tuple[str, ...] | None:
     """Return the types for which a scheme can be used: None (any type) if all its coefficients are 0, 1 or -1.
 
-    Other schemes are for floating-point types only, because their sums of integers would not be integers.
+    Other schemes are for floating-point types only: with other coefficients, sums of integers need not be integers.
     """
     found = bilinear.factors or (bilinear,)
     signs = all(abs(c) in (0, 1) for x in found for matrix in (x.u, x.v, x.w) for row in matrix for c in row)
@@ -346,7 +346,7 @@ def _length_ranks(blocks: Sides) -> Shape:
 @clear_on_registration
 @lru_cache(maxsize=1024)
 def _table_error_text(level: SchemeLevel, inner: Plan, order: Shape) -> str:
-    """Return the message of the PlanError that a table raises on padded blocks; empty if it raises none.
+    """Return the message of the PlanError that a step table raises on padded blocks; empty if the table is valid.
 
     `order` holds the ranks of the block sides m, k and n by length.
     """
@@ -364,7 +364,7 @@ SHORTEST_K_RANKS: Shape = (1, 0, 2)  # ranks of the sides by length: k is the sh
 @clear_on_registration
 @lru_cache(maxsize=1024)
 def _count_blocks_of_level(level: SchemeLevel, inner: Plan, order: Shape) -> BlockCounts:
-    """Return the block counts of the level. `order` holds the ranks of the block sides by length, used by tables."""
+    """Return the block counts of the level. Only step tables depend on `order`, the ranks of block sides by length."""
     usual = None if level.traversal in ("stacked", "overlapped") else 1
     return count_blocks(lambda unit, sides: level.level_steps(inner, unit, sides), level.block_grid, usual, order)
 

@@ -30,7 +30,7 @@ def _blocks_of_operands(scheme: Scheme, unit: int | None, sides: Shape) -> tuple
 def stacked_steps(
     scheme: Scheme, unit: int | None, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient, batched: bool
 ) -> LevelSteps:
-    """Return four stages of steps: a pass over A, a pass over B, the products, and a pass that joins C."""
+    """Return four stages of steps: a pass over A, a pass over B, the products, and the join (a pass that forms C)."""
     a, b, c = _blocks_of_operands(scheme, unit, sides)
     left_shape = right_shape = None
     if unit is not None:
@@ -40,7 +40,7 @@ def stacked_steps(
     rights, split_b = _split_step("T", scheme.addition_programs.right, scheme.v, b, right_shape, batched)
     products: list[Product] = []
     for p, (left, right) in enumerate(zip(lefts, rights, strict=True)):
-        width = min(left.cols, right.rows)  # beyond this width, one of the operands is zero
+        width = min(left.cols, right.rows)  # inner dimension; beyond this width, one of the operands is zero
         size = left.rows, right.cols
         dest = _block_of_tall_temporary("M", p, *size) if batched else whole_matrix(f"M{p + 1}", *size)
         products.append(
@@ -88,9 +88,9 @@ def _place_products_in_c(
 ) -> list[Product]:
     """Return the products; as many as possible have a block of C as their destination.
 
-    A block of C can hold a product until the join computes the block. So no later line of the join may read this
-    product. Products in C save memory. They also save time: the join overwrites numbers that it has just read, so
-    the CPU need not fetch their cache lines again.
+    A block of C can hold a product until the join computes the block; later lines of the join must not read this
+    product. Products in C save memory. They also save time: the join overwrites numbers that it has just read, and
+    their cache lines are still in the cache.
     """
     last = {v: line for line, terms in enumerate(program.lines, program.inputs) for _, v in terms}
     homes: dict[int, Place] = {}

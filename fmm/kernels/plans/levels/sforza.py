@@ -48,7 +48,8 @@ class SforzaLevel(LevelWithSteps):
     def is_base_case(self, half_side: int, inner: int) -> bool:
         """Return True if the recursion stops: at its depth, or at the cutoff.
 
-        In the rule of the cutoff, the paper prints <= instead of >=.
+        The paper prints the rule of the cutoff with <= instead of >=. But the recursion must stop at small sides, not
+        at large ones.
         """
         return self.recursion <= 1 or self.cutoff / inner + self.cutoff / half_side >= 2
 
@@ -148,7 +149,7 @@ def sforza_level(recursion: int = 1, cutoff: int = 0) -> SforzaLevel:
         saves_products=recursion > 1,
         error_growth=growth,
         for_gram=True,
-        keeps_upper_triangle=False,  # the level's sums write whole blocks on the diagonal
+        keeps_upper_triangle=False,  # the level's sums write whole blocks on the diagonal, with both triangles
     )
 
 
