@@ -14,7 +14,10 @@ from fmm.runtime.decisions.decide import Decision
 
 
 class CallRecord(NamedTuple):
-    """A product's decision, the plan that ran (None: the library's own product), and the reason if the plans differ."""
+    """A product's decision, the plan that ran, and the reason if this plan is not the decided plan.
+
+    The plan is None if the library computed the product.
+    """
 
     decision: Decision
     plan: Plan | None
@@ -30,7 +33,8 @@ class _ThreadRecord(threading.local):
     fallback_reason = ""
 
 
-# `on` is True while any thread counts products; it is an attribute without a lock, since every product reads it
+# `RECORDING_SWITCH.on` is True while any thread counts products. Every product reads this attribute, so no lock
+# protects it.
 RECORDING_SWITCH = _RecordingSwitch()
 _thread_record = _ThreadRecord()
 
@@ -41,12 +45,12 @@ def clear_record() -> None:
 
 
 def last_record() -> CallRecord | None:
-    """Return this thread's record; None if no decision was made. (Small products are declined without a decision.)"""
+    """Return this thread's record; None if the product was so small that fmm declined it without a decision."""
     return _thread_record.record
 
 
 def record_call(decision: Decision, plan: Plan | None) -> None:
-    """Record that the plan ran.
+    """Record that `plan` computed the product.
 
     If `record_fallback` was called for the same product, record that the library computed the product.
     """
@@ -55,7 +59,7 @@ def record_call(decision: Decision, plan: Plan | None) -> None:
 
 
 def record_measured_call(decision: Decision) -> None:
-    """Record a product of an online measurement. The measurement runs the plan and the vendor in turn."""
+    """Record a product that an online measurement timed; the measurement runs the plan or the vendor's product."""
     record = _thread_record.record
     if record is not None:
         turn = "the online measurement timed the library's product" if record.plan in (None, VENDOR) else ""

@@ -67,7 +67,10 @@ def untuned_arithmetic_variables(dtype: str, device: Device) -> str:
 
 
 def tuned_calibration(tuned: Tuning, device: Device) -> Calibration | None:
-    """Return a tuning's calibration by `complete_calibration`, for decisions; None if the tuning is not trusted."""
+    """Return the calibration with which decisions use a tuning; None if the tuning is not trusted.
+
+    `complete_calibration` adds rates that the tuning did not measure.
+    """
     real_type_tuning = DTYPES[tuned.dtype].real
     real_tuning = (
         files.active_configs().find_tuning(device.identity, real_type_tuning)
@@ -101,10 +104,8 @@ def complete_calibration(
 def add_unmeasured_rates(tuned: Calibration, unmeasured: Calibration, failed: tuple[str, ...] = ()) -> Calibration:
     """Return a tuned calibration with added rates of the leaves that the tuning did not measure.
 
-    Leaves that failed get none.
-
     The added rate is the leaf's rate in `unmeasured`, times the vendor's measured rate, divided by the vendor's rate in
-    `unmeasured`.
+    `unmeasured`. Leaves in `failed` get no rate.
     """
     rates = dict(tuned.rates)
     for leaf in plan_leaves():
@@ -120,7 +121,7 @@ def add_unmeasured_rates(tuned: Calibration, unmeasured: Calibration, failed: tu
 
 
 def _scale_to_tuned_vendor(own: ProductRate, dtype: str, tuned: Calibration, unmeasured: Calibration) -> ProductRate:
-    """Return a leaf's guessed rate times the vendor's measured rate, divided by the vendor's guessed rate."""
+    """Return a leaf's datasheet rate times the vendor's measured rate, divided by the vendor's datasheet rate."""
     found, guessed = tuned.find_rate(dtype), unmeasured.find_rate(dtype)
     return replace(own, flops=own.flops * found.flops / guessed.flops) if found and guessed else own
 
@@ -128,8 +129,8 @@ def _scale_to_tuned_vendor(own: ProductRate, dtype: str, tuned: Calibration, unm
 def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
     """Return the calibration of a device without a trusted tuning.
 
-    If the guess predicts that a plan wins on a CPU that can be probed, the probe's rates replace the guess. The probe's
-    rates stay valid for the process.
+    On a CPU, the untuned calibration has nominal rates. If a plan wins by the nominal rates, a probe measures the CPU.
+    The probe's rates then replace the nominal rates until the process ends.
     """
     unmeasured = device.guess
     if unmeasured is not None and not device.threads:
@@ -146,9 +147,10 @@ def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Cal
 
 
 def untuned_gpu_calibration(unmeasured: Calibration, problem: Problem, identity: Identity) -> Calibration:
-    """Return the calibration of the GPU's relative; else that of the datasheet, as the first large product allows.
+    """Return the calibration of the GPU's relative; without a relative, a calibration from the GPU's datasheet.
 
-    `unmeasured` is the calibration from the datasheet alone.
+    `unmeasured` is the calibration from the datasheet alone. `calibration_by_first_product` removes the rates of
+    kernels that the first large product has not measured.
     """
     scaled = relative_calibration(unmeasured, problem.dtype)
     return scaled or calibration_by_first_product(unmeasured, problem, identity)
@@ -166,7 +168,7 @@ def relative_calibration(unmeasured: Calibration, dtype: str) -> Calibration | N
 @clear_on_registration
 @lru_cache(maxsize=64)
 def scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
-    """Return the shipped calibration of the GPU's relative, scaled to the GPU; None if none is shipped."""
+    """Return the shipped calibration of the GPU's relative, scaled to the GPU; None if fmm ships none."""
     relative = datasheet_of(name).relative_of
     if not relative:
         return None
@@ -186,8 +188,8 @@ def scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
 def integer_calibration(problem: Problem, limits: Limits, device: Device) -> tuple[Calibration | None, bool]:
     """Return the calibration for integers, and a bool: True if the calibration is from float64's tuning.
 
-    A CPU without a tuning is probed only if the guess predicts that a plan with levels wins. A plan without levels
-    needs no probe: BLAS is far faster than NumPy's loops over integers.
+    A CPU without a tuning is probed only if a plan with levels wins by the nominal rates. A plan without levels needs
+    no probe: the plan uses BLAS, and BLAS is far faster than NumPy's loops over integers.
     """
     unmeasured = device.guess
     if not device.threads or unmeasured is None:

@@ -57,11 +57,12 @@ if TYPE_CHECKING:
 MODEL_SOURCES = {BUILT_IN_SOURCE_TEXT: "built-in model", PROBE_SOURCE: "probed model"}
 SHOWN_CANDIDATES = 6  # number of the fastest candidates that the text of a decision lists
 ENTRY_SOURCE_SUFFIX = " entry"  # suffix of `Decision.source` if a certified entry decided
-# smallest number of flops of a product for which a missing tuning is logged, or which is measured online
+# A missing tuning is logged, and a product is measured online, only for products of at least this number of flops.
 MIN_TUNED_FLOPS = 2 * 2048**3
-# smallest predicted speedup over an entry's plan with which another plan replaces the entry's plan
+# Smallest predicted speedup over a certified entry's plan for which a plan with an unmeasured leaf replaces the entry.
 ENTRY_OVERRIDE_GAIN = 1.25
-# smallest side of an integer product on the host that may have a plan; with a shorter side NumPy takes at most 2 ms
+# Smallest side of an integer product on the host that a plan may compute. NumPy computes an integer product with a
+# shorter side in at most 2 ms.
 MIN_INTEGER_PLAN_SIDE = 129
 
 
@@ -101,25 +102,28 @@ class Decision:
 
     @property
     def speedup(self) -> float:
-        """The plan's speedup over the vendor: the entry's median, or predicted by the model; 1 if there is neither."""
+        """The plan's speedup over the vendor: measured by the certified entry, or predicted by the model, or 1."""
         if self.measured_speedup is not None:
             return self.measured_speedup
         return next((1 / c.time for c in self.candidates if c.plan == self.plan), 1.0)
 
     @property
     def terms(self) -> tuple[PredictionTerms, ...]:
-        """The terms of the predicted times of the plan and of the vendor's product; empty if there is no model.
+        """The terms of the predicted times of the plan and of the vendor's product.
 
-        The terms come from the model of the decision, even if the caller passed the plan. A decision by a certified
-        entry has no model. `print` shows the terms as the formula of docs/model.md, with each amount of work, rate and
-        unit.
+        If a certified entry decided, there are no terms. If the caller passed the plan, the terms come from the model
+        that would have decided. `print` shows the terms as the formula of docs/model.md, with the amount of work, the
+        rate and the unit of each term.
         """
         calibration = self.calibration
         return tuple(prediction_terms(x, calibration) for x in self._predictions) if calibration else ()
 
     @property
     def _predictions(self) -> tuple[Prediction, ...]:
-        """The predictions of the plan and of the vendor's product; predict now what the decision did not compare."""
+        """The predicted times of the plan and of the vendor's product.
+
+        A plan that the decision did not compare is predicted when this property is read.
+        """
         calibration, problem = self.calibration, self.problem
         if calibration is None or problem is None:
             return ()
@@ -162,7 +166,10 @@ class Decision:
         return "\n".join(lines)
 
     def _level_lines(self) -> list[str]:
-        """Return the line with the number of levels and the crossovers that bound it; none if there are no bounds."""
+        """Return a line with the plan's number of levels and the crossovers that limit this number.
+
+        Return an empty list if no crossover limits the number of levels.
+        """
         calibration, problem = self.calibration, self.problem
         if not self.candidates or calibration is None or problem is None or problem.writes_triangle:
             return []
@@ -188,7 +195,7 @@ class Decision:
         return lines
 
     def _predicted_lines(self) -> list[str]:
-        """Return the line with the predicted seconds of plan and vendor; none if there is no model."""
+        """Return a line with the predicted seconds of plan and vendor; an empty list if no model decided."""
         parts = ", ".join(f"{x.plan} {x.predicted_seconds:.4g} s" for x in self._predictions)
         if not parts or self.calibration is None:
             return []
@@ -197,7 +204,7 @@ class Decision:
         return [f"predicted{rates}: {parts} (each term: print(*fmm.explain(a, b).terms, sep='\\n'))"]
 
     def _expected_error_line(self, notes: Iterable[str]) -> str:
-        """Return the line with the expected error growth and the origin of the growth (measured, or by the model)."""
+        """Return the line with the expected error growth; the line says whether the growth is measured or predicted."""
         text, origin = format_error_growth(self.error_growth), " (root mean square, by the model)"
         if is_error_measured(self.plan):
             text, origin = f"at most {text}", " (the largest measured error, in the Frobenius norm)"
@@ -218,7 +225,8 @@ class Decision:
 def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
     """Return the decision for a problem within the limits.
 
-    A certified entry for a shape applies to all memory layouts.
+    A certified entry for a shape applies to all memory layouts, except to a column-major B with which the entry's plan
+    is slow.
     """
     if environment.is_disabled():
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
@@ -232,7 +240,8 @@ def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
         return _decide_by_equation_2(problem, limits, device)
     tuned = None if mode == "off" else active_configs().find_tuning(device.identity, problem.dtype)
     calibration = tuned_calibration(tuned, device) if tuned else None
-    # Entries were measured on operands that were not prepared, so entries do not apply to prepared operands.
+    # Certified entries were measured on operands that were not prepared (fmm.prepare), so no entry applies to a product
+    # with a prepared operand.
     if tuned and not problem.prepared_side:
         by_tuning = decide_by_tuning(problem, limits, tuned, calibration, device.threads > 0)
         if by_tuning is not None:
@@ -255,7 +264,7 @@ def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
 
 
 def _log_untuned(problem: Problem, tuned: Tuning | None, device: Device) -> None:
-    """Log once per process, for a large product, that the device has no tuning, or why its tuning is not used."""
+    """Log that the device has no tuning, or why its tuning is not used; log once per process, for a large product."""
     if environment.tuning_mode() == "off" or problem.flops < MIN_TUNED_FLOPS:
         return
     option = "cpu" if device.identity.key.startswith("cpu") else "0"
@@ -266,7 +275,10 @@ def _log_untuned(problem: Problem, tuned: Tuning | None, device: Device) -> None
 
 
 def _decide_integers(problem: Problem, limits: Limits, device: Device) -> Decision:
-    """Return the decision for integers. Integers have no tunings, so the rates are from a floating-point type."""
+    """Return the decision for a product of integers.
+
+    Integer types are not tuned, so the model uses the rates of a floating-point type.
+    """
     if device.threads and min(problem.size) < MIN_INTEGER_PLAN_SIDE:
         return Decision(VENDOR, problem, f"NumPy multiplies: a side of integers is below {MIN_INTEGER_PLAN_SIDE}")
     limits = replace(limits, error_growth=max(limits.error_growth, 1.0))  # integers are exact with any plan
@@ -290,8 +302,8 @@ def decide_by_tuning(
 ) -> Decision | None:
     """Return the decision from the certified entry for exactly this shape; None if there is no such entry.
 
-    On a GPU, a plan with a leaf that the tuning never measured may replace the entry. `calibration`: the tuning's
-    calibration, with added rates of the leaves that the tuning did not measure.
+    On a GPU, a plan may replace the entry's plan if the tuning never measured the leaf of that plan. `calibration`: the
+    tuning's calibration, with added rates of the leaves that the tuning did not measure.
     """
     entry = find_certified_entry(problem, limits, tuned, on_cpu)
     if entry is None or calibration is None or on_cpu:
@@ -301,9 +313,10 @@ def decide_by_tuning(
 
 @lru_cache(maxsize=4096)
 def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuning, on_cpu: bool = False) -> Decision | None:
-    """Return the decision from the entry for exactly this shape; None if no entry has a plan within the limits.
+    """Return the decision from the certified entry for exactly this shape.
 
-    For calls with a workspace limit of 0, a shape may have a second entry with the best plan without workspace.
+    Return None without an entry, and if the entry's plan exceeds the limits. For calls with a workspace limit of 0, a
+    shape may have a second entry, for the best plan without workspace.
     """
     lean = None if limits.workspace else tuned.find_entry(problem.size, lean=True, op=problem.op)
     entry_and_plan = lean or tuned.find_entry(problem.size, op=problem.op)
@@ -334,8 +347,8 @@ def decide_over_entry(
     """Return the decision for a plan with an unmeasured leaf if it is predicted to be far faster than the entry's plan.
 
     Return None if no plan with an unmeasured leaf is predicted to be far faster. An entry is evidence about the plans
-    that the tuning compared, but not about leaves that are newer than the tuning. For a shape without an entry, the
-    model may choose newer leaves in any case.
+    that the tuning compared, but not about leaves that fmm got after the tuning. For a shape without an entry, the
+    model may choose a plan with an unmeasured leaf by the usual margin.
     """
     entry = tuned.find_entry(problem.size, op=problem.op)
     decision = decide_by_model(problem, limits, calibration, True, tuned.identity)
@@ -358,7 +371,7 @@ def decide_over_entry(
 def decide_by_model(
     problem: Problem, limits: Limits, calibration: Calibration | None, is_tuned: bool, identity: Identity
 ) -> Decision:
-    """Return the model's choice with this calibration; without a calibration return the decision for the vendor."""
+    """Return the decision for the model's choice with this calibration; without a calibration, for the vendor."""
     if calibration is None:
         return Decision(VENDOR, problem, f"the vendor multiplies: {identity.name} has neither a tuning nor a datasheet")
     if problem.dtype not in calibration.rates:
@@ -373,10 +386,10 @@ def decide_by_model(
 
 
 def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
-    """Return the decision by D'Alberto and Nicolau's rule instead of the model: n1 for squares, else Equation 2.
+    """Return the decision by D'Alberto and Nicolau's rule instead of the model.
 
-    alpha, pi, n1 and epsilon are taken from the config. Without a tuning, alpha and pi are from the calibration in
-    force.
+    The rule compares the side of square matrices with the recursion point n1, and other matrices by Equation 2. alpha,
+    pi, n1 and epsilon are taken from the config. Without a tuning, alpha and pi are from the calibration in force.
     """
     from fmm.perfmodel.papers.recursion_points import calibrated_thresholds, choose_hasa_plan
 
@@ -397,7 +410,7 @@ def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> D
 
 
 def _hasa_thresholds(recorded: Thresholds, problem: Problem) -> tuple[HasaThresholds, str]:
-    """Return the rule's thresholds from a config's alpha, pi, n1 and epsilon, and the rule for this problem as text.
+    """Return the thresholds of HASA's rule by a config's alpha, pi, n1 and epsilon, and the rule as text.
 
     n1 is the recursion point of Winograd's variant. HASA has more passes over blocks, so its recursion point is larger.
     """
@@ -414,7 +427,7 @@ def _hasa_thresholds(recorded: Thresholds, problem: Problem) -> tuple[HasaThresh
 
 
 def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> Decision:
-    """Return the decision with a Trial: the first products of the shape then time its plan against the vendor."""
+    """Return the decision with an OnlineTrial: the shape's first products time the decided plan and the vendor."""
     if decision.plan == VENDOR or problem.writes_triangle or problem.flops < MIN_TUNED_FLOPS:
         return decision
     trial = online.shape_trial(reduced_problem(problem), identity, decision.plan)
@@ -448,21 +461,23 @@ def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
 
 # ---- other plans, if the decided one cannot run
 
-# workspace limit of the next plan, as a fraction of the refused plan's workspace (free memory may be fragmented)
+# After memory ran out for a plan, the workspace limit of the next plan is this fraction of that plan's workspace. (Free
+# memory may be fragmented, so its size is no limit.)
 RETRY_WORKSPACE_SHARE = 0.8
 
 
 def next_winning_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
-    """Yield the model's other winning plans within the limits, the fastest first."""
+    """Yield the plans within the limits that are predicted to beat the vendor, the fastest first, without `refused`."""
     for candidate in _ranked_candidates(problem, limits, device):
         if candidate.beats_vendor and _is_allowed(candidate, limits) and candidate.plan not in (refused, VENDOR):
             yield candidate.plan
 
 
 def smaller_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
-    """Yield plans to try after memory ran out: for each of several shrinking workspace limits, the fastest plan.
+    """Yield plans to try after memory ran out for the plan `refused`.
 
-    Each limit is RETRY_WORKSPACE_SHARE of the previous plan's workspace.
+    Each plan is the fastest within a workspace limit, and each limit is RETRY_WORKSPACE_SHARE times the workspace of
+    the plan before.
     """
     nbytes = peak_workspace(refused, problem)
     while nbytes > 0:
@@ -471,8 +486,8 @@ def smaller_plans(problem: Problem, refused: Plan, limits: Limits, device: Devic
         if plan is None:
             return
         yield plan
-        # The candidates' workspace is estimated. A plan with a tiny workspace can need more than the limit; without
-        # this minimum the loop would never end.
+        # The workspace of candidates is an estimate, so the plan can need more than the limit. The minimum makes the
+        # limit shrink in each round, so that the loop ends.
         nbytes = min(nbytes, peak_workspace(plan, problem))
 
 
@@ -503,19 +518,19 @@ def _ranked_candidates(problem: Problem, limits: Limits, device: Device) -> tupl
 
 # ---- expected times outside a choice
 
-# Largest ratio of the inner side k to the number of rows m for which one triangle is computed. With a larger ratio the
-# vendor's gemm splits the inner side among thread blocks. The model does not know whether the vendor's syrk splits the
-# inner side.
+# Largest ratio k / m for which one triangle of an m x k matrix times its adjoint is computed. With a larger ratio the
+# vendor's gemm splits the inner side k among thread blocks, and is fast. The model does not know whether the vendor's
+# syrk splits the inner side too.
 MAX_INNER_SIDE_RATIO = 16
-# Largest number of rows for which syrk takes about as long as the whole product on a GPU. (H200, 1024 rows and columns:
-# syrk 63 us and whole product 59 us in float32, 41 us and 42 us in float64.)
+# Largest number of rows of C for which the vendor's syrk takes about as long on a GPU as its gemm. (On an H200 with
+# 1024 rows and columns, syrk takes 63 us and gemm 59 us in float32; syrk takes 41 us and gemm 42 us in float64.)
 MAX_SLOW_SYRK_ROWS = 1024
 
 
 def is_gram_faster(gram: Decision, limits: Limits, device: Device) -> bool:
-    """Return True if one triangle with its mirror is predicted to beat the best full product by the margin.
+    """Return True if computing and mirroring one triangle is predicted to beat the best full product by the margin.
 
-    The margin is the plan's margin, or that of the vendor's triangle if it is larger.
+    The margin is the larger one of the margins of `gram`'s plan and of the vendor's triangle.
     """
     problem = gram.problem
     assert problem is not None
@@ -538,8 +553,8 @@ def is_gram_faster(gram: Decision, limits: Limits, device: Device) -> bool:
 def expected_seconds(plans: Collection[Plan], problem: Problem, limits: Limits, device: Device) -> float:
     """Return the smallest predicted seconds among the vendor and these plans; 0 if there is no calibration.
 
-    Plans that exceed the workspace limit are ignored. (A choice among all plans would take a thousand times as long as
-    this prediction.)
+    Plans that exceed the workspace limit are ignored. Only the passed plans are predicted, since a choice among all
+    plans would take a thousand times as long.
     """
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or problem.dtype not in calibration.rates:

@@ -4,8 +4,8 @@ A small product takes ten microseconds or less, and the search for a plan would 
 its operands have few bytes, if a side is short, or if a decline for the same sizes is cached.
 
 The full path (check, prepare, decide) of fmm.gemm and fmm.gram takes 80 microseconds. If the full path declines a call,
-this decline is cached for some seconds. The key contains the shapes, strides, types and parameters. A cached decline
-can cost speed, but never gives a wrong result: the library's own functions define the result.
+the decline is cached for some seconds. The cache key contains the shapes, strides, types and parameters of the call. A
+decline that no longer holds can cost speed, but never gives a wrong result: the library's own functions compute it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, Decision
 
 # ---- on CUDA devices
 
-# Limits on the number of multiply-adds: below a limit, a product takes less time than the launches of a plan, on any
-# device. The first limit holds for any type, the second for 16-bit types on tensor cores. The third limit holds for
-# 16-bit types with unaligned rows, which vendors multiply several times slower. (Measured on an H200 in bfloat16: 26
-# instead of 38 microseconds with 1.36 2^30 multiply-adds, and 42 instead of 31 with 1.2 2^30.)
+# Limits on the number of multiply-adds. Below a limit, the vendor's product takes less time than the launches of a
+# plan, on any device. The first limit holds for any type, the second for 16-bit types on tensor cores. The third limit
+# holds for 16-bit types with unaligned rows, for which vendors are several times slower. (Unaligned bfloat16 on an
+# H200, with 1.36 * 2^30 multiply-adds: plan 26 microseconds, vendor 38. With 1.2 * 2^30: plan 42, vendor 31.)
 SMALL_MULTIPLY_ADDS, SMALL_MULTIPLY_ADDS_16_BIT, SMALL_MULTIPLY_ADDS_UNALIGNED = 1 << 29, 1 << 33, 5 << 28
 
-# Bytes alone can show that a product is below these limits: bytes(A) bytes(B) = (m k n) k itemsize^2. If k is below
-# SHORT_INNER_SIDE, most of the product's time is the writing of C, and no plan is faster. If k is larger and bytes(A)
-# bytes(B) is below SMALL_BYTES_PRODUCT, the number of multiply-adds is below the limits above.
+# The sizes of A and B in bytes can show that a product is below the limits above, since
+# bytes(A) * bytes(B) = (m k n) * k * itemsize^2. If k is below SHORT_INNER_SIDE, most of the product's time is the
+# writing of C, and no plan is faster. If k is larger and bytes(A) * bytes(B) is below SMALL_BYTES_PRODUCT, the number
+# of multiply-adds m k n is below the limits.
 SHORT_INNER_SIDE = 144
 SMALL_BYTES_PRODUCT = SHORT_INNER_SIDE * min(SMALL_MULTIPLY_ADDS * 4**2, SMALL_MULTIPLY_ADDS_UNALIGNED * 2**2)
 
@@ -48,7 +49,7 @@ def is_small_on_device(m: int, k: int, n: int, itemsize: int) -> bool:
 
 
 def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int, beta: float = 0) -> bool:
-    """Return True if the vendor certainly computes A B, or A B + beta C, of these CuPy arrays or torch tensors.
+    """Return True if no plan for A B, or A B + beta C, of CuPy arrays or torch tensors is faster than the vendor.
 
     `nbytes_product`: the size of A in bytes times the size of B in bytes. A read of an attribute of a torch tensor
     takes at least 0.1 microseconds, so the function reads few attributes.
@@ -64,7 +65,8 @@ def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int,
     work = nbytes_product // (k * itemsize * (itemsize if tensors else b.itemsize))
     if work < SMALL_MULTIPLY_ADDS:
         return True
-    # Tensor cores multiply 16-bit floats, and no integers (torch has no integer products at all).
+    # The limits for 16-bit types hold for floats only: tensor cores multiply no 16-bit integers. For tensors the type
+    # is not checked, since torch has no integer products on a GPU.
     is_small_16_bit = itemsize == 2 and work < SMALL_MULTIPLY_ADDS_16_BIT and (tensors or a.dtype.kind not in "iu")
     if is_small_16_bit and (work < SMALL_MULTIPLY_ADDS_UNALIGNED or not (k | b.shape[-1]) & 7):
         return True
@@ -78,16 +80,17 @@ def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int,
 def smallest_side_with_plan() -> int:
     """Return the smallest side of a product for which a plan can be faster than the vendor on the host.
 
-    One level saves an eighth of the m k n multiply-adds. The level's sums read and write B at least once, which moves 2
-    k n elements. If m is below 16 * (bytes per element) * (flops per byte) / (flops per multiply-add), the pass over B
-    takes more time than the level saves.
+    One level saves an eighth of the m k n multiply-adds. The level's sums read and write B at least once, so they move
+    2 k n elements. If m is below 16 * (bytes per element) * (flops per byte) / (flops per multiply-add), the pass over
+    B takes more time than the level saves.
     """
     sides = (16 * DTYPES[t].itemsize * r / DTYPES[t].flops for t, r in BLAS_FLOPS_PER_BYTE.items())
     return int(min(sides))
 
 
 MIN_PLAN_SIDE = smallest_side_with_plan()
-# smallest number of entries of A for which a plan is possible; with fewer entries, a side of A is too short
+# Smallest number of entries of A for which a plan is possible. With fewer entries, one side of A is below the smallest
+# side of any plan.
 MIN_PLAN_ENTRIES = MIN_INTEGER_PLAN_SIDE**2
 
 
@@ -99,7 +102,7 @@ def is_small_on_host(a: Any, b: Any) -> bool:
         (m, k), n = a.shape, b.shape[1]
     elif a.ndim < 2 or b.ndim < 2:
         return True
-    else:  # if the operand `a` is a stack, assume that its matrices have enough rows in total
+    else:  # the rows of all matrices of a stack may form one product: assume that they are enough rows
         m, k, n = a.shape[0] if a.ndim == 2 else MIN_PLAN_SIDE, a.shape[-1], b.shape[-1]
     if m >= MIN_PLAN_SIDE and k >= MIN_PLAN_SIDE and n >= MIN_PLAN_SIDE:
         return False
@@ -108,10 +111,7 @@ def is_small_on_host(a: Any, b: Any) -> bool:
 
 
 def are_small_matrices(a: Any, b: Any) -> bool:
-    """Return True if two host matrices or stacks have a side that is too short for any plan.
-
-    The arrays may be of any library.
-    """
+    """Return True if two matrices or stacks in host memory, of any library, have a side too short for any plan."""
     m = a.shape[-2] if a.ndim == 2 else MIN_PLAN_SIDE
     return bool(min(m, a.shape[-1], b.shape[-1]) < MIN_PLAN_SIDE)
 
@@ -120,15 +120,15 @@ def are_small_matrices(a: Any, b: Any) -> bool:
 
 
 class DeclineMemory(NamedTuple):
-    """The seconds for which a decline is cached, and the smallest flops of a product whose decline is cached."""
+    """The seconds for which a decline is cached, and the flops below which a product's decline is not cached."""
 
     seconds: float
     flops: int
 
 
-# On the host a decision right after a long product takes milliseconds, since the product has displaced data and code
-# from the CPU's caches. On a device a decline is cached for as long as a reading of the free memory
-# (FREE_MEMORY_SECONDS).
+# On the host a decline is cached for 10 seconds: a decision right after a long product takes milliseconds, since the
+# product has displaced data and code from the CPU's caches. On a device a decline is cached for 1 second, as long as a
+# reading of the free memory (FREE_MEMORY_SECONDS).
 DECLINE_MEMORY: dict[Processor, DeclineMemory] = {"cpu": DeclineMemory(10.0, 1 << 31), "cuda": DeclineMemory(1.0, 0)}
 
 
@@ -154,7 +154,8 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision, beta:
     if library.processor == "cpu":
         if problem is None:  # torch computes all products of this type, whatever the sizes
             is_remembered = library.is_differentiable and a.shape[1] == b.shape[0]
-        # a decision by a rule may not hold for other arrays of these sizes, for example if B is A's transposed view
+        # A decision by a rule may not hold for other arrays of the same sizes. For example, a rule for A and its
+        # transposed view does not hold for two different arrays.
         else:
             is_remembered = decision.source != "rule"
         if not is_remembered or 2 * a.shape[0] * a.shape[1] * b.shape[1] < memory.flops:
@@ -164,12 +165,15 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision, beta:
 
 # ---- calls of gemm and gram with a cached decline
 
-# seconds for which the decline of a small call is cached; the decision after this time notices a changed config
+# Seconds for which the decline of a small call is cached. The next call after this time is decided again, by a config
+# that may have changed.
 CALL_DECLINE_SECONDS = 1.0
-# largest magnitude of an int alpha or beta in a cached decline; torch takes larger numbers as floats only
+# Declines of calls with a larger alpha or beta of type int are not cached, since torch accepts such numbers as floats
+# only.
 MAX_DECLINED_FACTOR = 1 << 62
 MAX_REMEMBERED_CALLS = 4096  # largest number of prepared and declined calls in a library's cache
-# without bool (bool is an error), and without NumPy's scalars (NumPy's scalars could change the result's type)
+# Types of alpha and beta in cached declines. bool is not among them, since it is an error; NumPy's scalars are not,
+# since they could change the result's type.
 PYTHON_NUMBERS = (int, float, complex)
 
 
@@ -194,7 +198,8 @@ def call_key(
 ) -> CallKey | None:
     """Return the key of a call.
 
-    Return None for a traced call, and if an argument's class is not in PLAIN_TYPES or PYTHON_NUMBERS.
+    Return None for a traced call. Also return None if the class of an array is not in PLAIN_TYPES, or if the class of
+    alpha or beta is not in PYTHON_NUMBERS.
 
     `arrays`: a, b, c and out; a missing array is None. `options`: the operation's name and the other parameters of the
     call.
@@ -223,14 +228,20 @@ def find_declined_call(key: CallKey) -> DeclinedCall | None:
 
 
 class DeclinedGram(NamedTuple):
-    """A cached decline of a product of an array and its transposed view; the result of `multiply` is symmetric."""
+    """A cached decline of a product of an array and its transposed view.
+
+    `multiply` is the library's function; its result is symmetric bit for bit.
+    """
 
     expiry: float  # time.monotonic() at which the decline expires
     multiply: Callable[[Any, Any], Any]  # the library's own function
 
 
 def find_symmetric_gram(library: Library, a: Any, rows: bool) -> Callable[[Any, Any], Any] | None:
-    """Return the function for A A^T of a device array, or A^T A if `rows` is False; None without a cached decline."""
+    """Return the library's function for A A^T of a device array; None if no decline of this product is cached.
+
+    If `rows` is False, return the function for A^T A.
+    """
     try:
         declined: DeclinedGram | None = library.cached_calls.get((library.gram_signature(a), rows))
     except RuntimeError:  # a sparse tensor has no strides, and a tensor of a transform has no address
@@ -239,7 +250,7 @@ def find_symmetric_gram(library: Library, a: Any, rows: bool) -> Callable[[Any, 
 
 
 def remember_symmetric_gram(library: Library, a: Any) -> None:
-    """Cache the decline of the product A A^T, which the library's kernel computes symmetric bit for bit."""
+    """Cache the decline of the product A A^T; the result of the library's kernel is symmetric bit for bit."""
     calls = library.cached_calls
     if len(calls) >= MAX_REMEMBERED_CALLS:
         calls.clear()

@@ -2,14 +2,15 @@
 
 The speed of the portable kernels was measured on Hopper alone. On another GPU a datasheet predicts the speed,
 and a prediction alone does not let a product use these kernels. The first product of at least MIN_MEASURED_FLOPS flops
-therefore times the plan that the datasheet predicts and the vendor, on leading blocks of its operands.
+therefore runs a measurement first. The measurement compares a plan with the vendor, on leading blocks of the operands;
+the plan is the fastest one by the datasheet.
 
-First the kernels are compiled. The rounds that count then take at most MAX_PREDICTED_SECONDS by the prediction. If
-MAX_MEASURED_SECONDS pass, it ends without a result. The result is an entry in the config, with the versions
-of the libraries; after a change of a version, the type is measured again.
+First the kernels are compiled. The timed rounds then take at most MAX_PREDICTED_SECONDS by the prediction. If they take
+longer than MAX_MEASURED_SECONDS, the measurement ends without a result. The result is an entry in the config, with the
+versions of the libraries. After a change of a version, the type is measured again.
 
-If the plan won, products of at least the measured size may use the measured leaf. Its rate is scaled so that the model
-predicts at most the measured speedup. If the plan lost, the vendor multiplies until `fmm-tune` measures the type.
+If the plan won, products of at least the measured size may use the measured leaf. The leaf's rate is scaled so that the
+model predicts at most the measured speedup. If the plan lost, the vendor multiplies until `fmm-tune` measures the type.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from fmm.runtime.decisions import online
 from fmm.runtime.devices import Device
 
 MIN_MEASURED_FLOPS = 2 * 2048**3  # smallest number of flops of a product that measures its type
-MAX_PREDICTED_SECONDS = 0.05  # longest predicted time of the rounds that count
+MAX_PREDICTED_SECONDS = 0.05  # longest predicted time of the timed rounds
 MAX_MEASURED_SECONDS = 2 * MAX_PREDICTED_SECONDS  # a measurement ends after this time
-BLOCK_SIDES = 4096, 3072, 2048, 1536, 1024, 768, 640  # longest sides of measured blocks; the first fast one is taken
+BLOCK_SIDES = 4096, 3072, 2048, 1536, 1024, 768, 640  # longest sides of measured blocks; the first one in time is taken
 BYTES_LEAF = "bytes"  # the leaf of the products by residues
 
 
 def has_portable_kernels(device: Device) -> bool:
-    """Return True for a GPU whose kernels for bytes and float16 planes were never measured: all GPUs except Hopper."""
+    """Return True for a GPU other than Hopper: its kernels for bytes and float16 planes are portable and unmeasured."""
     return device.guess is not None and not device.threads and _is_portable(device.guess.name)
 
 
@@ -52,9 +53,9 @@ def _is_portable(datasheet: str) -> bool:
 
 
 def _portable_rates(datasheet: str) -> dict[str, str]:
-    """Return the names of the rates of the leaves that portable kernels multiply, each with the leaf of its kernel.
+    """Return the leaves that portable kernels multiply: a dictionary from the names of their rates to kernel names.
 
-    On data-center Blackwell `f16x3` multiplies by the vendor's float16 products.
+    The leaf `f16x3` is not among them on data-center Blackwell, where the vendor's float16 product is its kernel.
     """
     found = {
         leaf.rate.format(dtype): leaf.kernel_leaf_name
@@ -68,7 +69,7 @@ def _portable_rates(datasheet: str) -> dict[str, str]:
 
 
 def uses_portable_kernels(plan: Plan, dtype: str, datasheet: str) -> bool:
-    """Return True if a plan's leaf has a portable kernel on the GPU with this datasheet, which was never measured."""
+    """Return True if the plan's leaf has a portable kernel on the GPU with this datasheet."""
     return plan != VENDOR and _is_portable(datasheet) and plan.rate_name(dtype) in _portable_rates(datasheet)
 
 
@@ -76,7 +77,7 @@ def uses_portable_kernels(plan: Plan, dtype: str, datasheet: str) -> bool:
 
 
 def calibration_by_first_product(unmeasured: Calibration, problem: Problem, identity: Identity) -> Calibration:
-    """Return a datasheet's calibration with the rates of portable kernels that the first product allows."""
+    """Return a datasheet's calibration, with rates only of those portable kernels that the first product measured."""
     entry = first_product_entry(identity, problem.dtype)
     if entry is None or not allows_portable_kernels(entry, problem):
         return without_portable_kernels(unmeasured)
@@ -84,7 +85,7 @@ def calibration_by_first_product(unmeasured: Calibration, problem: Problem, iden
 
 
 def allows_portable_kernels(entry: Entry, problem: Problem) -> bool:
-    """Return True if the measured plan won, and the product is at least as large as the measured product."""
+    """Return True if the measured plan won, and the problem is at least as large as the measured product."""
     return entry.plan != str(VENDOR) and prod(problem.size) >= prod(entry.size)
 
 
@@ -102,10 +103,10 @@ def without_portable_kernels(unmeasured: Calibration) -> Calibration:
 @clear_on_registration
 @lru_cache(maxsize=64)
 def scaled_to_entry(unmeasured: Calibration, entry: Entry, dtype: str) -> Calibration:
-    """Return a datasheet's calibration with the measured leaf, and without other leaves that portable kernels multiply.
+    """Return a datasheet's calibration without the rates of portable kernels, except those of the measured leaf.
 
-    The rates of the leaf are scaled such that the predicted speedup of the entry's plan is at most the lower end of the
-    measured speedup's interval.
+    The rates of the measured leaf are scaled so that the predicted speedup of the entry's plan is at most the lower end
+    of the interval of the measured speedup.
     """
     plan, problem = Plan.parse(entry.plan), Problem(*entry.size, dtype)
     seconds, vendor_seconds = (quick_prediction(x, problem, unmeasured).predicted_seconds for x in (plan, VENDOR))
@@ -123,7 +124,10 @@ def scaled_to_entry(unmeasured: Calibration, entry: Entry, dtype: str) -> Calibr
 
 
 def first_product_entry(identity: Identity, dtype: str) -> Entry | None:
-    """Return the measurement of a type by its first large product: this process's, else the config's; else None."""
+    """Return the result of the measurement by the first large product of a type; None without a measurement.
+
+    A measurement of this process comes before one in the config.
+    """
     if environment.tuning_mode() == "off":
         return None
     if (entry := online.finished_entry(identity, dtype, FIRST_PRODUCT)) is not None:
@@ -134,7 +138,10 @@ def first_product_entry(identity: Identity, dtype: str) -> Entry | None:
 
 
 def first_product_trial(problem: Problem, limits: Limits, device: Device) -> online.OnlineTrial | None:
-    """Return the trial by which this product measures its type; None if the type is measured, or the product cannot."""
+    """Return the trial by which this product measures its type.
+
+    Return None if the type has been measured, and if a product like this one measures nothing.
+    """
     if not has_portable_kernels(device) or environment.tuning_mode() != "cache" or problem.flops < MIN_MEASURED_FLOPS:
         return None
     if problem.writes_triangle or problem.prepared_side or problem.has_factors or problem.batch != 1:

@@ -38,7 +38,7 @@ class PreparedSide(NamedTuple):
 
 
 class PlanConstraints(NamedTuple):
-    """The caller's constraints on the plan, and the product's parameters; None means no constraint."""
+    """The caller's constraints on the plan, where None means no constraint, and the product's parameters."""
 
     plan: Plan | None = None
     error_growth: float | None = None  # upper limit of the error growth; None: the device's default
@@ -47,7 +47,7 @@ class PlanConstraints(NamedTuple):
     replaceable: bool = False  # True if another plan may replace the plan, since fmm and not the caller chose it
     componentwise: bool = False  # True to bound the error of each entry relative to (|A| |B|)ij
     prepared_side: PreparedSide | None = None
-    # strides, in elements, of the addend after its broadcast to C's shape; None if C holds the addend
+    # Strides of the addend in elements, after it was broadcast to C's shape; None if C holds the addend.
     addend_strides: tuple[int, ...] | None = None
 
     @property
@@ -68,7 +68,7 @@ class GramKey(NamedTuple):
 
 
 def limits_without_arrays(op: Operation, dtype: str, workspace: int, error_growth: float) -> Limits:
-    """Return the limits for a decision without arrays: the caller's limits and those that environment variables set."""
+    """Return the limits for a decision without arrays: the caller's limits, and limits by environment variables."""
     componentwise = is_componentwise_required() and op == "product" and not DTYPES[dtype].exact
     return Limits(workspace, error_growth, is_emulation_allowed(), componentwise)
 
@@ -77,7 +77,8 @@ def limits_without_arrays(op: Operation, dtype: str, workspace: int, error_growt
 
 WORKSPACE_SHARE = 0.5  # default workspace limit as a fraction of the free memory
 FREE_MEMORY_SECONDS = 1.0  # seconds for which a reading of the free memory is used
-# for each library and device: the time at which the reading expires, and the workspace limit in bytes
+# For each library and device: the time at which the reading of the free memory expires, and the workspace limit in
+# bytes.
 _workspace_readings: dict[tuple[str, int], tuple[float, int]] = {}
 
 

@@ -1,8 +1,8 @@
 """Online measurement: the first products of a large shape time the model's choice against the vendor.
 
-FMM_TUNING_MODE=online enables this mode, D'Alberto and Nicolau's dynamic HASA. The plan and the vendor run in shuffled
-pairs, and every measured product returns its result to the caller. The resulting entry decides for the rest of the
-process and is written into the config.
+FMM_TUNING_MODE=online enables online measurement, D'Alberto and Nicolau's dynamic HASA. The plan and the vendor run in
+shuffled pairs. Every measured product is a product that the caller needs, and its result is returned. The measurement
+gives an entry, which decides later products of this shape in this process and is written into the config.
 """
 
 from __future__ import annotations
@@ -35,15 +35,14 @@ class OnlineTrial:
         self._begun = threading.Lock()  # held from the start of `run_at_once` on
         shuffled = random.Random(0)
         pairs = [shuffled.sample([VENDOR, plan], 2) for _ in range(MEASURED_PAIRS)]
-        # the first product of the plan and the first of the vendor warm up, and are not counted
+        # The first product by the plan and the first product by the vendor are not counted: they warm up the device.
         self._turns = [plan, VENDOR, *(p for pair in pairs for p in pair)]
         self._seconds: list[float] = []  # seconds of the finished products, in the order of `_turns`
 
     def run_product(self, multiply: Callable[[Plan], Any], wait_until_idle: Callable[[], None] = lambda: None) -> Any:
-        """Return one product by the next plan in `_turns`.
+        """Return one product, computed and timed by the next plan in `_turns`.
 
-        While a product is timed, products of other threads are not timed.
-
+        While a product is timed, products of other threads run by the plan under test and are not timed.
         `wait_until_idle` waits until an asynchronous device is idle.
         """
         if self.entry is not None:
@@ -70,10 +69,10 @@ class OnlineTrial:
     def run_at_once(
         self, multiply: Callable[[Plan], Any], wait_until_idle: Callable[[], None], max_seconds: float
     ) -> None:
-        """Compute all products of the trial, once in a process: later calls, and calls of other threads, do nothing.
+        """Compute all products of the trial; only the first call in a process computes, later calls do nothing.
 
-        The first products compile kernels and capture graphs; then the trial has `max_seconds`. After a longer time or
-        an exception, the vendor multiplies until this process ends.
+        The first products compile kernels and capture graphs. The products after them may take `max_seconds`. If they
+        take longer, or if an exception is raised, the vendor multiplies until this process ends.
         """
         if not self._begun.acquire(blocking=False):
             return
@@ -114,13 +113,16 @@ _lock = ForkSafeLock()
 
 
 def shape_trial(problem: Problem, device: Identity, plan: Plan, origin: str = "online") -> OnlineTrial:
-    """Return the trial of a shape. `problem` has no layouts, so problems that differ in layouts share one trial."""
+    """Return the trial of a shape; create the trial at the first call with these arguments.
+
+    `problem` is a reduced problem, without the caller's layouts, so products in all layouts share one trial.
+    """
     key = problem, device, plan, origin
     with _lock.now:
         return _trials.setdefault(key, OnlineTrial(*key))
 
 
 def finished_entry(device: Identity, dtype: str, origin: str) -> Entry | None:
-    """Return the result of this process's first finished trial of a type on a device; None without a finished trial."""
+    """Return the entry of the first trial of this type on this device that this process finished; None without one."""
     trials = (trial for trial in tuple(_trials.values()) if trial.origin == origin and trial.entry is not None)
     return next((trial.entry for trial in trials if (trial.device, trial.problem.dtype) == (device, dtype)), None)

@@ -30,28 +30,31 @@ from fmm.runtime.devices import Device
 
 WARPGROUP_PLAN = Plan.parse("tile")
 STACKED_TYPES = ("bfloat16", "float16")  # types whose triangles the warpgroup kernel mirrors
-# Plans that are candidates for a stack, but not for one matrix. On an H200, complex64 products of 64 x 512 and 16 x
-# 1024 take 0.71 and 0.41 times as long by residues as by the vendor (predicted 0.77 and 0.47).
+# Plans that are candidates for a stack, but not for one matrix. On an H200, stacks of complex64 products take by
+# residues 0.71 times as long as by the vendor for 64 products of side 512 (predicted 0.77), and 0.41 times for 16
+# products of side 1024 (predicted 0.47).
 PLANS_FOR_STACKS = {"complex64": (Plan.parse("residues2m(8) > bytes"),)}
-# Launches for a stack must be predicted to win by this share of the vendor's time, in addition to the margin of their
-# plan. On an H200, launches of float32, float64 and complex stacks take 0.8 to 1.2 times as long as predicted.
+# A plan for a stack must be predicted to win by this share of the vendor's time, in addition to the margin of the plan
+# for one matrix. On an H200, launches of float32, float64 and complex stacks take 0.8 to 1.2 times as long as
+# predicted.
 STACK_MARGIN = 0.08
-TILE_MARGIN = 0.08  # the same share for 16-bit triangles, whose predicted times have an error of 6 %
-# Kernels of emulation compute tiles of about TILE_SIDE rows and columns of C. If the products fill less than this share
-# of their tiles, the vendor's smaller tiles are not slower. On an H200, complex64 products of 27 x 136 x 1656 x 280
-# (share 0.39) take 1.02 times the vendor's time, and products of 10 x 400 x 768 x 296 (share 0.60) take 0.83 times the
-# vendor's time.
+TILE_MARGIN = 0.08  # this share for triangles of 16-bit types; their predicted times have an error of 6 %
+# Kernels of emulation compute tiles of C of about TILE_SIDE rows and columns. If C fills less than MIN_TILE_SHARE of
+# the tiles that cover it, the vendor's kernel with smaller tiles is not slower. On an H200, 27 complex64 products with
+# (m, k, n) = (136, 1656, 280) fill a share of 0.39 and take 1.02 times the vendor's time; 10 products with (400, 768,
+# 296) fill 0.60 and take 0.83 times the vendor's time.
 TILE_SIDE, MIN_TILE_SHARE = 128, 0.5
-# The vendor's shortest time for which a plan may compute a stack: a prepared call takes the host about as long.
+# If the vendor computes a stack in fewer seconds, no plan is used: the host alone takes about as long for the call of a
+# plan.
 MIN_VENDOR_SECONDS = 25e-6
-# If the vendor computes the triangles of a stack one matrix after the other, their predicted time is multiplied by this
-# factor. On an H200, the triangles of 49 float64 matrices of 1626 x 264 take 1.5 times as long as predicted.
+# Factor on the predicted time of the vendor's triangles, computed one matrix after the other. On an H200, the triangles
+# of 49 float64 matrices of 1626 x 264 take 1.5 times as long as predicted.
 VENDOR_TRIANGLE_SLOWDOWN = 1.5
-# Additional time of the vendor for triangles with alpha or beta, and for triangles of A B: the library mirrors the
-# product by about five launches that read and write C about nine times.
+# Additional time of the library's product of a stack with alpha or beta, or of two matrices A B that is its own
+# adjoint. The library mirrors the product by about five launches, which read and write C about nine times.
 MIRROR_LAUNCH_SECONDS, MIRROR_PASSES = 25e-6, 9
-# Products share launches in groups whose workspace has at most this number of bytes. On an H200, one group of float64
-# products of 8 x 4096 is 1 % faster than four groups, and needs four times the memory.
+# Largest workspace, in bytes, of a group of products that share launches. On an H200, one group of eight float64
+# products of side 4096 is 1 % faster than four groups, and needs four times the memory.
 MAX_GROUP_BYTES = 1 << 31
 
 
@@ -70,7 +73,7 @@ def is_stackable(problem: Problem, limits: Limits) -> bool:
     if not problem.writes_triangle:
         return not problem.beta and problem.prepared_side is None
     is_triangle = problem.fill == "full" and not problem.element_type.is_complex
-    # with beta, the kernel reads the lower triangle of the result row by row
+    # with a nonzero beta, the kernel reads the lower triangle of C row by row
     row_major = any(name == "C" and x.order == "C" for name, x in zip("ABC", problem.layouts, strict=True))
     return is_triangle and row_major and limits.allows_plan(WARPGROUP_PLAN, 1.0)
 
@@ -78,8 +81,8 @@ def is_stackable(problem: Problem, limits: Limits) -> bool:
 def stacked_decisions(problem: Problem, single: Decision, limits: Limits, device: Device) -> Iterator[Decision]:
     """Yield decisions for groups of the stack's products, the best first; `single` is the decision for one matrix.
 
-    The batch of a decision's problem is the number of products in a group; this number divides the number of products
-    of the stack. Yield nothing if the plan of one matrix after the other is predicted to be the fastest.
+    In each decision, `problem.batch` is the number of products in a group, a divisor of the stack's number of products.
+    Yield nothing if running the plan for one matrix after the other is predicted to be the fastest.
     """
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or problem.dtype not in calibration.rates or device.chip is None:
@@ -97,7 +100,7 @@ def stacked_decisions(problem: Problem, single: Decision, limits: Limits, device
     if single.plan == VENDOR:
         single_seconds = VENDOR_TRIANGLE_SLOWDOWN * single_seconds if problem.writes_triangle else inf
     for seconds, margin, plan in plans if vendor_seconds >= MIN_VENDOR_SECONDS else ():
-        if plan == single.plan:  # one launch is not slower than one launch after the other
+        if plan == single.plan:  # one launch for all matrices is not slower than one launch for each matrix
             seconds = min(seconds, single_seconds)
         if seconds > min((1 - margin) * vendor_seconds, single_seconds):
             continue
@@ -112,7 +115,7 @@ def stacked_decisions(problem: Problem, single: Decision, limits: Limits, device
 def _plans_for_stack(problem: Problem, calibration: Calibration, limits: Limits) -> Iterator[StackPlan]:
     """Yield the plans without levels that may compute a stack by emulation.
 
-    The tiled kernel is no candidate: on an H200, its stacks take 1.0 times the vendor's time in float32.
+    The leaf `tile` is no candidate: on an H200, its float32 stacks take 1.0 times the vendor's time.
     """
     tiled_m, tiled_n = (-(-side // TILE_SIDE) * TILE_SIDE for side in (problem.m, problem.n))
     if problem.m * problem.n < MIN_TILE_SHARE * tiled_m * tiled_n:
@@ -129,9 +132,9 @@ def _plans_for_stack(problem: Problem, calibration: Calibration, limits: Limits)
 
 
 def group_sizes(problem: Problem, plan: Plan) -> list[int]:
-    """Return the numbers of products in a group, the best first; all groups of a stack have the same number.
+    """Return the possible numbers of products in a group, the best first; all groups of a stack have the same number.
 
-    Larger groups are faster, because a group fills the device at its start and waits for its last tile at its end.
+    Larger groups are faster, because at the start and at the end of each group the device is not filled.
     """
     leaf, itemsize = plan.leaf_use.leaf, problem.itemsize
     divisors = [count for count in range(problem.batch, 0, -1) if problem.batch % count == 0]
@@ -148,8 +151,8 @@ def _triangle_seconds(problem: Problem, chip: Chip) -> tuple[float, float]:
 def _single_seconds(single: Decision) -> float:
     """Return the predicted seconds of the plan for one matrix.
 
-    If a certified entry chose the plan, the plan has no predicted time. The plan's time is then the vendor's predicted
-    time divided by the entry's speedup.
+    A plan that a certified entry chose has no predicted time. Its time is then the vendor's predicted time divided by
+    the entry's speedup.
     """
     seconds = {c.plan: c.prediction.predicted_seconds for c in single.candidates}
     if single.plan in seconds:
