@@ -1,7 +1,8 @@
 """The launch list of a plan on one chip: launches of fmm's kernels and calls of the vendor's library, in order.
 
 All sizes and temporaries are fixed when a plan is recorded. An address is a base (A, B, C or the workspace) plus an
-offset in bytes. A launch list is recorded once for a problem and played for each call. The player decides nothing.
+offset in bytes. A launch list is recorded once for a problem and played for each call. The player runs the list and
+makes no decision.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from fmm.kernels.cuda.ops import BlockTerm, GemmOp, RankOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
-# Every address in a launch's parameters is an offset from a base. Matrices are in A, B, C and the workspace ("W"), and
-# in ADDEND if the addend is outside C. FLAG is the flag that kernels raise for an inf or NaN in C. HOST_COUNT is the
-# number of recomputed products, in host memory. COUNTERS are the counters of one launch.
+# Every address in a launch's parameters is a base plus an offset. The bases of matrices are A, B, C, the workspace
+# ("W"), and ADDEND if the addend is outside C. The base FLAG is the address of the flag that kernels raise for an inf
+# or NaN in C. HOST_COUNT is the address, in host memory, of the number of recomputed products. COUNTERS is the address
+# of the counters that one launch uses.
 ADDRESS_BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
 MAX_PARAMETER_BYTES = 4096  # every driver accepts kernel parameters of this size in bytes
 STANDARD_OPTIONS = ("--std=c++17",)  # options of the compiler NVRTC
-# The architecture of kernels that are compiled for the device that runs them, and without CuPy's option -ftz=true,
-# which flushes subnormal numbers to zero.
+# The architecture of kernels that fmm itself compiles for the present device. CuPy would compile these kernels with
+# the option -ftz=true, which flushes subnormal numbers to zero.
 DEVICE_ARCHITECTURE = "device"
 TENSOR_MAP_BYTES = 128  # bytes of CUDA's struct CUtensorMap
 TENSOR_MAP_WORDS = TENSOR_MAP_BYTES // 8
@@ -38,7 +40,7 @@ TENSOR_MAP_WORDS = TENSOR_MAP_BYTES // 8
 class Kernel:
     """A CUDA kernel to compile.
 
-    `generate(*source_arguments)` returns the complete CUDA source. Equal kernels are compiled once.
+    `generate(*source_arguments)` returns the complete CUDA source. Kernels with equal fields are compiled once.
     """
 
     generate: Callable[..., str]
@@ -47,7 +49,7 @@ class Kernel:
     threads: int  # threads of a thread block
     shared: int = 0  # bytes of dynamic shared memory of a thread block
     options: tuple[str, ...] = STANDARD_OPTIONS
-    # compiler target with architecture-specific instructions (sm_90a), or DEVICE_ARCHITECTURE; empty: CuPy compiles
+    # the compiler's target architecture, such as sm_90a, or DEVICE_ARCHITECTURE; if empty, CuPy compiles the kernel
     architecture: str = ""
 
     @property
@@ -70,9 +72,10 @@ class AddressSlot(NamedTuple):
 
 
 class TensorMap(NamedTuple):
-    """A tensor map of the copy engine (TMA) without an address.
+    """A tensor map: the description of a matrix for Hopper's copy engine (TMA), here without the matrix's address.
 
-    A matrix has `lines` lines of `length` numbers; a copy reads one box of the matrix.
+    A line is a contiguous row or column. The matrix has `lines` lines of `length` numbers. One copy reads a box of the
+    matrix.
     """
 
     piece: BlockTerm
@@ -162,8 +165,8 @@ class LaunchList:
     def vendor_bases(self) -> tuple[int, ...]:
         """Indices in ADDRESS_BASES of the bases that vendor calls read or write.
 
-        A captured CUDA graph cannot change the parameters of the vendor's kernels, so the graph is valid only for the
-        captured addresses of these bases.
+        fmm cannot change the parameters of the vendor's kernels in a captured CUDA graph. The graph is therefore valid
+        only while these bases have the addresses that they had at the capture.
         """
         calls = (step for step in self.steps if isinstance(step, VendorCall))
         return tuple(sorted({ADDRESS_BASES.index(x.base) for call in calls for x in call.op.operands_and_result}))

@@ -69,8 +69,9 @@ class BlockTerm(NamedTuple):
     offset: int  # bytes from the base
     rows: int
     cols: int
-    factor: float = 1  # operand: coefficient in a sum, 1 for the first term; destination: coefficient of the product
-    keep: float = 0  # destination: coefficient of the old value; if 0, the old value is never read
+    # block of A or B: coefficient of the block in a sum, 1 for the first block; block of C: coefficient of the product
+    factor: float = 1
+    keep: float = 0  # block of C: coefficient of the block's old value; if 0, the old value is never read
 
 
 class BlockStrides(NamedTuple):
@@ -151,7 +152,7 @@ def has_matching_layout(addend: DeviceView, dest: DeviceView) -> bool:
 
 @dataclass(frozen=True)
 class TriangleOutput:
-    """The triangle that a product writes, for a row-major result that is its own adjoint.
+    """The triangle that a product writes if the row-major result is symmetric or Hermitian.
 
     `loose`: the kernel writes the lower triangle and may overwrite elements above the diagonal with any values.
     `lower`: the kernel writes the lower triangle and does not change the upper triangle. `full`: the kernel writes the
@@ -208,7 +209,7 @@ class GemmOp:
 
     @property
     def dest_view(self) -> DeviceView:
-        """The column-major view of the first product's result."""
+        """The column-major view of the result of the batch's first product."""
         x, stored = self.dest, DTYPES[self.dest_dtype or self.dtype].stored_type
         return DeviceView(x.base, x.offset, self.m, self.n, 1, x.leading, stored)
 
@@ -344,7 +345,7 @@ class MirrorOp:
 
     @property
     def is_in_place(self) -> bool:
-        """True if dest already holds the lower triangle."""
+        """True if source and dest are the same matrix, and its lower triangle stays unchanged."""
         return self.source == self.dest and (self.alpha, self.beta) == (1, 0)
 
     @property

@@ -1,7 +1,8 @@
 """Record a plan as a launch list: walk the plan on a recorder, then select the kernels of each operation for the chip.
 
-The function `record_launches` walks the plan and selects the kernels. The steps of a level depend on sizes only, and
-temporaries are allocated like a stack. So every address is fixed before any memory is allocated.
+The function `record_launches` walks the plan and selects the kernels. The steps of a level depend only on the sizes of
+the product, and temporaries are allocated like a stack. So the offset of every temporary in the workspace is fixed
+before the workspace is allocated.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class OperationList:
 def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchList:
     """Return the launch list of a plan on a target.
 
-    Raise PlanError if no kernel can compute one of the plan's sums, or if the plan's leaf does not support the type.
+    Raise PlanError if no kernel can compute one of the plan's sums, or if the plan's leaf does not support the element
+    type.
     """
     wanted = record_operations(plan, problem)
     if problem.element_type.exact:  # integers have no inf or NaN
@@ -96,7 +98,7 @@ def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchL
     for op, stream in zip(fuse_plane_sums(wanted.ops, target), wanted.streams, strict=True):
         selected = (op,) if isinstance(op, StreamSync) else select_launches(op, target)
         if recomputes and _mirrors_after_recompute(problem) and _is_checked_mirror(op, selected, unflagged):
-            selected = selected[:-1]  # the launches that recompute C also mirror C
+            selected = selected[:-1]  # omit this mirror of C: the launches that recompute C end with the same mirror
         steps += selected
         streams += [stream] * len(selected)
         unflagged = (unflagged and not _mirrors_result(op)) or _writes_without_flag(op, selected)
@@ -113,7 +115,7 @@ def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchL
 @clear_on_registration
 @lru_cache(maxsize=256)
 def record_preparation(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchList | None:
-    """Return the launches that prepare the operand `problem.prepared_side`; None if the leaf prepares nothing."""
+    """Return the launches that prepare the operand `problem.prepared_side`; None if the leaf cannot prepare it."""
     products = [op for op in record_operations(plan, problem).ops if isinstance(op, GemmOp)]
     launches, workspace_bytes = preparation_launches(products[0], target) if products else ((), 0)
     streams = (0,) * len(launches)
@@ -173,8 +175,8 @@ def _recompute_steps(
 def _mirrors_after_recompute(problem: Problem) -> bool:
     """Return True if C is mirrored after the recomputation.
 
-    After the recomputation of a complex C, the triangles differ by rounding, and the diagonal has small imaginary
-    parts.
+    A recomputed complex C is not exactly Hermitian: its triangles differ by rounding errors, and its diagonal has small
+    imaginary parts. The mirror corrects both.
     """
     return problem.writes_triangle and problem.element_type.is_complex
 
@@ -198,7 +200,7 @@ def _mirrors_result(op: RecordedOp) -> bool:
 def _writes_without_flag(op: RecordedOp, steps: Sequence[LaunchStep]) -> bool:
     """Return True if the operation writes C by a step that cannot raise the flag: a vendor call or atomic additions.
 
-    The last step of an operation writes the result.
+    For a `MirroredGemm`, only the last step counts, because this step writes the complete C.
     """
     if isinstance(op, StreamSync) or not op.writes_result:
         return False
@@ -217,12 +219,12 @@ class _RecordedSum(NamedTuple):
     """A step of sums, and the operation that was recorded when the step first occurred."""
 
     step: Sum  # this reference keeps Python from reusing the step's id, which is in the cache key
-    origins: dict[str, int]  # for each base, the offset in bytes of the step's first view
+    origins: dict[str, int]  # for each base, the offset in bytes of the first view that the step reads or writes
     op: SumOp | None  # None if the step writes nothing
 
 
 class LaunchRecorder:
-    """The walk's machine for a GPU: records operations, and allocates temporaries as a stack in the workspace."""
+    """The machine that records the operations of a walk, and allocates temporaries as a stack in the workspace."""
 
     has_updating_leaves = True
 
@@ -272,8 +274,8 @@ class LaunchRecorder:
     def _sum_op(self, step: Sum, reads: Sequence[DeviceView], writes: Sequence[DeviceView]) -> SumOp | None:
         """Return the operation that computes a step of sums; None if the step writes nothing.
 
-        If a step occurs again, the result is the earlier operation with shifted offsets. Inner levels repeat their
-        steps hundreds of times, and finding the arrays for hundreds of blocks takes milliseconds.
+        For a step that has occurred before, the result is the earlier operation with shifted offsets. An inner level
+        repeats its steps hundreds of times, and `sum_op` takes milliseconds to arrange hundreds of blocks in arrays.
         """
         origins: dict[str, int] = {}
         for view in (*reads, *writes):
@@ -294,7 +296,7 @@ class LaunchRecorder:
             self._record(op)
 
     def _record_scaling(self, dest: DeviceView, beta: Coefficient) -> None:
-        """Record dest = beta dest. If k = 0 or alpha = 0, the scaling computes the complete product."""
+        """Record dest = beta dest. If k = 0 or alpha = 0, this scaling is the complete GEMM."""
         place = Place("C", 0, 0, dest.rows, dest.cols)
         program = AdditionProgram(1, (((beta, 0),),), (1,)) if beta else AdditionProgram(0, ((),), (0,))
         op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)])
@@ -333,7 +335,7 @@ class LaunchRecorder:
         self, leaf: str, batch: Sequence[ProductMatrices], dtype: str, alpha: Coefficient, beta: Coefficient,
         addend: DeviceView | None = None,
     ) -> None:  # fmt: skip
-        """Record a batch of products with a leaf, whose scratch memory follows the temporaries."""
+        """Record a batch of products by a leaf. In the workspace, the leaf's scratch memory follows the temporaries."""
         (m, k), n = batch[0][0].shape, batch[0][1].cols
         scratch = leaf_use(leaf).leaf.workspace_bytes(DTYPES[dtype].itemsize, m, k, n, len(batch))
         self.peak = max(self.peak, self.used_bytes + scratch)
@@ -343,7 +345,7 @@ class LaunchRecorder:
     # ---- results that are their own adjoints
 
     def multiply_stack(self, plan: Plan, problem: Problem) -> None:
-        """Record a batch as one operation; products that are their own adjoints have both triangles written."""
+        """Record a batch of products as one operation, with both triangles of symmetric or Hermitian results."""
         if plan.levels:
             raise PlanError(f"{plan}: one launch for a stack needs a plan without levels")
         if problem.writes_triangle and not plan.leaf_use.leaf.mirrors:
@@ -354,7 +356,7 @@ class LaunchRecorder:
             self.ops = [replace(op, triangle=both) if isinstance(op, GemmOp) else op for op in self.ops]
 
     def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:
-        """Record lower triangles by syrk, by the leaf's kernel, or else as complete products into temporaries.
+        """Record products that need only their lower triangle: by syrk, by the leaf's kernel, or as complete products.
 
         A batch of small triangles is recorded as one batch of complete products, because one launch is faster than
         many.
@@ -402,7 +404,7 @@ class LaunchRecorder:
             self.free_temporaries_since(mark)
 
     def _restrict_to_triangles(self, first: int, params: GemmParams) -> None:
-        """Restrict the products recorded from index `first` on to the lower triangles of their results."""
+        """Change the recorded products from index `first` on: each writes only the lower triangle of its result."""
         triangle = TriangleOutput("loose" if params.fill == "loose" else "lower", params.op == "gram")
         products = self.ops[first:]
         self.ops[first:] = [replace(op, triangle=triangle) if isinstance(op, GemmOp) else op for op in products]
@@ -482,9 +484,9 @@ class LaunchRecorder:
 def column_major_sums(steps: LevelSteps) -> dict[str, bool]:
     """Map "A" and "B" to True if sums of the operand's blocks are stored column-major, to False if row-major.
 
-    The mapping is empty if the leaf of the products has no preference. A leaf that prefers operands contiguous along
-    the inner dimension gets a row-major A and a column-major B. A leaf that prefers the outer dimensions gets a
-    column-major A and a row-major B.
+    The mapping is empty if the products have levels, or if their leaf prefers no layout. For a leaf that prefers
+    operands contiguous along the inner dimension k, sums are row-major for A and column-major for B. For a leaf that
+    prefers the outer dimensions m and n, sums are column-major for A and row-major for B.
     """
     plans = {p.plan for p in steps.products}
     if any(plan.levels for plan in plans):

@@ -35,7 +35,7 @@ from fmm.kernels.plans.levels.residues import residue_leaves
 OpT = TypeVar("OpT")
 SelectedLaunches = tuple[Launch | VendorCall, ...]  # steps in the order of execution
 LeafSelector = Callable[[GemmOp, ChipTarget], SelectedLaunches]
-PreparationLaunches = tuple[tuple[Launch, ...], int]  # the launches, and the bytes of workspace that they use
+PreparationLaunches = tuple[tuple[Launch, ...], int]  # the launches, and the bytes of workspace that the launches use
 BATCHED_GEMM3M_TYPES = ("complex64",)  # types for which cuBLAS has a batched gemm3m
 
 
@@ -79,7 +79,10 @@ def _select_gemm(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 
 
 def _select_with_addend(op: GemmOp, addend: DeviceView, target: ChipTarget) -> tuple[Launch, ...]:
-    """Return launches that read the addend in place; an empty tuple if no kernel can, or if a copy is faster."""
+    """Return launches that read the addend in place.
+
+    The tuple is empty if no kernel can read the addend in place, or if a copy of the addend to C is faster.
+    """
     if not has_matching_layout(addend, op.dest_view):
         return ()
     if op.leaf_use.leaf.name == "f16x3":
@@ -90,7 +93,10 @@ def _select_with_addend(op: GemmOp, addend: DeviceView, target: ChipTarget) -> t
 
 
 def _select_mirrored(op: MirroredGemm, target: ChipTarget) -> SelectedLaunches:
-    """Return one product launch that writes both triangles; if no kernel can, return product and mirror launches."""
+    """Return the launches of one product kernel that writes both triangles.
+
+    If no kernel writes both triangles, return the launches of the product and of the mirror.
+    """
     together = _select_gemm(op.as_full_product, target) if op.product.leaf_use.leaf.mirrors else ()
     launches = [step for step in together if isinstance(step, Launch)]
     if len(launches) == len(together) and [step.does for step in launches].count("product") == 1:
@@ -99,7 +105,10 @@ def _select_mirrored(op: MirroredGemm, target: ChipTarget) -> SelectedLaunches:
 
 
 def preparation_launches(op: GemmOp, target: ChipTarget) -> PreparationLaunches:
-    """Return the launches that convert the operand `op.prepared.prepared_matrix`; none if the leaf prepares nothing."""
+    """Return the launches that convert the operand `op.prepared.prepared_matrix` to the leaf's form.
+
+    No launches are returned if the leaf cannot prepare operands.
+    """
     prepare = PREPARATION_SELECTORS.get(op.leaf_use.leaf.kernel_leaf_name)
     return prepare(op, target) if prepare else ((), 0)
 
@@ -158,8 +167,8 @@ def select_small_kernel(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 def select_tile_kernel(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     """Return the launches of the leaf `tile`.
 
-    The types in FUSED_SIZES use the SIMT or TMA kernel. Other types use Hopper's warpgroup kernel. Products that the
-    warpgroup kernel cannot compute fall back to the vendor.
+    Products of the element types in FUSED_SIZES use the SIMT kernel or the TMA kernel. Products of other types use
+    Hopper's warpgroup kernel, or the vendor's product if the warpgroup kernel cannot run.
     """
     if op.dtype in FUSED_SIZES:
         return select_tile_launches(_tile_op(op), target)
@@ -174,7 +183,7 @@ def select_tile_kernel(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 def select_tile_with_addend(op: GemmOp, addend: DeviceView, target: ChipTarget) -> tuple[Launch, ...]:
     """Return the launches of the leaf `tile` that read the addend in place; an empty tuple if no kernel can do this.
 
-    The TMA kernel cannot read an addend in place. So the tuple is also empty if the TMA kernel is the fastest.
+    The tuple is also empty if the TMA kernel is the fastest, because the TMA kernel cannot read an addend in place.
     """
     if op.dtype not in FUSED_SIZES:
         launch = _warpgroup_launch(op, target)
@@ -245,8 +254,8 @@ def _as_tma_op(op: TileOp | TileGroup, target: ChipTarget) -> TmaOp | None:
 def select_f16x3_steps(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     """Return the steps of the leaf `f16x3`.
 
-    There are three ways: fmm's kernel, the vendor's product of float16 planes, and the vendor's float32 product. The
-    first of them that can run is used.
+    The steps are fmm's kernel if this kernel can run, else the vendor's products of float16 planes. If the vendor's
+    products of planes cannot run either, the only step is the vendor's float32 product.
     """
     if own := select_f16x3_kernel(op, target):
         return own
@@ -266,8 +275,8 @@ def select_f16x3_steps(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 def select_f16x3_kernel(op: GemmOp, target: ChipTarget) -> tuple[Launch, ...]:
     """Return the launches that split the operands and multiply by fmm's kernel; none if no kernel can run.
 
-    Hopper has a kernel of its own. On data-center Blackwell the vendor's float16 products are faster than the portable
-    kernel.
+    Hopper GPUs use a kernel with warpgroup instructions, and most other GPUs use the portable kernel. Data-center
+    Blackwell GPUs use neither, because the vendor's float16 products are faster there.
     """
     op, chip = replace(op, checked=op.checked and target.flagged), target.chip
     if uses_portable_f16x3(chip):
@@ -280,12 +289,12 @@ def select_f16x3_kernel(op: GemmOp, target: ChipTarget) -> tuple[Launch, ...]:
 
 
 def uses_portable_f16x3(chip: Chip) -> bool:
-    """Return True if the leaf `f16x3` multiplies by a warp's instructions (gemm_f16x3_mma.cuh) on this chip."""
+    """Return True if the leaf `f16x3` uses the portable kernel (gemm_f16x3_mma.cuh) on this chip."""
     return chip.has_warp_mma and not chip.has_warpgroups and not chip.has_tensor_memory
 
 
 def select_plane_preparation(op: GemmOp, target: ChipTarget) -> PreparationLaunches:
-    """Return the launch that writes the float16 planes of a prepared operand, and 0, because it needs no workspace."""
+    """Return the launch that writes a prepared operand's float16 planes, and 0, the bytes of workspace it needs."""
     chip = target.chip
     if not (chip.has_warpgroups or uses_portable_f16x3(chip)):
         return (), 0
@@ -295,9 +304,9 @@ def select_plane_preparation(op: GemmOp, target: ChipTarget) -> PreparationLaunc
 
 
 def fuse_plane_sums(ops: Sequence[OpT], target: ChipTarget) -> list[OpT | PlaneSums]:
-    """Return the operations, in which sums directly before a batch of f16x3 products now write float16 planes.
+    """Return the operations; the sums directly before a batch of f16x3 products now write float16 planes.
 
-    Of the two operations before the batch, one forms the sums of A's blocks and the other the sums of B's blocks.
+    The two operations before the batch form the sums of A's blocks and the sums of B's blocks.
     """
     changed: list[Any] = list(ops)
     separate = not (target.chip.has_warpgroups or uses_portable_f16x3(target.chip))
@@ -329,7 +338,7 @@ def select_residue_kernels(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     reason = "alpha or beta is complex" if chip.has_warp_mma else "the instructions need compute capability 8.0"
     if DTYPES[op.dtype].exact or any(
         residue_leaves()[op.leaf].level.conjugates
-    ):  # the vendor's call conjugates nothing
+    ):  # the vendor's call cannot conjugate an operand
         raise PlanError(f"{op.leaf} cannot multiply {op.dtype}, because {reason}")
     return vendor_fallback(op, reason)
 

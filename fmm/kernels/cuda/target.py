@@ -18,7 +18,7 @@ ALLOCATOR_ALIGNMENT: Alignment = (256, 256, 256, 256)  # alignment in bytes of t
 
 
 def address_alignment(a: int, b: int, c: int, workspace: int) -> Alignment:
-    """Return for each address the largest power of two that divides it, but at most 256 as in ALLOCATOR_ALIGNMENT."""
+    """Return for each address the largest power of two that divides the address, but at most 256 bytes."""
     most = ALLOCATOR_ALIGNMENT[0]
     if not (a | b | c | workspace) % most:
         return ALLOCATOR_ALIGNMENT
@@ -27,7 +27,7 @@ def address_alignment(a: int, b: int, c: int, workspace: int) -> Alignment:
 
 
 class TileSizeModel(Protocol):
-    """A model that predicts the fastest tile sizes of a product; fmm.perfmodel.block_model implements such a model."""
+    """A model that predicts the fastest tile sizes of a product; fmm.perfmodel.block_model implements the model."""
 
     def fastest_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes:
         """Return the fastest tile sizes of the SIMT kernel for a product."""
@@ -45,7 +45,7 @@ class ChipTarget:
     chip: Chip
     tiles: TileSizeModel
     alignment: Alignment = ALLOCATOR_ALIGNMENT
-    flagged: bool = False  # True if kernels raise the flag where they store an inf or NaN in C
+    flagged: bool = False  # True if kernels raise the flag when they store an inf or NaN in C
 
     @cached_property
     def alignment_by_base(self) -> Mapping[str, int]:

@@ -13,8 +13,8 @@ from contextlib import suppress
 from operator import call, length_hint
 from typing import Any
 
-# A C function with all its arguments. When called, it raises an exception or returns a status; zero and None mean
-# success.
+# A call of a C function with all arguments bound. The call raises an exception or returns a status; the statuses zero
+# and None mean success.
 BoundCall = Callable[[], Any]
 
 

@@ -24,7 +24,7 @@ MAX_LOADED_KERNELS = 2048  # largest number of compiled kernels in the cache
 SHARED_SIZE_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 # length in bytes of the digest at the start of a cache file; a wrong digest reveals a damaged file
 DIGEST_BYTES = hashlib.sha256().digest_size
-CUPY_OPTIONS = ("-ftz=true", "-default-device")  # options that CuPy adds to those of a kernel
+CUPY_OPTIONS = ("-ftz=true", "-default-device")  # options that CuPy adds to a kernel's own compiler options
 COMPILING_MESSAGE = "kernels are being compiled for this device; they are cached on disk for the next time"
 
 
@@ -44,7 +44,7 @@ _compile_locks: dict[tuple[object, ...], threading.Lock] = {}  # one lock for ea
 
 
 def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
-    """Compile those of `kernels` that are not compiled yet, several at the same time.
+    """Compile the kernels that are not compiled yet, in several threads at the same time.
 
     A kernel that forms the sums of three levels in one pass takes at least 10 seconds to compile.
     """
@@ -88,8 +88,8 @@ def compile_kernel(device: int, kernel: Kernel) -> LoadedKernel:
 def forced_capability() -> str:
     """Return the digits of the compute capability that FMM_CAPABILITY names, such as "80" for 8.0; usually empty.
 
-    Plans are then recorded as for a GPU of this capability, and the driver translates the kernels for the present GPU.
-    So a newer GPU runs the kernels of an older one, for tests and benchmarks.
+    With FMM_CAPABILITY, plans are recorded as for a GPU of this capability, and the driver translates the kernels for
+    the present GPU. So tests and benchmarks can run an older GPU's kernels on a newer GPU.
     """
     return os.environ.get("FMM_CAPABILITY", "").strip().replace(".", "")
 
@@ -123,7 +123,7 @@ def _load_for_architecture(kernel: Kernel, architecture: str, more_options: tupl
 
 
 def compile_for_architecture(source: str, architecture: str, options: tuple[str, ...]) -> bytes:
-    """Return the machine code of a source for one architecture, such as sm_90a, or the PTX for one such as compute_80.
+    """Return a source's machine code for a real architecture (sm_90a), or its PTX for a virtual one (compute_80).
 
     CuPy cannot compile instructions that exist on one architecture only, so this function calls NVRTC itself.
     """
@@ -155,7 +155,7 @@ def cache_folder() -> Path:
 
 
 def cached_code(inputs: tuple[str, ...], compile_code: Callable[[], bytes]) -> bytes:
-    """Return the cached machine code of this source, architecture and options; on a miss, compile and cache the code.
+    """Return the cached machine code for these inputs of the compiler; on a miss, compile and cache the code.
 
     A damaged cache file counts as a miss. If the cache folder is not writable, every process compiles the code again.
     """

@@ -31,7 +31,7 @@ class StreamContext(NamedTuple):
 
 
 class GemmCall(Protocol):
-    """A product by cuBLAS or cuBLASLt with all arguments converted, except the addresses and the stream."""
+    """A product by cuBLAS or cuBLASLt; all arguments are converted to C types, except the addresses and the stream."""
 
     def bind_call(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
         """Bind the call to a stream and to addresses; `bases` starts with the addresses of A, B, C and workspace."""
@@ -198,7 +198,7 @@ def set_workspace_call(context: StreamContext, pointer: int, size: int) -> Bound
 
 
 class _CublasCall:
-    """A GEMM or a batch of GEMMs by cuBLAS, with all arguments converted, except the handle and three addresses."""
+    """A GEMM or a batch of GEMMs by cuBLAS; all arguments are converted to C types, except the handle and addresses."""
 
     def __init__(self, op: GemmOp, element: DType, call: _FunctionNames) -> None:
         batched = op.count > 1

@@ -11,8 +11,8 @@ from fmm.hardware.datasheets import nearest_capability
 from fmm.kernels.cuda.launch.compile import forced_capability
 from fmm.kernels.cuda.launch.kernel_call import tensor_map_encoder
 
-# Bytes that a multiprocessor and global memory exchange in one clock cycle: an assumption for drivers that report no
-# memory clock.
+# Bytes that one multiprocessor and global memory exchange in one clock cycle. This number is an assumption for drivers
+# that report no memory clock.
 MEMORY_BYTES_PER_CLOCK = 16
 
 
@@ -20,9 +20,9 @@ MEMORY_BYTES_PER_CLOCK = 16
 def chip_of(device: int) -> Chip:
     """Return the `Chip` that describes the CUDA device with this index.
 
-    The bandwidth follows from the memory clock, with two transfers per cycle. Some drivers report a memory clock of 0.
-    The bandwidth is then MEMORY_BYTES_PER_CLOCK x (number of multiprocessors) x (their clock rate). FMM_CAPABILITY
-    replaces the compute capability.
+    The memory bandwidth is computed from the memory clock, with two transfers per cycle. If the driver reports a memory
+    clock of 0, the bandwidth is MEMORY_BYTES_PER_CLOCK x (number of multiprocessors) x (their clock rate). The
+    environment variable FMM_CAPABILITY replaces the compute capability.
     """
     cupy_device, forced = cupy.cuda.Device(device), forced_capability()
     attributes, version = cupy_device.attributes, forced or str(cupy_device.compute_capability)

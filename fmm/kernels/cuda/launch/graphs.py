@@ -5,8 +5,8 @@ function `capture_call`, which captures a call. A capture keeps no array of the 
 capture contains everything on which the capture depends. A call with an equal key uses the capture.
 
 `UpdatableGraph` sets new parameters of fmm's kernels in a captured graph, so one graph serves all arrays of the same
-shape. A node of the graph belongs to one of fmm's kernels if its function and the bytes of its captured parameters are
-the kernel's. cuBLAS's own kernels keep their captured parameters, so their operands must have the same addresses as in
+shape. A node of the graph belongs to one of fmm's kernels if the node has the kernel's function and the same bytes of
+parameters. cuBLAS's own kernels keep their captured parameters, so their operands must have the same addresses as in
 the captured call.
 """
 
@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 # calls.
 CALLS_BEFORE_CAPTURE = 3
 MAX_CAPTURES = 64  # largest total number of captures in all threads
-MAX_COUNTED_KEYS = 64  # largest number of keys of a `GraphCaptures`: keys with captures and keys with counted calls
+MAX_COUNTED_KEYS = 64  # largest number of keys in a `GraphCaptures`: keys with a capture, and keys of counted calls
 _NOT_CAPTURED: Final = object()
 
 
@@ -70,15 +70,19 @@ class GraphCaptures:
     """The captures of one prepared call on one stream in one thread."""
 
     def __init__(self, capture_call: Callable[..., Any], cache: GraphCache) -> None:
-        """`capture_call` captures a call, or returns None for a call that cannot be captured and is not tried again."""
+        """Create an empty cache.
+
+        `capture_call` returns a call's capture, or None if the call cannot be captured; this key is then not tried
+        again.
+        """
         self.make, self.cache = capture_call, cache
         self.captured: dict[Hashable, Any] = {}  # captures by key; None for a key that cannot be captured
         self.counts: dict[Hashable, int] = {}  # number of calls for each key without a capture
 
     def find_capture(self, key: Hashable, *arguments: Any) -> Any:
-        """Return the capture for this key; a call whose key has recurred often enough is captured first.
+        """Return the capture for this key. If the key has recurred often enough, the call is first captured.
 
-        The result is None if the call must be made without a graph.
+        Return None if the call must be made without a graph.
         """
         captured = self.captured.get(key, _NOT_CAPTURED)
         return captured if captured is not _NOT_CAPTURED else self._count_call(key, arguments)
@@ -158,7 +162,11 @@ class UpdatableGraph:
     """A captured CUDA graph, and the nodes of fmm's kernels in this graph, in launch order."""
 
     def __init__(self, graph: Any, kernels: Iterable[KernelNode], driver: _DriverFunctions | None = None) -> None:
-        """`kernels` yields fmm's kernels with their captured parameters; an item is valid until the next is yielded."""
+        """Find the nodes of fmm's kernels in the graph.
+
+        `kernels` yields fmm's kernels with their captured parameters. Each item is valid until the iterator yields the
+        next item.
+        """
         self.graph, self.executable = graph, graph.graphExec
         self.driver = driver or _driver_functions()
         self.nodes = (
@@ -166,7 +174,7 @@ class UpdatableGraph:
         )
 
     def update_parameters(self, kernels: Iterable[KernelNode]) -> bool:
-        """Give the graph's kernels these parameters, in launch order; return True on success.
+        """Set these parameters in the graph's nodes of fmm's kernels, in launch order; return True on success.
 
         After a failure, some kernels may have new parameters and others old parameters.
         """

@@ -27,7 +27,8 @@ SWIZZLE_MODES = {
 }  # width of a swizzle pattern in bytes -> the driver's CU_TENSOR_MAP_SWIZZLE_*
 PLACEHOLDER_ADDRESS = 1 << 20  # placeholder for the matrix's address while a tensor map is encoded
 launch_kernel = driver.launchKernel
-# arguments: the stream, the address of the pointer to the kernel's parameters, and 0
+# A function that binds a launch to a stream, to the address of a pointer to the kernel's parameters, and to 0 for the
+# driver's unused argument `extra`.
 BindLaunch = Callable[[int, int, int], BoundCall]
 
 
@@ -55,8 +56,8 @@ class KernelCall:
 
 # ---- cuLaunchKernelEx (programmatic dependent launch), which CuPy does not wrap
 #
-# Two launches that add to the same result may overlap: the second starts before the first has ended. So two small
-# products can fill the device together.
+# Two launches that add to the same result may overlap: the second launch starts before the first has ended. So two
+# small products can fill the device together.
 
 
 class _LaunchAttribute(ctypes.Structure):

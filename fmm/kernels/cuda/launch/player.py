@@ -55,11 +55,11 @@ from fmm.kernels.plans.sums import ADDEND
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES
 
 MAX_LOOP_SLOTS = 32  # largest number of addresses that a Python loop stores faster than NumPy
-# The bases of launches that do not write C. FLAG is one of these bases, because all sums receive the flag's address,
-# but only sums that write C raise the flag.
+# A launch that uses only these bases does not write C. FLAG is one of these bases, because all sums receive the flag's
+# address, but only sums that write C raise the flag.
 BASES_WITHOUT_C = frozenset(("A", "B", "W", ADDEND, FLAG))
-# Base -> index of its address among the addresses of a call. The addresses of counters follow after the addresses of
-# the bases.
+# For each base, the index of its address in the list of a call's addresses. In this list, the addresses of counters
+# follow after the addresses of the bases.
 ADDRESS_INDICES = {base: i for i, base in enumerate((*ADDRESS_BASES, FLAG, HOST_COUNT, ADDEND))}
 
 
@@ -76,7 +76,7 @@ class Addresses(NamedTuple):
 
     @property
     def alignment(self) -> Alignment:
-        """Powers of two that divide the addresses of A, B, C and the workspace; C's power also divides the addend's."""
+        """Powers of two that divide the addresses of A, B, C and the workspace; the third also divides the addend's."""
         return address_alignment(self.a, self.b, self.c | self.addend, self.workspace)
 
     @property
@@ -244,7 +244,10 @@ class Player:
     def _prepare_remaining_calls(
         self, addresses: Addresses, streams: list[StreamContext], blocks: Iterator[int], scratch: int
     ) -> list[BoundCall]:
-        """Return the calls after the leading launches, between the calls that set up and restore cuBLAS handles."""
+        """Return the calls that follow the leading launches.
+
+        Before these calls, other calls set up the cuBLAS handles; after these calls, others restore the handles.
+        """
         calls, restoring = list[BoundCall](), list[BoundCall]()
         for i, context in enumerate(streams[: self.launches.vendor_stream_count]):
             mode = math_mode(context)
@@ -290,7 +293,7 @@ class Player:
         return tuple(stream_counters(self.device, streams[stream].stream, count) for count, stream in counting)
 
     def create_streams(self) -> None:
-        """Create this thread's streams and cuBLAS handle, because neither can be created during a capture."""
+        """Create this thread's streams and cuBLAS handles, because neither can be created during a graph capture."""
         acquire_streams(self.launches, self.device, 0)
 
     def new_counters(self, stream: int) -> tuple[int, ...]:
@@ -315,7 +318,7 @@ def cached_player(launches: LaunchList, device: int) -> Player:
 
 
 class LaunchSequence:
-    """A sequence of kernel launches on one stream, prepared for one device. Shortest paths use it.
+    """A sequence of kernel launches on one stream, prepared for one device. The shortest-path functions use this class.
 
     Several threads may launch a sequence at once, because `launch_all` does not change the sequence.
     """

@@ -20,10 +20,9 @@ from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 
 
 def make_context_current(device: int) -> None:
-    """Make the CUDA context of the current device current in the calling thread; `device` is the index of this device.
+    """Make the CUDA context of this device current in the calling thread; `device` is the thread's current device.
 
-    CUDA's runtime makes a context current at a thread's first runtime call that needs a context. Functions of the
-    driver do not make a context current.
+    The driver's functions need a current context, but only a call of CUDA's runtime makes a context current.
     """
     runtime.setDevice(device)
 
@@ -52,7 +51,7 @@ def thread_cublas_handle(device: int) -> int:
 
 
 def stream_sync_calls(sync: StreamSync, streams: list[StreamContext]) -> list[BoundCall]:
-    """Return the calls that make the other streams wait for stream 0 (FORK), or make stream 0 wait for them (JOIN)."""
+    """Return the calls of a fork (all streams wait for stream 0) or of a join (stream 0 waits for all streams)."""
     first, *others = streams
     pairs = [(first, other) if sync is StreamSync.FORK else (other, first) for other in others]
     cupy_runtime = cupy.cuda.runtime
@@ -82,7 +81,7 @@ _free_streams: deque[tuple[int, _PooledStream]] = deque()
 
 
 class _StreamOwner:
-    """The owner of one thread's streams, by device number.
+    """The streams that one thread owns, by device number.
 
     When the thread ends, its streams become free for other threads, because cuBLAS handles are large. `__del__` takes
     no lock, because a thread can end at any moment.

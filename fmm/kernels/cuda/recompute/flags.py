@@ -4,9 +4,10 @@ Only kernels on the flag's stream raise and lower a flag, so the host does not w
 the number of recomputed products to host memory, and later calls read the number. An inf or NaN tends to occur again,
 so after a recomputed product the vendor computes the next products on the stream.
 
-A thread owns at most MAX_FLAGS_PER_THREAD flags, one for each of its streams. When it needs one more, it abandons its
-oldest flag; when it ends, it abandons all its flags. The next thread on the same stream takes an abandoned flag. If
-thousands of flags are abandoned, the host waits for the device once, and reuses their memory for other streams.
+A thread owns at most MAX_FLAGS_PER_THREAD flags, one for each of its streams. A thread that needs one more flag
+abandons its oldest flag, and a thread that ends abandons all its flags. The next thread on the same stream takes an
+abandoned flag. If thousands of flags are abandoned, the host waits for the device once, and reuses the memory of these
+flags for other streams.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def _acquire_flag(key: StreamKey) -> StreamFlag:
 
 
 def _take_idle_flag(key: StreamKey) -> StreamFlag | None:
-    """Remove and return an abandoned flag of a stream; None if there is none."""
+    """Remove and return an abandoned flag of a stream; return None if the stream has no abandoned flag."""
     idle = _idle_flags.get(key)
     if not idle:
         return None
@@ -149,7 +150,8 @@ def _take_idle_flag(key: StreamKey) -> StreamFlag | None:
 def _sort_abandoned_flags() -> None:
     """Move the abandoned flags into `_idle_flags`, by stream.
 
-    If it holds flags of MAX_FLAGS_PER_THREAD streams already, the prepared calls of a new flag are deleted.
+    If `_idle_flags` already holds flags of MAX_FLAGS_PER_THREAD streams, the prepared calls of the moved flag are
+    deleted.
     """
     while _abandoned_flags:
         key, flag = _abandoned_flags.popleft()

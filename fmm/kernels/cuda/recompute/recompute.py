@@ -1,10 +1,11 @@
 """Recompute a product on the device without a fast algorithm, if C contains an inf or NaN.
 
-fmm's kernels that write C raise a flag when they store an inf or NaN; after other kernels, a scan of C raises it. The
-launches of this module run after the launches of a plan, and return at once unless the flag is raised. Types in
-TILED_STRATEGIES are recomputed by the tiled kernel (recompute_tiled.cuh), other types by a simple kernel
-(recompute_simple.cuh). The host never waits for the flag. A later call reads the count of recomputed products in host
-memory; if it has grown, `VendorBackoff` sends the next products to the vendor.
+fmm's kernels that write C raise a flag when they store an inf or NaN. After kernels that cannot raise the flag, a scan
+of C raises the flag. The launches of this module run after the launches of a plan, and return at once unless the flag
+is raised. The tiled kernel (recompute_tiled.cuh) recomputes products of the types in TILED_STRATEGIES, and a simple
+kernel (recompute_simple.cuh) recomputes products of other types. The host never waits for the flag. A later call reads
+the count of recomputed products in host memory; if the count has grown, `VendorBackoff` sends the next products to the
+vendor.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def may_create_nonfinite(plan: Plan) -> bool:
 def can_recompute(problem: Problem) -> bool:
     """Return True if the device can recompute a problem.
 
-    It cannot recompute triangles (A A^T) with alpha or beta: the plan has overwritten the C that beta multiplies.
+    The device cannot recompute a triangle (A A^T) with alpha or beta, because the plan has overwritten the old C that
+    beta multiplies.
     """
     return not (problem.writes_triangle and problem.has_factors)
 
@@ -113,9 +115,9 @@ def _simple_recompute_launch(
 def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) -> Launch:
     """Return the launch of the tiled kernel.
 
-    All thread blocks of the launch are resident at the same time, and divide the tiles among themselves. The parameters
-    are struct RecomputeParams of recompute_tiled.cuh: the parameters of a tiled product, whose last word is the flag's
-    address, then the address of the count in host memory, and the number of products.
+    All thread blocks of the launch are resident at the same time, and divide the tiles of C among themselves. The
+    parameters are struct RecomputeParams of recompute_tiled.cuh: the parameters of a tiled product, which end with the
+    flag's address, then the address of the count in host memory, then the number of products.
     """
     op = tiled_recompute_op(problem)
     aligned = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.pieces)
@@ -147,8 +149,8 @@ def tiled_recompute_op(problem: Problem) -> TileOp:
 def simple_recompute_source(dtype: str, entry: str) -> str:
     """Return the complete CUDA source of one simple kernel: `RECOMPUTE_ENTRY_NAME` or `SCAN_ENTRY_NAME`.
 
-    Each kernel has its own source. So a first product that needs both kernels compiles them in parallel, and one that
-    needs a single kernel compiles only this kernel.
+    Each kernel has its own source. So a product that needs both kernels compiles them in parallel, and a product that
+    needs one kernel compiles only this kernel.
     """
     element = DTYPES[dtype]
     # Each of the 16 x 16 threads of a tile computes `each` x `each` entries of C, so its sums take 64 registers.
@@ -178,7 +180,7 @@ class VendorBackoff:
     plan_products: int = 0  # number of products by plans since the last recomputed product
 
     def allows_plan(self, recomputed: int) -> bool:
-        """Return True if the next product may run by a plan; `recomputed` is the current count."""
+        """Return True if the next product may run by a plan; `recomputed` is the total of recomputed products."""
         if recomputed != self.recomputed:
             self.recomputed, self.vendor_products_left, self.plan_products = recomputed, self.next_backoff, 0
             self.next_backoff = min(2 * self.next_backoff, MAX_BACKOFF)
