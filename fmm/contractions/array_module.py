@@ -1,4 +1,4 @@
-"""The functions of an array's library for contractions: einsum, permuted dimensions and strides.
+"""The functions that contractions need from an array's library, such as permuted dimensions and strides.
 
 NumPy, CuPy, torch and JAX share most names; the functions here cover the differences.
 """
@@ -31,7 +31,7 @@ def array_module(x: Any) -> Any:
 
 
 def has_plain_layout(x: Any) -> bool:
-    """Return True for an array of NumPy (no subclass), CuPy, torch or JAX: its strides tell where its elements are."""
+    """Return True for an array of NumPy (no subclass), CuPy, torch or JAX: its strides locate its elements."""
     return type(x) is np.ndarray or array_kind(x) in ("cupy", "torch") or is_jax_array(x)
 
 
@@ -48,7 +48,7 @@ def permute_dimensions(x: Any, order: Sequence[int]) -> Any:
 
 
 def element_strides(x: Any) -> tuple[int, ...]:
-    """Return the strides of an array, in elements; JAX arrays are contiguous."""
+    """Return the strides of an array, in elements; a JAX array has the strides of a contiguous array."""
     if is_jax_array(x):
         return tuple(int(np.prod(x.shape[i + 1 :], dtype=np.int64)) for i in range(x.ndim))
     if array_kind(x) == "torch":
@@ -62,7 +62,7 @@ def is_complex_array(x: Any) -> bool:
 
 
 def multiply_matrices(a: Any, b: Any) -> Any:
-    """Return fmm's product of two matrices or stacks; cuBLAS's GEMV multiplies CuPy matrices by vectors."""
+    """Return fmm.matmul of two matrices or stacks; cuBLAS's GEMV multiplies a CuPy matrix by a vector instead."""
     if is_jax_array(a) or is_jax_array(b):
         return import_module("fmm.jax").matmul(a, b)  # fmm.jax imports JAX, so only JAX arrays load it
     if array_kind(a) == "cupy" and a.ndim == b.ndim == 2:
@@ -74,7 +74,7 @@ def multiply_matrices(a: Any, b: Any) -> Any:
 
 
 def can_use_gemv(matrix: Any, vector: Any) -> bool:
-    """Return True if cuBLAS's GEMV takes this CuPy matrix and vector; GEMV counts elements with 32 bits."""
+    """Return True if cuBLAS's GEMV accepts this CuPy matrix and vector; the sizes of GEMV are 32-bit integers."""
     is_contiguous = matrix.flags.c_contiguous or matrix.flags.f_contiguous
     return is_contiguous and matrix.dtype == vector.dtype and matrix.dtype.char in "fdFD" and 0 < matrix.size < 1 << 31
 

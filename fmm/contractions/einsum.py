@@ -1,7 +1,7 @@
 """fmm.einsum, fmm.tensordot and fmm.multi_dot.
 
-opt_einsum parses the subscripts and finds the order of the pairs of operands. fmm computes each pair as a matrix
-product (`pairs.py`).
+opt_einsum parses the subscripts and finds the order in which pairs of operands are contracted. fmm computes each pair
+as a matrix product (`pairs.py`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from fmm.contractions.array_module import array_module, as_array, has_plain_layo
 from fmm.contractions.pairs import LabeledArray, Labels, NextPair, contract_pair, library_einsum, reduce_operand
 from fmm.runtime.decisions.early_declines import SMALL_MULTIPLY_ADDS
 
-# If the largest pair has fewer multiply-adds, the library's own einsum computes the contraction. No plan can be faster,
-# and the library's einsum takes less time on the host. The limit for NumPy is low, since NumPy's einsum does not use
-# BLAS for stacks.
+# For a contraction on a CPU whose largest pair has fewer multiply-adds, the library's own einsum computes each pair: no
+# plan can be faster, and the library's einsum has less overhead. The limit is low, since NumPy's einsum does not use
+# BLAS for stacks of matrices.
 SMALL_HOST_MULTIPLY_ADDS = 1 << 15
-# number of elements; a device copies fewer elements in less time than a call of cupy.einsum takes on the host
+# Number of elements of a large CuPy array. The GPU copies a smaller array in less time than the host needs for a call
+# of cupy.einsum.
 LARGE_COPY = 1 << 22
 
 
@@ -81,7 +82,7 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
     work = plan.largest_multiply_adds
     is_small = work < SMALL_HOST_MULTIPLY_ADDS or (work < SMALL_MULTIPLY_ADDS and is_on_device(arrays[0]))
     terms = [LabeledArray(x, labels) for x, labels in zip(arrays, plan.inputs, strict=True)]
-    # A small product takes the host less time than a call of cupy.einsum; other pairs are cupy.einsum's as a whole.
+    # A small contraction of CuPy arrays is one call of cupy.einsum, unless fmm's products take the host less time.
     is_cupy = array_kind(arrays[0]) == "cupy"
     if is_small and is_cupy and not gains_by_products(terms, plan) and subscripts.isascii():
         path = ["einsum_path", *plan.path]
@@ -94,12 +95,14 @@ class ContractionPlan(NamedTuple):
 
     inputs: tuple[Labels, ...]
     output: Labels
-    # positions of each step's operands in the list of arrays; the step's result is appended in their place
+    # For each step, the positions of its operands in the list of arrays. The operands are removed from the list, and
+    # the result of the step is appended.
     path: tuple[tuple[int, ...], ...]
     needed_labels: tuple[frozenset[str], ...]  # for each step, the labels that later steps or the output need
-    results: tuple[Labels, ...]  # for each step, the labels of its result in the order of the library's einsum
-    next_pairs: tuple[NextPair | None, ...]  # for each step, the pair that contracts its result
-    has_only_products: bool  # each step is a product of two matrices or stacks, without reductions of one operand
+    results: tuple[Labels, ...]  # for each step, the labels of the result if the library's einsum computes the step
+    next_pairs: tuple[NextPair | None, ...]  # for each step, the later pair that contracts the step's result
+    # True if each step is one product of two matrices or stacks, so that no operand must be reduced before
+    has_only_products: bool
     largest_multiply_adds: int  # number of multiply-adds of the largest step
 
 
@@ -114,7 +117,7 @@ def parse_operands(operands: Sequence[Any]) -> tuple[str, list[Any]]:
 
 @lru_cache(maxsize=4096)
 def plan_contraction(subscripts: str, shapes: tuple[tuple[int, ...], ...], optimize: Any) -> ContractionPlan:
-    """Return the order of the pairs of operands; ValueError if the subscripts do not match the shapes."""
+    """Return the plan of a contraction by its subscripts; ValueError if the subscripts do not match the shapes."""
     if isinstance(optimize, tuple):
         optimize = list(optimize)
     path, _ = _opt_einsum().contract_path(subscripts, *shapes, shapes=True, optimize=optimize)
@@ -140,9 +143,9 @@ def plan_contraction(subscripts: str, shapes: tuple[tuple[int, ...], ...], optim
 
 
 def gains_by_products(terms: Sequence[LabeledArray], plan: ContractionPlan) -> bool:
-    """Return True if products of small pairs take less time than one call of cupy.einsum.
+    """Return True if fmm's products of a small contraction take less time than one call of cupy.einsum.
 
-    A single pair with a copy of a large operand gains nothing: cupy.einsum copies this operand too.
+    Return False for a single product that must copy a large operand: cupy.einsum copies this operand too.
     """
     if not plan.has_only_products or len(terms) > 2:
         return plan.has_only_products
@@ -154,7 +157,7 @@ def gains_by_products(terms: Sequence[LabeledArray], plan: ContractionPlan) -> b
 
 
 def is_product(terms: Sequence[Labels], kept: frozenset[str]) -> bool:
-    """Return True if the contraction of these terms is one product: two terms, and only shared labels are summed."""
+    """Return True if the contraction of these terms is one product: there are two, and both have every summed label."""
     if len(terms) != 2 or any(len(set(labels)) < len(labels) for labels in terms):
         return False
     a, b = map(set, terms)
@@ -169,7 +172,8 @@ def next_pairs(
 ) -> tuple[NextPair | None, ...]:
     """Return, for each step, the pair that contracts the step's result; None for the last step."""
     found: list[NextPair | None] = [None] * len(path)
-    left: list[tuple[Labels, int | None]] = [(labels, None) for labels in inputs]  # labels, and the step of a result
+    # labels of an operand, and the step that computes the operand (None for an input)
+    left: list[tuple[Labels, int | None]] = [(labels, None) for labels in inputs]
     for i, (step, kept) in enumerate(zip(path, needed_labels, strict=True)):
         chosen = [left.pop(position) for position in sorted(step, reverse=True)]
         if len(chosen) == 2:
@@ -181,7 +185,7 @@ def next_pairs(
 
 
 def contract_terms(terms: list[LabeledArray], plan: ContractionPlan, by_library: bool) -> LabeledArray:
-    """Return the contraction of all terms; fmm's products or the library's own einsum computes each pair."""
+    """Return the contraction of all terms, pair by pair; `by_library`: the library's own einsum computes each pair."""
     steps = zip(plan.path, plan.needed_labels, plan.results, plan.next_pairs, strict=True)
     for step, kept, labels, next_pair in steps:
         chosen = [terms.pop(i) for i in sorted(step, reverse=True)][::-1]
@@ -196,7 +200,7 @@ def contract_terms(terms: list[LabeledArray], plan: ContractionPlan, by_library:
 
 
 def ordered_result(result: LabeledArray, output: Labels) -> Any:
-    """Return the result with its dimensions permuted to the order of the output subscripts."""
+    """Return the result's array with its dimensions in the order of the output subscripts."""
     if not output:
         return result.array[()] if isinstance(result.array, np.ndarray) else result.array
     return permute_dimensions(result.array, [result.labels.index(label) for label in output])
@@ -221,7 +225,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     Raises
     ------
     ValueError
-        The summed axes differ in number or in size.
+        `a` and `b` have different numbers of summed axes, or summed axes of different sizes.
 
     Examples
     --------
@@ -263,7 +267,7 @@ def multi_dot(arrays: Sequence[Any], *, out: Any = None) -> Any:
     Parameters
     ----------
     arrays : sequence of array
-        Two matrices or more; the first and the last may be vectors.
+        Two matrices or more; the first and the last array may be vectors.
     out : array, optional
         Array for the result.
 

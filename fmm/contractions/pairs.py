@@ -1,19 +1,19 @@
 """The contraction of two arrays as one matrix product, or one stack of products.
 
-Each dimension has a label. A label of A, B and the result numbers the matrices of a stack (batch). A label of A and B
-that the result lacks is summed. The other labels of A become rows of the product, and the other labels of B become
-columns:
+Each dimension has a label. A label that A, B and the result have becomes a batch dimension: it numbers the matrices of
+a stack. A label that A and B have and the result lacks is summed. The other labels of A become rows of the product, and
+the other labels of B become columns:
 
     C[batch, rows, columns] = sum over summed of A[batch, rows, summed] B[batch, summed, columns]
 
-All row labels of A become one dimension. No copy is needed if the strides of the labels nest: each stride equals the
-next stride times the next label's size. The labels of each group are therefore ordered as the array stores the
-dimensions. The result's dimensions are stored in the order in which the product writes them, normally rows before
-columns. The transposed product, with columns before rows, is computed only if this saves a copy in the next pair. The
-caller permutes the dimensions, without a copy.
+All row labels of A become one dimension. No copy of A is needed if the strides of these labels nest: each stride equals
+the next stride times the next label's size. The batch, row, summed and column labels are therefore each ordered as the
+array stores its dimensions. The result's dimensions are stored in the order in which the product writes them, normally
+rows before columns. The transposed product, with columns before rows, is computed only if this saves a copy in the next
+pair. The caller permutes the dimensions, without a copy.
 
-`plan_pair` decides the order of labels and the copies from labels, shapes and strides alone, once for each combination.
-`contract_pair` runs the resulting plan on arrays.
+`plan_pair` decides the order of labels and the copies from labels, shapes and strides alone; its plans are cached.
+`contract_pair` runs a plan on arrays.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ from fmm.contractions.array_module import (
 
 Labels = tuple[str, ...]
 LABEL_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-# Smallest matrix side for which a stack of products is preferred to a copy of the operand.
+# If the strides of an operand do not nest, a stack of products avoids a copy of the operand. The copy is made instead
+# if a side of the stack's matrices would be smaller than this number.
 SMALLEST_STACKED_SIDE = 128
-# On a device, a product takes the time of writing its result if it sums at most MAX_OUTER_SUM terms and its result has
-# at least MIN_OUTER_RATIO times as many elements as its operands. The library's own einsum chooses layouts that are
-# written faster (cuBLAS, H100: 1.5 GB in 0.53 instead of 0.59 ms).
+# On a GPU, the time of nearly outer products is the time to write the result, and the library's own einsum computes
+# them: it chooses layouts that are written faster (cuBLAS, H100: 1.5 GB in 0.53 instead of 0.59 ms). In such a product,
+# each sum has at most MAX_OUTER_SUM terms, and the result has at least MIN_OUTER_RATIO times as many elements as the
+# operands.
 MAX_OUTER_SUM, MIN_OUTER_RATIO = 16, 16
 
 
@@ -58,7 +60,7 @@ class LabeledLayout(NamedTuple):
         return dict(zip(self.labels, self.shape, strict=True))
 
     def stored_order(self, labels: Collection[str]) -> Labels:
-        """Return the labels, sorted by descending stride."""
+        """Return these labels in the order in which the array stores them, the largest stride first."""
         stride_of = dict(zip(self.labels, self.strides, strict=True))
         return tuple(sorted((x for x in self.labels if x in labels), key=lambda label: -stride_of[label]))
 
@@ -82,31 +84,31 @@ class LabeledArray(NamedTuple):
 
 
 class MatrixView(NamedTuple):
-    """The two steps that make an array a matrix or a stack: permute the dimensions, then reshape."""
+    """How an array becomes a matrix or a stack: its dimensions are permuted to `order`, then reshaped to `shape`."""
 
     order: tuple[int, ...]
     shape: tuple[int, ...]
 
     def apply(self, array: Any) -> Any:
-        """Return the array as a matrix or stack; the reshape copies the array only if its strides do not nest."""
+        """Return the array as a matrix or stack; the reshape copies the elements only if the strides do not nest."""
         return permute_dimensions(array, self.order).reshape(self.shape)
 
 
 class NextPair(NamedTuple):
-    """The pair that contracts a result later: the labels of the other operand, and the labels of the pair's result."""
+    """The later pair that contracts a result: the labels of its other operand, and the labels of its own result."""
 
     other: frozenset[str]
     kept: frozenset[str]
 
     def copies(self, operand: LabeledLayout) -> bool:
-        """Return True if the operand's rows or its summed labels do not nest."""
+        """Return True if this pair must copy the operand: the strides of its rows or summed labels do not nest."""
         rows = operand.stored_order(set(operand.labels) - self.other)
         summed = operand.stored_order(self.other - self.kept)
         return not (operand.strides_nest(rows) and operand.strides_nest(summed))
 
 
 class PairPlan(NamedTuple):
-    """The contraction of two arrays: the operation, the matrices made of the arrays, and the result's labels."""
+    """How two arrays are contracted: the operation, the arrays as matrices, and the result's labels and shape."""
 
     kind: Literal["product", "gram", "einsum"]
     labels: Labels
@@ -120,7 +122,7 @@ class PairPlan(NamedTuple):
 
 
 def library_einsum(operands: Sequence[LabeledArray], result: Labels) -> LabeledArray:
-    """Return the contraction that the library's own einsum computes, in one loop nest without matrix products."""
+    """Return the contraction of all operands by one call of the library's own einsum."""
     text = einsum_text(tuple(operand.labels for operand in operands), result)
     return LabeledArray(array_module(operands[0].array).einsum(text, *(x.array for x in operands)), result)
 
@@ -134,12 +136,11 @@ def einsum_text(inputs: tuple[Labels, ...], result: Labels) -> str:
 
 
 def reduce_operand(operand: LabeledArray, needed: Collection[str], sizes: dict[str, int]) -> LabeledArray:
-    """Return the operand without unneeded labels.
+    """Return the operand without repeated labels, and without labels that are not in `needed`.
 
-    Repeated labels become diagonals; summed labels of one operand are summed here.
+    A repeated label becomes a diagonal. A label that is not in `needed` is summed.
 
-    If a label has size 1 in this operand and a larger size in another operand, the label is dropped: the dimension
-    broadcasts.
+    A label that has size 1 in this operand and a larger size in the other operand is dropped: the dimension broadcasts.
     """
     shape = operand.array.shape
     broadcast = [label for label, n in zip(operand.labels, shape, strict=True) if n == 1 < sizes[label]]
@@ -166,7 +167,8 @@ def contract_pair(
     kept : frozenset of str
         The labels that the result or a later contraction needs. All other labels are summed.
     next_pair : NextPair, optional
-        The pair that contracts the result; the result is stored such that this pair need not copy it, if possible.
+        The pair that contracts the result later. If possible, the result is stored in an order that `next_pair` can use
+        without a copy.
     """
     layout_a, layout_b = a.layout, b.layout
     if must_reduce(layout_a, layout_b, kept):
@@ -194,7 +196,7 @@ def contract_pair(
 
 @lru_cache(maxsize=4096)
 def must_reduce(a: LabeledLayout, b: LabeledLayout, kept: frozenset[str]) -> bool:
-    """Return True if an operand has a repeated or broadcast label, or a summed label that the other operand lacks."""
+    """Return True if an operand has a repeated label, a broadcast label, or a summed label that the other lacks."""
     sizes_a, sizes_b = a.sizes, b.sizes
     is_repeated = len(sizes_a) < len(a.labels) or len(sizes_b) < len(b.labels)
     lone_is_summed = not kept.issuperset(sizes_a.keys() ^ sizes_b.keys())
@@ -224,15 +226,15 @@ def plan_pair(
     Parameters
     ----------
     a, b : LabeledLayout
-        Operands that need no reduction.
+        The layouts of the operands; `must_reduce` is False for these layouts.
     kept : frozenset of str
         The labels of the result.
     can_use_gram : bool
         True if both operands are the same real array: the product of a matrix and its transpose is symmetric.
     can_stack : bool
-        True if rows with strides that do not nest may become a stack of products.
+        True if the product may become a stack of products where the strides of row labels do not nest.
     next_pair : NextPair, optional
-        The pair that contracts the result.
+        The pair that contracts the result later.
     """
     shared = [label for label in a.labels if label in b.labels]
     batch = a.stored_order([label for label in shared if label in kept])
@@ -263,7 +265,7 @@ def contiguous_layout(labels: Labels, sizes: dict[str, int]) -> LabeledLayout:
 
 
 def summed_order(a: LabeledLayout, b: LabeledLayout, labels: Collection[str]) -> Labels:
-    """Return the order of the summed labels that copies fewer elements."""
+    """Return the order of the summed labels with which fewer elements of the operands must be copied."""
 
     def copied_elements(order: Labels) -> int:
         return sum(0 if x.strides_nest(order) else prod(x.shape) for x in (a, b))
@@ -272,11 +274,12 @@ def summed_order(a: LabeledLayout, b: LabeledLayout, labels: Collection[str]) ->
 
 
 def split_stack(operand: LabeledLayout, free: Labels, summed: Labels) -> tuple[Labels, Labels]:
-    """Return the outer labels, which number the matrices of a stack, and the labels that form one side of each matrix.
+    """Return the free labels in two parts: labels that number the matrices of a stack, and labels of a matrix side.
 
-    If the strides of an operand's free labels do not nest, one matrix side of all these labels needs a copy of the
-    operand. If the matrices are large, the outermost labels then number the matrices of a stack, and no copy is needed.
-    An operand that must be copied for its summed labels becomes one matrix: one product is faster than a stack.
+    The free labels are those that only this operand has. If their strides do not nest, one matrix with all free labels
+    as a side needs a copy of the operand. A stack needs no copy: the outermost free labels number its matrices, and the
+    other free labels form a side of each matrix. The stack is chosen if its matrices are large. An operand that must be
+    copied for its summed labels becomes one matrix, since one product is faster than a stack.
     """
     if not operand.strides_nest(summed):
         return (), free
@@ -290,7 +293,7 @@ def split_stack(operand: LabeledLayout, free: Labels, summed: Labels) -> tuple[L
 def matrix_view(operand: LabeledLayout, stack: Labels, rows: Labels, columns: Labels) -> MatrixView:
     """Return an operand as a matrix with these row and column labels, or as a stack of such matrices.
 
-    If the operand lacks a label of the stack, a dimension of size 1 replaces the label and broadcasts.
+    For each label of the stack that the operand lacks, the view has a dimension of size 1, which broadcasts.
     """
     sizes = operand.sizes
     own_stack = tuple(label for label in stack if label in sizes)

@@ -1,4 +1,4 @@
-"""fmm.orthogonalize: the Newton-Schulz iteration, as Muon and its relatives run it."""
+"""fmm.orthogonalize: the Newton-Schulz iteration, as the optimizer Muon and similar optimizers run it."""
 
 from fmm.newton_schulz.orthogonalization import orthogonalize
 

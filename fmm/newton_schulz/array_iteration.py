@@ -1,4 +1,4 @@
-"""The Newton-Schulz iteration by products of arrays: fmm's, or the library's own where fmm's cannot win."""
+"""The Newton-Schulz iteration as products of arrays, by fmm.gram and fmm.gemm or by torch's own products."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 from fmm import api
 from fmm.newton_schulz.coefficients import StepCoefficients
 
-# A function that returns Y = a X + (b A + c A A) X with A = X X^T for a wide X.
+# A function step(X, a, b, c) that returns Y = a X + (b A + c A A) X with A = X X^T; X has at least as many columns as
+# rows.
 Step = Callable[[Any, float, float, float], Any]
 
 
 def iterate(x: Any, coefficients: Sequence[StepCoefficients], step: Step) -> Any:
-    """Return the result of all steps; tall matrices are multiplied as their transposed views, without a copy."""
+    """Return the result of all steps; a matrix with more rows than columns is replaced by its transposed view."""
     is_tall = x.shape[-2] > x.shape[-1]
     y = _transposed(x) if is_tall else x
     for a, b, c in coefficients:
@@ -27,16 +28,16 @@ def _transposed(x: Any) -> Any:
 
 
 def step_by_plans(x: Any, a: float, b: float, c: float) -> Any:
-    """Return one step by fmm's products; each call decides whether a plan or the library multiplies."""
+    """Return the result of one step by fmm.gram and fmm.gemm; each call chooses a plan or the library's product."""
     gram = api.gram(x, rows=True)
     polynomial = gram.clone() if hasattr(gram, "clone") else gram.copy()
-    # A is symmetric, so A A is A A^T, of which BLAS's syrk computes one triangle.
+    # A is symmetric, so A A = A A^T. fmm.gram computes only one triangle of A A^T, for example with BLAS's syrk.
     api.gram(gram, out=polynomial, rows=True, alpha=c, beta=b)
     return api.gemm(polynomial, x, x, beta=a)
 
 
 def step_by_torch(x: Any, a: float, b: float, c: float) -> Any:
-    """Return one step by torch's own products, which also record gradients; x is a matrix or a stack of matrices."""
+    """Return the result of one step by torch's own products, which also record gradients."""
     torch = sys.modules["torch"]
     add_product = torch.addmm if x.ndim == 2 else torch.baddbmm
     gram = x @ x.mT

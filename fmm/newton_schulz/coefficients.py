@@ -12,11 +12,11 @@ from fmm.arrays.detect import describe_value
 
 StepCoefficients = tuple[float, float, float]
 
-# Keller Jordan, https://kellerjordan.github.io/posts/muon/: the same polynomial in each step. Singular values come near
-# 1 (about 0.7 to 1.2) instead of converging.
+# The coefficients of the optimizer Muon, the same in each step (Keller Jordan,
+# https://kellerjordan.github.io/posts/muon/). Singular values do not converge to 1: they end between about 0.7 and 1.2.
 MUON: StepCoefficients = (3.4445, -4.7750, 2.0315)
-# Amsel, Persson, Musco, Gower, "The Polar Express", arXiv 2505.16932: the best polynomials for singular values from
-# 0.001 to 1. Singular values converge to 1.
+# The coefficients of Amsel, Persson, Musco, Gower, "The Polar Express", arXiv 2505.16932. The polynomials are the best
+# ones for singular values from 0.001 to 1; these singular values converge to 1.
 POLAR_EXPRESS: tuple[StepCoefficients, ...] = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -27,8 +27,8 @@ POLAR_EXPRESS: tuple[StepCoefficients, ...] = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),
 )
-# The paper evaluates all polynomials but the last at x / 1.01, so that rounding cannot move a singular value beyond the
-# interval for which the polynomial was made.
+# The paper evaluates all polynomials except the last one at x / 1.01. Otherwise rounding could move a singular value
+# out of the interval for which a polynomial was computed.
 SAFETY_FACTOR = 1.01
 
 
@@ -44,7 +44,7 @@ NAMED_COEFFICIENTS: dict[str, tuple[StepCoefficients, ...]] = {
 
 
 def step_coefficients(coefficients: Any, steps: Any) -> tuple[StepCoefficients, ...]:
-    """Return the coefficients of each step; if there are more steps than coefficients, the last ones are repeated.
+    """Return the coefficients (a, b, c) of each step; if too few are listed, the last three numbers are repeated.
 
     `coefficients` is a name, three numbers for all steps, or a sequence of three numbers for each step.
     """
@@ -61,7 +61,7 @@ def step_coefficients(coefficients: Any, steps: Any) -> tuple[StepCoefficients, 
 
 
 def _listed_steps(coefficients: Any) -> tuple[StepCoefficients, ...]:
-    """Return the caller's coefficients as tuples of three numbers; an empty tuple if they do not have this form."""
+    """Return the caller's coefficients as tuples (a, b, c); an empty tuple if the argument is invalid."""
     if not isinstance(coefficients, Iterable):
         return ()
     listed = tuple(coefficients)

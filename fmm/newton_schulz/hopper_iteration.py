@@ -1,7 +1,7 @@
-"""Run the iteration of CuPy and torch stacks by the launches of hopper_launches.py.
+"""Run the Newton-Schulz iteration of a CuPy or torch stack by the launches of hopper_launches.py.
 
-Each step, or pair of steps, reads one of two arrays and writes the other. If `out` can be one of the two, the order is
-chosen so that the last step writes `out`.
+Each step, or pair of steps, reads one of two arrays and writes the other array. If the kernels can write `out`, `out`
+is the array that the last step writes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HALF_TYPES = ("bfloat16", "float16")
 
 
 def orthogonalize_on_hopper(x: Any, coefficients: tuple[StepCoefficients, ...], bound: float | None, out: Any) -> Any:
-    """Return the result, in `out` if `out` was passed; None if products of arrays must compute it."""
+    """Return the result, in `out` if `out` was passed; None if the launches cannot compute it or would be slower."""
     if type_name(x.dtype) not in HALF_TYPES or not is_on_device(x) or not _is_plain(x, out):
         return None
     rows, cols = (round_up(side, SIDE_UNIT) for side in x.shape[-2:])
@@ -41,7 +41,7 @@ def orthogonalize_on_hopper(x: Any, coefficients: tuple[StepCoefficients, ...], 
 
 
 def _is_plain(x: Any, out: Any) -> bool:
-    """Return True if only the values of x matter: no gradient, trace or mode must see torch's own calls."""
+    """Return True if torch need not see the operations: no gradient, trace or dispatch mode records torch's calls."""
     if array_kind(x) != "torch":
         return True
     from fmm.arrays.torch_calls import is_plain_call
@@ -54,8 +54,8 @@ def _is_plain(x: Any, out: Any) -> bool:
 
 _Signature = tuple[Stack, tuple[StepCoefficients, ...], int]  # the last number is the device's index
 _prepared: dict[_Signature, PreparedIteration] = {}
-_declined: set[_Signature] = set()  # signatures that products of arrays compute
-MAX_CACHED = 1024  # largest number of signatures in a cache
+_declined: set[_Signature] = set()  # signatures for which `_prepare_iteration` returned None
+MAX_CACHED = 1024  # largest number of signatures in `_prepared` and in `_declined`
 
 
 def _prepared_iteration(
@@ -63,8 +63,9 @@ def _prepared_iteration(
 ) -> PreparedIteration | None:
     """Return the cached iteration of this signature, prepared on a miss; None if products of arrays are faster.
 
-    While the caller captures the stream, no kernel can be loaded, and cuBLAS has no memory that outlives the capture.
-    During a capture the result is therefore None on a miss, and for iterations that call cuBLAS.
+    While the caller captures the stream in a CUDA graph, no kernel can be loaded, and cuBLAS has no memory that
+    outlives the capture. During a capture the result is therefore None on a miss, and for an iteration that calls
+    cuBLAS.
     """
     try:
         from cupy_backends.cuda.api import runtime
@@ -103,10 +104,10 @@ def _prepare_iteration(
 
 @dataclass(frozen=True)
 class PreparedIteration:
-    """The launches of all steps, compiled for a device, without addresses."""
+    """The launches of all steps, compiled for a device; `run` passes the addresses of the arrays."""
 
     stack: Stack
-    writes: int  # number of times that the launches write an array of the shape of x
+    writes: int  # number of steps or pairs of steps; each writes one array of the shape of x
     launches: Any  # the RecurringLaunches
 
     def run(self, library: DeviceLibrary, x: Any, bound: float | None, out: Any, stream: int) -> Any:
@@ -134,18 +135,18 @@ class PreparedIteration:
         return out
 
     def _may_begin_in(self, x: Any, out: Any) -> bool:
-        """Return True if x is read before `out` is written, or is the same array."""
+        """Return True if all of x is read before `out` is written, or if `out` is x itself."""
         return self.writes % 2 == 1 or out is x
 
 
 def _without_padding(x: Any, rows: int, cols: int) -> Any:
-    """Return a contiguous copy of the first rows and columns of the matrices."""
+    """Return a contiguous copy of the first `rows` rows and `cols` columns of each matrix."""
     part = x[..., :rows, :cols]
     return part.contiguous() if array_kind(x) == "torch" else part.copy()
 
 
 def _is_writable(library: DeviceLibrary, out: Any) -> bool:
-    """Return True if the kernels can write `out`: a contiguous array at a multiple of 16 bytes."""
+    """Return True if the kernels can write `out`: it is contiguous, and its address is a multiple of 16 bytes."""
     is_contiguous = out.is_contiguous() if array_kind(out) == "torch" else out.flags.c_contiguous
     return bool(is_contiguous) and library.data_pointer(out) % VECTOR_BYTES == 0
 

@@ -1,25 +1,26 @@
 """The Newton-Schulz iteration of a stack on Hopper's tensor cores, as one launch list.
 
-Each step is three launches for the whole stack. The first two compute symmetric matrices, so one triangle is multiplied
-and mirrored:
+Each step is three launches for the whole stack. The first two launches compute symmetric matrices: only one triangle is
+multiplied, and then mirrored.
 
     A = X X^T                    (X^T X if X is tall)
     P = a I + b A + c A A^T
     Y = P X                      (X P if X is tall)
 
-X and Y exchange their roles after each step. The vendor computes a product without an addend if its whole product is
-predicted to be faster. Since P contains a I, no kernel reads X as an addend; the error is the same.
+X and Y exchange their roles after each step. cuBLAS computes a product without an addend if the full product by cuBLAS
+is predicted to be faster than one triangle by the kernel. P contains a I, so P X contains a X, and no kernel reads X as
+an addend. The error is the same.
 
-Two steps of a long matrix are one pair, which multiplies X once instead of twice. All polynomials of A commute, so the
-products in the second line are symmetric too:
+For a long matrix (one side much larger than the other), two steps form a pair. A pair multiplies by X twice, two single
+steps do so four times. All polynomials of A commute, so the products in the second and third line are symmetric too:
 
     A = X X^T,    P = a I + b A + c A A
     B = P (A P),  S = a' I + b' B + c' B B    (B is the A of the second step)
     Y = (S P) X
 
-For m rows and k columns, a pair takes 3 m^2 k + 5 m^3 multiply-adds, and two steps take 6 m^2 k + 2 m^3. Rounding can
-make small eigenvalues of B negative, where those of X X^T are not. A third step without a new X X^T would magnify them
-without a bound.
+For m rows and k columns, a pair takes 3 m^2 k + 5 m^3 flops, and two steps take 6 m^2 k + 2 m^3 flops, since half of a
+symmetric matrix is computed. Rounding can make small eigenvalues of B negative; the eigenvalues of X X^T are never
+negative. A third step without a new X X^T would magnify the negative eigenvalues without a bound.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.newton_schulz.coefficients import StepCoefficients
 from fmm.problem import Problem
 
-SIDE_UNIT = 8  # sides of matrices must be multiples of this number: the copy engine writes 16 bytes at a time
+# sides of matrices must be multiples of this number, because the copy engine (TMA) needs rows of a multiple of 16 bytes
+SIDE_UNIT = 8
 
 
 @dataclass(frozen=True)
@@ -62,23 +64,24 @@ class Stack:
 
     @property
     def symmetric_bytes(self) -> int:
-        """Bytes of the symmetric matrices, one for each matrix of the stack, rounded up to the alignment of
-        allocators."""
+        """Bytes of one symmetric matrix for each matrix of the stack, rounded up to the alignment of allocators."""
         return round_up(2 * self.count * self.small_side**2, ALLOCATOR_ALIGNMENT[0])
 
 
-# Largest ratio of the predicted time of a pair to the time of two steps; the predicted times have an error of 6 %.
+# Largest ratio of the predicted time of a pair to the predicted time of two steps with which pairs are run. The
+# predicted times have an error of 6 %.
 MAX_PAIR_TIME_RATIO = 0.95
-# The coefficients of one step, or of a pair of steps. Each unit reads X once at its start, and writes Y at its end.
+# The coefficients (a, b, c) of one step, or of the two steps of a pair. A unit is a step or a pair: it computes Y from
+# X.
 StepUnit = tuple[StepCoefficients, ...]
-SAMPLE_STEP = (1.0, 1.0, 1.0)  # coefficients for predictions of the time, which depends on no coefficient but zero
+SAMPLE_STEP = (1.0, 1.0, 1.0)  # coefficients for predictions of the time: any nonzero coefficients have the same time
 
 
 @lru_cache(maxsize=1024)
 def step_units(stack: Stack, coefficients: tuple[StepCoefficients, ...], multiprocessors: int) -> tuple[StepUnit, ...]:
-    """Return the steps in pairs if a pair is predicted to be clearly faster than two steps, else one by one.
+    """Return the coefficients of the steps in pairs if pairs are predicted to be clearly faster, else one by one.
 
-    The last of an odd number of steps is alone.
+    If the number of steps is odd, the last step is a unit of its own.
     """
     pair_seconds, two_seconds = (
         sum(_product_seconds(op, multiprocessors) for op, _ in _iteration_products(stack, units))
@@ -96,10 +99,10 @@ def _product_seconds(op: GemmOp, multiprocessors: int) -> float:
 
 @lru_cache(maxsize=1024)
 def iteration_launches(stack: Stack, units: tuple[StepUnit, ...], multiprocessors: int) -> LaunchList | None:
-    """Return the launches of all steps; None if the kernel cannot compute them.
+    """Return the launches of all steps; None if fmm's kernel cannot compute one of the products.
 
-    Base "A" holds the scaled stack, and the workspace holds the symmetric matrices. The result is in base "C" if the
-    number of units is odd, else in base "A".
+    The launches read the scaled stack at base address "A" of the launch list; the workspace contains the symmetric
+    matrices. The result is at base address "C" if the number of units is odd, else at "A".
     """
     steps: list[LaunchStep] = []
     for op, shift in _iteration_products(stack, units):
@@ -109,7 +112,7 @@ def iteration_launches(stack: Stack, units: tuple[StepUnit, ...], multiprocessor
         launch = stacked_launch(op, multiprocessors, shift)
         if launch is None:
             return None
-        # The kernel begins with work that needs no operand: it may start before the previous launch has ended.
+        # The kernel may start before the previous launch has ended, since its first instructions need no operand.
         steps.append(replace(launch, overlaps=bool(steps)))
     problem = Problem(stack.rows, stack.cols, stack.cols, stack.dtype, batch=stack.count)
     workspace = (1 + max(map(len, units), default=1)) * stack.symmetric_bytes
@@ -117,13 +120,13 @@ def iteration_launches(stack: Stack, units: tuple[StepUnit, ...], multiprocessor
 
 
 def _iteration_products(stack: Stack, units: Sequence[StepUnit]) -> Iterator[tuple[GemmOp, float]]:
-    """Yield the products of all steps in order, each with the multiple of the identity that is added to the product."""
+    """Yield all products in order, each with the number a (or 0) of the matrix a I that is added to the product."""
     x, y = (stack_view(base, stack.rows, stack.cols, stack.dtype) for base in "AC")
     is_tall, side = stack.rows > stack.cols, stack.small_side
     gram, first, second = (stack_view("W", side, side, stack.dtype, i * stack.symmetric_bytes) for i in range(3))
 
     def symmetric_product(left: DeviceView, right: DeviceView, dest: DeviceView, **options: Any) -> GemmOp:
-        """Return the product of two symmetric matrices that commute, by the kernel that also computes X X^T."""
+        """Return the operation that multiplies two commuting symmetric matrices; only one triangle is computed."""
         factors = (transposed_view(left), right) if is_tall else (left, transposed_view(right))
         return stacked_gemm(stack.count, *factors, dest, symmetric=True, **options)
 
@@ -143,20 +146,21 @@ def _iteration_products(stack: Stack, units: Sequence[StepUnit]) -> Iterator[tup
 
 
 def _gram_factors(x: DeviceView, is_tall: bool) -> tuple[DeviceView, DeviceView]:
-    """Return the factors of the smaller of X X^T and X^T X."""
+    """Return the two factors of the gram product: X^T and X if X is tall, else X and X^T."""
     return (transposed_view(x), x) if is_tall else (x, transposed_view(x))
 
 
-# A step by the library's own products takes at least this time: five launches of the host.
+# Lower bound of the time of a step by the library's own products: the host needs this time to launch five kernels.
 LIBRARY_STEP_SECONDS = 4e-5
-# Smallest ratio of the predicted time of the vendor's products to the time of the launches. The library's step takes
-# longer than its products, because beta needs a copy of the addend. On an H200, 24 random stacks with ratios of 0.91 to
-# 1.2 are 1.1 to 6.8 times as fast as torch's products.
+# Smallest ratio of the predicted time of the vendor's products to the predicted time of the launches with which the
+# launches are used. The ratio may be below 1, because a step of the library also copies the addend of a product with
+# beta. On an H200, the launches are 1.1 to 6.8 times as fast as torch's products for 24 random stacks with ratios of
+# 0.91 to 1.2.
 MIN_TIME_RATIO = 0.9
 
 
 def is_faster(stack: Stack, multiprocessors: int) -> bool:
-    """Return True if the launches are predicted to be faster than the library's products."""
+    """Return True if one step by the launches is predicted to be faster than one step by the library's products."""
     times = [
         (stack_seconds(op, multiprocessors), vendor_stack_seconds(op, multiprocessors), bool(op.beta))
         for op, _ in _iteration_products(stack, ((SAMPLE_STEP,),))

@@ -1,4 +1,4 @@
-"""fmm.orthogonalize: its arguments, and the choice between launches for a whole stack and products of arrays."""
+"""fmm.orthogonalize: check the arguments, and choose launches for a whole stack or products of arrays."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def orthogonalize(
         for all steps, or a sequence of three numbers for each step; the last three are used again if there are more
         steps.
     bound : float, optional
-        A bound of the largest singular value; x is divided by the bound. By default each matrix is divided by its
-        Frobenius norm.
+        An upper bound of the largest singular value; x is divided by the bound. By default each matrix is divided by
+        its Frobenius norm.
     out : array, optional
-        Array for the result. It may be x.
+        Array for the result; `out` may be x.
 
     Returns
     -------
@@ -58,12 +58,11 @@ def orthogonalize(
     ValueError, TypeError
         x is no matrix of real floating-point numbers, `out` does not match x, or an option is invalid.
 
-    Notes
-    -----
-    With A = X X^T (X^T X for a tall matrix), a step is B = b A + c A A and a X + B X. A and B are symmetric, so one
-    triangle of each is multiplied where that is faster. In bfloat16 and float16 on Hopper, a step of a whole stack is
-    three launches. Long matrices run pairs of steps there: the second A is computed from the first one, without X.
-    Tensors that require gradients get them, by torch's own products.
+    Notes ----- A step computes A = X X^T (X^T X for a tall matrix), B = b A + c A A, and a X + B X. A and B are
+    symmetric, so only one triangle of A and B is computed where this is faster. In bfloat16 and float16 on Hopper, a
+    step of a whole stack is three launches. For long matrices on Hopper, steps run in pairs: A of the second step is
+    computed from A of the first step, without X. For tensors that require gradients, torch's own products compute the
+    result and record the gradients.
 
     Examples
     --------
@@ -103,7 +102,7 @@ def _check_arrays(x: Any, out: Any) -> None:
 
 
 def _by_products(x: Any, coefficients: Sequence[StepCoefficients], bound: float | None) -> Any:
-    """Return the result by products of arrays."""
+    """Return the result of all steps, computed by products of arrays."""
     if array_kind(x) != "torch":
         return iterate(scaled_array(x, bound), coefficients, step_by_plans)
     matrices = x.flatten(0, -3) if x.ndim > 3 else x
@@ -111,13 +110,13 @@ def _by_products(x: Any, coefficients: Sequence[StepCoefficients], bound: float 
     return iterate(scaled_tensor(matrices, bound), coefficients, step).reshape(x.shape)
 
 
-# Smallest side from which fmm's products may gain over torch's own in float32 and float64. For smaller sides, declining
-# the products takes longer than computing them.
+# Smallest matrix side for which fmm's products may be faster than torch's own products in float32 and float64. For
+# smaller sides, fmm would choose torch's products, and the choice takes longer than the products.
 MIN_PLAN_SIDE = 1024
 
 
 def _may_plans_win(x: Any) -> bool:
-    """Return True if fmm's products may be faster than torch's own, and no gradient is needed."""
+    """Return True if fmm's products may be faster than torch's own products, and no gradient is recorded."""
     torch = sys.modules["torch"]
     records = torch.is_grad_enabled() and x.requires_grad
     is_wide_type = x.dtype in (torch.float32, torch.float64)
@@ -125,7 +124,7 @@ def _may_plans_win(x: Any) -> bool:
 
 
 def _written(result: Any, out: Any) -> Any:
-    """Return the result, in `out` if `out` was passed."""
+    """Return the result; if `out` was passed, copy the result into `out` and return `out`."""
     if out is None:
         return result
     if array_kind(out) == "torch":

@@ -1,7 +1,8 @@
-"""Launch lists that recur with the same addresses; each is captured as one CUDA graph.
+"""Run a launch list repeatedly; if its addresses recur, the launches are captured as one CUDA graph.
 
-An iteration has about fifteen short launches. A graph starts them with one call of the driver. Libraries' memory pools
-return the same addresses to a program that repeats its allocations, as a training loop does.
+A Newton-Schulz iteration has about fifteen short launches, and a graph starts all launches with one call of the driver.
+Addresses recur because the memory pools of CuPy and torch return the same addresses to a program that repeats its
+allocations, as a training loop does.
 """
 
 from __future__ import annotations
@@ -26,19 +27,21 @@ class RecurringLaunches:
 
     def __init__(self, launches: LaunchList, device: int) -> None:
         self.player, self.device = Player(launches, device), device
-        self.scratch = round_up(launches.workspace, ALIGN_BYTES)  # offset of cuBLAS's memory in the workspace
+        # offset of cuBLAS's scratch memory in the workspace, in bytes
+        self.scratch = round_up(launches.workspace, ALIGN_BYTES)
         self.workspace = self.scratch + GRAPH_SCRATCH_BYTES * launches.vendor_stream_count  # bytes
         self.captures = GraphCaptures(self._capture_graph, GRAPH_CACHE)
 
     @property
     def calls_vendor(self) -> bool:
-        """True if the list calls the vendor: a capture by the caller would have to provide memory for these calls."""
+        """True if the list calls cuBLAS, which needs memory of its own while the caller captures the stream."""
         return self.player.launches.vendor_stream_count > 0
 
     def launch_all(self, addresses: tuple[int, int, int, int], stream: int) -> None:
-        """Make all launches on the stream; `addresses` are the addresses of A, B, C and the workspace."""
+        """Start all launches on the stream; `addresses` are the addresses of A, B, C and the workspace."""
         if stream == LEGACY_STREAM or not runtime.streamIsCapturing(stream):
-            # A graph may be launched by one thread only, and one launch of a graph waits for its previous launch.
+            # Each thread and stream has its own graph: a graph must not be launched by two threads at once, and a
+            # launch of a graph waits for the previous launch of the same graph.
             key = addresses, stream, threading.get_ident()
             graph = self.captures.find_capture(key, addresses, stream)
             if graph is not None:
@@ -59,7 +62,7 @@ class RecurringLaunches:
         except RuntimeError:
             return None
         finally:
-            if self.calls_vendor:  # later captures may use the private stream
+            if self.calls_vendor:  # set cuBLAS's stream back to the caller's: later captures may use the private stream
                 set_handle_stream(StreamContext(thread_cublas_handle(self.device), stream, 0))
             return_capture_stream(self.device, private)
         return graph

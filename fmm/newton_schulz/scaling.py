@@ -1,4 +1,4 @@
-"""Scale matrices so that no singular value exceeds 1: by the Frobenius norm, or by a bound that the caller has."""
+"""Scale matrices so that no singular value exceeds 1: divide by the Frobenius norm or by the caller's bound."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 from fmm.arrays.detect import describe_value
 
-SMALLEST_NORM = 1e-7  # a matrix with a smaller norm is divided by this number, so a zero matrix stays zero
+SMALLEST_NORM = 1e-7  # smallest divisor: a zero matrix divided by this number stays zero
 
 
 def check_bound(bound: Any) -> float | None:
-    """Return the bound as a number, None for no bound; ValueError unless it is a positive finite number."""
+    """Return the bound as a float, or None for None; raise ValueError unless the bound is a positive finite number."""
     if bound is None:
         return None
     if isinstance(bound, bool) or not isinstance(bound, Real) or not isfinite(bound) or bound <= 0:
@@ -26,7 +26,7 @@ def check_bound(bound: Any) -> float | None:
 def scaled_tensor(x: Any, bound: float | None, out: Any = None) -> Any:
     """Return torch matrices divided by the bound, or by their Frobenius norms.
 
-    Norms are computed in float32 at least: the sum of the squares of float16 numbers overflows early.
+    For float16, the norms are computed in float32: a sum of squares easily exceeds the largest float16 number.
     """
     torch = sys.modules["torch"]
     divisor: Any = bound
