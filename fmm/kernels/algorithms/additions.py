@@ -21,7 +21,7 @@ Matrix = tuple[tuple[Rational, ...], ...]
 
 @dataclass(frozen=True)
 class AdditionProgram:
-    """A straight-line program of linear combinations; line i defines the value with number `inputs + i`."""
+    """A program of linear combinations, without branches; line i defines the value with number `inputs + i`."""
 
     inputs: int
     lines: tuple[Terms, ...]

@@ -147,9 +147,10 @@ def transposed_scheme(scheme: Scheme, name: str) -> Scheme:
 
 
 def rotated_scheme(scheme: Scheme, name: str) -> Scheme:
-    """Return the scheme <k,n,m> that follows from <m,k,n>.
+    """Return the scheme <k,n,m> that follows from a scheme <m,k,n>.
 
-    If A, B and C are exchanged in a cycle, the sum of all A_ij B_jl C_li stays the same.
+    The sum of all A_ij B_jl C_li does not change if A is replaced by B, B by C, and C by A. Therefore the same exchange
+    of the coefficients U, V and W gives a new scheme.
     """
     v = _transposed_grid(scheme.w, scheme.m, scheme.n)
     w = _transposed_grid(scheme.u, scheme.m, scheme.k)
@@ -157,7 +158,7 @@ def rotated_scheme(scheme: Scheme, name: str) -> Scheme:
 
 
 def _transposed_grid(x: Matrix, rows: int, columns: int) -> Matrix:
-    """Return the rows of coefficients, one for each block of a grid, in the order of the transposed grid."""
+    """Return the rows of a coefficient matrix in the order of the transposed grid of blocks; each block has a row."""
     return tuple(x[i * columns + j] for j in range(columns) for i in range(rows))
 
 

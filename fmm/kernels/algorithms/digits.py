@@ -36,9 +36,9 @@ from typing import Final, Literal
 RealType = Literal["float32", "float64"]
 # all integers of at most this number of bits are exact in the type
 MANTISSA_BITS: Final[dict[RealType, int]] = {"float32": 24, "float64": 53}
-# time of a product of planes of this type, relative to float64
+# time of a product of planes of this type, as a multiple of the time of a float64 product
 RELATIVE_TIME: Final[dict[RealType, float]] = {"float32": 0.5, "float64": 1.0}
-# Adding a product of planes to C takes as long as multiplying this number of positions of the inner dimension.
+# Time to add a product of planes to C: as long as a product of planes with this inner dimension.
 ADDITION_COST_IN_TERMS: Final = 80
 LOW_BITS, MIDDLE_BITS = 22, 20  # widths of the digits of 64-bit integers, in bits: 2 LOW_BITS + MIDDLE_BITS = 64
 DigitSum = tuple[int, ...]  # indices of the digits that are added to form a plane
@@ -56,7 +56,7 @@ class OperandPlanes:
         return tuple(sum(self.widths[:i]) for i in range(len(self.widths) + 1))
 
     def plane_bounds(self, magnitude: int, bits: int) -> tuple[int, ...]:
-        """Return the largest magnitude in each plane; `magnitude` is the largest magnitude in the operand."""
+        """Return an upper bound of the magnitudes in each plane; `magnitude` is the largest one in the operand."""
         top = self.digit_offsets[-1]
         last = min((magnitude >> top) + 1, 1 << (bits - 1 - top)) if self.widths else magnitude
         digits = (*(1 << (width - 1) for width in self.widths), last)
@@ -88,7 +88,7 @@ class DigitProducts:
         return sum(p.count for p in self.products)
 
     def max_inner_length(self, left: int, right: int, bits: int) -> int:
-        """Return the largest inner dimension for which all products of planes are exact; 0 if there is none.
+        """Return the largest inner dimension for which all products of planes are exact; 0 if none is exact.
 
         `left` and `right` are the largest magnitudes in A and B.
         """

@@ -80,7 +80,7 @@ def first_moduli(count: int, for_complex: bool = False) -> tuple[int, ...]:
 
 
 def moduli_count_for_bound(bound: int) -> int:
-    """Return how many moduli determine integers of magnitude up to `bound`; their product includes ROUNDING_MARGIN."""
+    """Return how many moduli determine integers of magnitude up to `bound`, with the margin ROUNDING_MARGIN."""
     needed, modulus_product = 2 * bound * (1 + ROUNDING_MARGIN), 1
     for count, modulus in enumerate(_all_moduli(), 1):
         modulus_product *= modulus
@@ -104,9 +104,10 @@ class RemainderWeights:
 
     @property
     def complex_weights(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The weights of C+ + C- for the real part, and of C+ - C- for the imaginary part; both below M.
+        """Return the weights of C+ + C- for the real part of C, and of C+ - C- for the imaginary part.
 
-        Modulo moduli[i], these weights are 1 / 2 and 1 / (2j), instead of 1.
+        Modulo moduli[i], weight i is 1 / 2 for the real part and 1 / (2j) for the imaginary part. All weights are at
+        least 0 and below M.
         """
         real = (w * pow(2, -1, p) for w, p in zip(self.weights, self.moduli, strict=True))
         imaginary = (w * pow(2 * imaginary_unit(p), -1, p) for w, p in zip(self.weights, self.moduli, strict=True))

@@ -19,8 +19,8 @@ import numpy as np
 from fmm.kernels.algorithms import additions as programs
 from fmm.kernels.algorithms.additions import AdditionProgram, Matrix, Rational, chain_programs, renumber_inputs
 
-# Factor by which the rounding of a level's additions increases the error. It is fitted: without it, the error measured
-# on short products is 1 % above the predicted growth.
+# Factor by which the rounding of a level's additions increases the error. The factor is fitted: without it, the error
+# measured on products with a short inner dimension is 1 % above the predicted error.
 ADDITIONS_ERROR_FACTOR = 1.02
 
 
@@ -43,7 +43,7 @@ class SchemePrograms:
 
 @dataclass(frozen=True)
 class Scheme:
-    """A scheme <m,k,n;r>. Rows of u, v and w stand for the blocks of A, B and C, row by row; columns for products.
+    """A scheme <m,k,n;r>. Each row of u, v and w belongs to a block of A, B and C; each column belongs to a product.
 
     `factors` are the schemes of a composition; for any other scheme, `factors` is empty.
     """
@@ -129,10 +129,11 @@ class Scheme:
     def error_growth(self) -> float:
         """Return the expected error of one level, as a multiple of the classical product's error.
 
-        The estimate assumes random entries of equal magnitude, and that the error of a sum of length k grows like k
-        (its variance like k^2), independently in each product. Then the variance of the error of block c of C is
-        sum_p w_cp^2 |u_p|_2^2 |v_p|_2^2 / k^2 times the classical product's. The estimate ignores the rounding of the
-        additions, the smaller errors of blocked sums, and structure in the data.
+        The estimate assumes random entries of equal magnitude. It also assumes that the error of a sum of length k
+        grows like k (its variance like k^2), and that the errors of different products are independent. Then the
+        variance of the error of block c of C is sum_p w_cp^2 |u_p|_2^2 |v_p|_2^2 / k^2 times the variance of the
+        classical product. The estimate ignores the rounding of the additions, the smaller errors of blocked sums, and
+        structure in the data.
         """
         if self.factors:
             return prod(f.error_growth for f in self.factors)
@@ -178,7 +179,10 @@ class Scheme:
 
     @property
     def _block_variances(self) -> list[Fraction]:
-        """Return the variance of the error of each block of C, if products of two entries have errors of variance 1."""
+        """Return the variance of the error of each block of C.
+
+        The unit is the variance of the error of a product of one block of A and one block of B.
+        """
         left, right = _column_square_sums(self.u), _column_square_sums(self.v)
         return [sum((c * c * x * y for c, x, y in zip(row, left, right, strict=True)), Fraction(0)) for row in self.w]
 
@@ -273,7 +277,8 @@ def _compose_splits(
 ) -> AdditionProgram:
     """Return the program that forms the outer scheme's sums, and then the inner scheme's sums for every outer product.
 
-    The outer sums are formed at every inner position, that is, for each block within a block of the outer grid.
+    Each block of the outer grid consists of a grid of inner blocks. The outer sums are formed for each position in this
+    inner grid.
     """
     places = prod(inner)
     wiring = [[(place, r) for place in range(places)] for r in range(rank)]
@@ -284,7 +289,10 @@ def _compose_splits(
 def _compose_joins(
     first: AdditionProgram, second: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
 ) -> AdditionProgram:
-    """Return the program that joins the inner products of every outer product, and then joins the outer products."""
+    """Return the program that forms each product of the outer scheme from inner products, and then forms C from them.
+
+    The program `first` forms a product of the outer scheme; the program `second` forms the blocks of C.
+    """
     wiring = [[(r, place) for r in range(rank)] for place in range(prod(inner))]
     program = chain_programs([first] * rank, [second] * prod(inner), wiring)
     order = _blocks_by_inner_position(outer, inner)
@@ -297,7 +305,7 @@ def _compose_joins(
 def _blocks_by_inner_position(outer: GridSize, inner: GridSize) -> list[int]:
     """Return the row-major indices of all blocks of the composed grid, sorted by inner position, then by outer block.
 
-    The inner position of a block is its place within its block of the outer grid.
+    A block of the outer grid consists of smaller blocks. The inner position of a smaller block is its place among them.
     """
     columns = outer[1] * inner[1]
     return [

@@ -26,8 +26,8 @@ from fmm.kernels.algorithms.text_files import AlgorithmTexts, parse_considered_f
 from fmm.kernels.registry import clear_on_registration
 
 FRINGE_KINDS = ("unequal", "pad")
-# Names of the shipped tables that declare `fringe unequal`. The tests prove them for unequal blocks, so that a user's
-# process spends no time on the proof.
+# Names of the shipped tables that declare `fringe unequal`. The tests prove these tables for unequal blocks, so that a
+# user's process spends no time on the proof.
 TABLES_PROVED_UNEQUAL: Final = ("adaptive-winograd", "hasa", "li-fig13", "li-fig23", "li-fig3")
 KERNELS_FILE = "kernels"  # name of the file in step_tables/ that defines the kernels
 STEP_TABLE_FILES: Final = AlgorithmTexts("step_tables", "step table", except_for=KERNELS_FILE)
@@ -46,7 +46,8 @@ class StepTableError(ValueError):
 class TableKernel:
     """A named operation on blocks: an optional product of two blocks, and elementwise assignments in order.
 
-    `formals` are the names of the kernel's parameters (formal blocks), for which each call gives blocks or temporaries.
+    `formals` are the names of the kernel's parameters (formal blocks). Each call of the kernel names the blocks or
+    temporaries that replace the parameters.
     """
 
     name: str
@@ -103,7 +104,7 @@ def kernel_table() -> dict[str, TableKernel]:
 
 
 def parse_table_kernel(line: str) -> TableKernel:
-    """Return the kernel of a line such as `mulStoreDec(W, X, Y, Z): Y = W * X; Z = Z - W * X`.
+    """Return the kernel that a line defines, for example `mulStoreDec(W, X, Y, Z): Y = W * X; Z = Z - W * X`.
 
     If a product occurs in several assignments, the kernel computes the product once.
     """
@@ -231,7 +232,7 @@ def parse_step_table(text: str, origin: str = "step table") -> StepTable:
 
 
 class TableKernelCall(NamedTuple):
-    """A call in a table: the name of a kernel, or `close` in closure tables, and the blocks of the call."""
+    """A call in a table: the name of the kernel and the blocks of the call. Closure tables also call `close`."""
 
     name: str
     places: tuple[str, ...]
@@ -239,7 +240,7 @@ class TableKernelCall(NamedTuple):
 
 
 class ParsedTable(NamedTuple):
-    """The parsed lines of a table: the values of the head by their words, and the calls of kernels in order."""
+    """The parsed lines of a table: the head, a dict from words to values, and the calls of kernels in order."""
 
     head: Mapping[str, str]
     calls: tuple[TableKernelCall, ...]

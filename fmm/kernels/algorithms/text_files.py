@@ -30,7 +30,7 @@ _CONSIDER_LINE = re.compile(r"^consider\s+([^#\n]*)", re.MULTILINE)
 
 
 def parse_considered_forms(text: str) -> tuple[str, ...]:
-    """Return the forms of plans in the line `consider` of a text; raise ValueError for an unknown form.
+    """Return the forms of plans that the line `consider` of a text lists; raise ValueError for an unknown form.
 
     Lines other than `consider` are ignored.
     """

@@ -6,11 +6,11 @@ function. The function loads a 64-byte cache line of each array, computes in reg
 that are larger than the caches, and aligned to cache lines, are stored directly to memory. The operations have the same
 order as in NumPy, so the results equal NumPy's bit for bit.
 
-If a sum uses both the real and the imaginary parts of a complex matrix, both are loaded together, separated in
+If a sum uses both the real and the imaginary parts of a complex matrix, both parts are loaded together, separated in
 registers, and combined again before a store.
 
-NumPy still computes small sums, sums with complex coefficients, and sums of other arrays that are not contiguous within
-a row. If little address space is left (`ulimit -v`), NumPy also computes sums that are not compiled yet, because LLVM
+NumPy still computes small sums, sums with complex coefficients, and sums of arrays with gaps between the numbers of a
+row. If little address space is left (`ulimit -v`), NumPy also computes sums that are not compiled yet, because LLVM
 would abort the process if it ran out of memory.
 """
 
@@ -33,7 +33,7 @@ from fmm.kernels.cpu.sum_schedule import CallSchedule
 CACHE_LINE_BYTES = 64
 MIN_BLOCK_ELEMENTS = 1 << 16  # smallest number of elements of a block for which compiled sums are used
 MIN_STREAMED_BYTES = 4 << 20  # stores bypass the caches if the results have at least this number of bytes
-BYTES_PER_TASK = 1 << 20  # number of bytes of a result that one task writes
+BYTES_PER_TASK = 1 << 20  # number of bytes of one result array that one task writes
 LLVM_ADDRESS_BYTES = 512 << 20  # address space in bytes that must be free before LLVM starts or compiles
 REAL_PART_TYPES = {"float32": "float32", "float64": "float64", "complex64": "float32", "complex128": "float64"}
 
@@ -147,7 +147,7 @@ def _compiler_engine() -> tuple[Any, Any]:
     """Return an LLVM compiler for this processor, and the engine that holds the compiled functions."""
     from llvmlite import binding
 
-    # newer versions of llvmlite initialize LLVM themselves, and this call raises RuntimeError
+    # newer versions of llvmlite initialize LLVM themselves; `binding.initialize` then raises RuntimeError
     with suppress(RuntimeError):
         binding.initialize()
     binding.initialize_native_target()
@@ -220,7 +220,7 @@ class _SumFunction:
         self._emit_loop(whole, numbers, 1, lambda index: self._emit_calls(starts, index, self.number))
 
     def _emit_loop(self, first: Any, end: Any, step: int, body: Callable[[Any], None]) -> None:
-        """Emit the loop `for (at = first; at < end; at += step) body(at)`."""
+        """Emit the code of the loop `for (index = first; index < end; index += step) body(index)`."""
         build = self.builder
         before, head = build.block, build.append_basic_block()
         inside, after = build.append_basic_block(), build.append_basic_block()
@@ -236,7 +236,7 @@ class _SumFunction:
         build.position_at_end(after)
 
     def _emit_calls(self, starts: dict[int, Any], index: Any, kind: Any) -> None:
-        """Emit all calls of the schedule on one cache line, or one element, of each array."""
+        """Emit the code of all calls of the schedule for one cache line, or one element, of each array."""
         values = dict[int, Any]()
         places = {slot: self._emit_address(slot, start, index, kind) for slot, start in starts.items()}
 
@@ -268,7 +268,10 @@ class _SumFunction:
         return build.inttoptr(build.add(start, offset), where)
 
     def _emit_load(self, slot: int, places: dict[int, Any], kind: Any) -> dict[int, Any]:
-        """Load a slot's cache line or element; if the slot is one part of a complex matrix, load both parts."""
+        """Return a dict from slots to values: the loaded cache line or element of this slot.
+
+        If the slot is the real or the imaginary part of a complex matrix, the dict has both parts.
+        """
         if kind is self.number or slot not in self.other:
             return {slot: self.builder.load(places[slot], align=self.size)}
         first, second = sorted((slot, self.other[slot]))
@@ -277,7 +280,7 @@ class _SumFunction:
         return {x: self._emit_shuffle(both, both, order) for x, order in zip((first, second), parts, strict=True)}
 
     def _emit_shuffle(self, one: Any, other: Any, order: Iterable[int]) -> Any:
-        """Return a vector of elements of two cache lines; `order` holds their indices."""
+        """Return a vector of elements of two cache lines; `order` has the indices of the elements."""
         chosen = list(order)
         mask = self.ir.Constant(self.ir.VectorType(self.ir.IntType(32), len(chosen)), chosen)
         return self.builder.shuffle_vector(one, other, mask)

@@ -1,4 +1,4 @@
-"""Compute exact integer products on the CPU: BLAS multiplies planes of digits, and products are added modulo 2^bits.
+"""Compute exact integer products on the CPU: BLAS multiplies planes of digits; the results are added modulo 2^bits.
 
 fmm.kernels.algorithms.digits chooses the planes and explains why the result is exact. C is computed in blocks
 (submatrices), which limits the memory of the planes. The workers write the planes of a block of A and a block of B,
@@ -32,7 +32,7 @@ BLOCK_SIDE = 2048  # largest number of rows and of columns of a block of C
 PLANE_DEPTH = 4096  # largest number of columns of all A's planes in memory together, and of rows of all B's planes
 TILE_ROWS = 512  # largest number of rows of a tile that one thread multiplies
 MIN_TILE_SIDE = 64  # smallest number of rows or columns of a tile
-PANEL_BYTES = 256 * 1024  # bytes of a panel: the band of rows that one task splits or adds
+PANEL_BYTES = 256 * 1024  # bytes of a panel: the band of rows that one task splits into digits, or adds to C
 MIN_THREADED_ELEMENTS = 1 << 18  # smallest total number of elements of A and B for which several threads are used
 MAX_PLANES = 4  # largest number of planes of an operand
 WIDEST_ITEMSIZE = 8  # bytes of the largest element type of the planes
@@ -75,7 +75,7 @@ def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads
 
 
 def describe_digits(dtype: str, k: int) -> str:
-    """Return the text of `explain` about products of this type; the magnitude of the numbers is not known yet."""
+    """Return the text that `explain` prints for products of this type, valid for numbers of any magnitude."""
     if dtype == "bool":
         return "or-and by 1 float32 product"
     bits = 8 * np.dtype(dtype).itemsize
@@ -128,7 +128,10 @@ class _BlockedProduct:
             self._multiply_block(self.c[rows, cols], depth, start == 0)
 
     def _split_tasks(self, x: Array, cut: OperandPlanes, planes: Array, depth: int, axis: int) -> list[TileTask]:
-        """Return tasks that split an operand's block into planes, panel by panel; planes are adjacent along `axis`."""
+        """Return tasks that split an operand's block into planes, panel by panel.
+
+        The planes are adjacent: below each other for `axis` 0, beside each other for `axis` 1.
+        """
         spans = [slice(i * depth, (i + 1) * depth) for i in range(len(cut.order))]
         outs = [planes[:, span] if axis else planes[span] for span in spans]
         if _is_column_major(x):
@@ -136,7 +139,7 @@ class _BlockedProduct:
         return [partial(_split_panel, x[rows], cut, [out[rows] for out in outs]) for rows in _cache_bands(x)]
 
     def _multiply_block(self, c: Array, depth: int, first: bool) -> None:
-        """Add a product to a block of C; if `first`, overwrite the block with the product."""
+        """Multiply the planes in memory, and add the product to a block of C; if `first`, overwrite the block."""
         parts = list(_tile_parts(c.shape[0], c.shape[1], self.at_once))
         tasks = [partial(self._multiply_tile, rows, cols, c[rows, cols], depth, first) for rows, cols in parts]
         if self.at_once > 1:
@@ -230,7 +233,7 @@ def _split_panel(x: Array, cut: OperandPlanes, outs: Sequence[Array]) -> None:
 
 
 def _add_panel(p: Array, c: Array, weight: int, first: bool) -> None:
-    """Write c = weight * p if `first`, else c += weight * p, modulo 2^bits; the numbers in p are integers."""
+    """Write c = weight * p if `first`, else c += weight * p, modulo 2^bits; all numbers in p are whole numbers."""
     if c.dtype == np.bool_:
         np.copyto(c, p > 0) if first else np.logical_or(c, p > 0, out=c)
         return

@@ -66,8 +66,8 @@ def execute_plan(
 class ArrayMachine(DefaultMachine):
     """The machine that runs a walk on arrays.
 
-    Its leaves only overwrite their result, so every addition to C is a separate step. Products run one after the other,
-    unless the backend runs products concurrently.
+    The leaves of this machine only overwrite C, so every addition to C is a separate step. Products run one after the
+    other, unless the backend runs products concurrently.
     """
 
     backend: Backend

@@ -22,9 +22,9 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import HostProductFunction, leaf_use
 from fmm.kernels.plans.sums import LineExponents, Mirror, RescaledCopy, Sum
 
-# Bytes of a panel, the part of an array that is processed at once. The panels of all arrays of a sum fit in a
-# third-level cache together. Smaller panels would fit in a second-level cache, but in measurements the threads then
-# spent their time waiting for the GIL.
+# Bytes of a panel, the part of an array that is processed at once. The panels of all arrays of a sum fit together in a
+# third-level cache. Smaller panels would fit in a second-level cache, but the threads then spend their time waiting for
+# the GIL (measured).
 PANEL_BYTES = 256 * 1024
 # Smallest number of columns of a panel, because shorter inner loops are slower in NumPy.
 MIN_PANEL_COLUMNS = 1024
@@ -72,14 +72,14 @@ class NumpyBackend:
             self.multiply(leaf, left, right, dest)
 
     def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, params: GemmParams) -> None:
-        """Compute the lower triangle of a product with BLAS, whatever the leaf."""
+        """Compute the lower triangle of a product with BLAS; the name of the leaf has no effect."""
         self.with_progress_report(partial(triangle_product, params=params))(left, right, dest)
 
     def mirror_triangle(self, step: Mirror, source: Array, dest: Array) -> None:
         self.threads.run_tasks(list(mirror_tasks(step, source, dest)))
 
     def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
-        """Compute a step's sums; missing numbers of arrays in `reads` that are smaller than the results are zero."""
+        """Compute a step's sums. Arrays in `reads` that are smaller than the results count as padded with zeros."""
         if isinstance(step, LineExponents | RescaledCopy):
             rescale_arrays(step, reads, writes[0])
             return
@@ -89,7 +89,7 @@ class NumpyBackend:
         for window in _uniform_regions(reads, writes):
             present = tuple(_covers_window(x, window) for x in reads)
             wanted = tuple(_covers_window(x, window) for x in writes)
-            # no array is written here: for example, of a 2 x 1 and a 1 x 2 array, neither has the element (1, 1)
+            # No result has elements in this region: for example, neither a 2 x 1 nor a 1 x 2 array has element (1, 1).
             if not any(wanted):
                 continue
             schedule = schedule_calls(step.program, present, wanted, step.in_place_pairs)
@@ -160,7 +160,7 @@ _NUMPY_OPERATIONS: dict[str, Callable[[list[Any], ElementwiseCall], Any]] = {
 # ---- scaling by powers of two
 
 MAX_RESCALED_ELEMENTS = 256 * 1024  # largest number of elements that are read or scaled at once
-ZERO_EXPONENT = -(1 << 20)  # exponent that stands for the number zero
+ZERO_EXPONENT = -(1 << 20)  # exponent of the number zero, smaller than all others
 
 
 def rescale_arrays(step: LineExponents | RescaledCopy, reads: Sequence[Array], dest: Array) -> None:

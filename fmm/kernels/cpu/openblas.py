@@ -4,9 +4,10 @@
 concurrently. The limit applies to the whole process, also to products of other threads. Only one call of fmm sets the
 limit at a time.
 
-`counted_plan_product` counts the products that plans compute now, in all threads of the program. If two processors
-have several such products to compute, each product and its sums use one thread: OpenBLAS computes products on several
-threads one after the other, and its waiting threads take the processors from the sums.
+`counted_plan_product` counts the products that plans compute now, in all threads of the program. If several threads of
+the program compute products by plans at the same time on two processors, each product and its sums use one thread.
+With more threads, OpenBLAS would run these products one after the other, and OpenBLAS's waiting threads would take the
+processors from the sums.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 from fmm.kernels.cpu.worker_threads import ForkSafeLock, after_fork_in_child, retry_until_done
 
-# Prefixes and suffixes of OpenBLAS's function names, in two generations of NumPy's wheels and in builds of Linux
+# Prefixes and suffixes of OpenBLAS's function names in older and newer wheels of NumPy, and in builds of Linux
 # distributions and conda.
 SYMBOL_PREFIXES, SYMBOL_SUFFIXES = ("scipy_openblas_", "openblas_"), ("64_", "", "_64", "_")
 # value of openblas_get_parallel for a library with its own threads; 0 means no threads, 2 means OpenMP
@@ -40,8 +41,10 @@ class OpenBlas:
 _lock = ForkSafeLock()  # held while fmm limits BLAS to one thread
 _paused_threads = 0
 
-SHARED_PROCESSORS = 2  # number of BLAS threads for which several products of plans limit BLAS to one thread each
-_count_lock = ForkSafeLock()  # protects the following two; acquired by worker threads only
+# If BLAS uses this number of threads, several products of plans at the same time limit BLAS to one thread for each.
+SHARED_PROCESSORS = 2
+# protects _running_products and _is_limited_by_products; acquired by worker threads only
+_count_lock = ForkSafeLock()
 _running_products = 0
 _is_limited_by_products = False
 
@@ -53,9 +56,9 @@ def paused_blas_threads() -> int:
 
 @contextmanager
 def single_threaded_blas(count: int) -> Iterator[bool]:
-    """Limit BLAS to one thread for each product, and yield True; yield False if this is impossible.
+    """Limit BLAS to one thread for each product, and yield True; yield False if BLAS cannot be limited.
 
-    It is possible if BLAS uses `count` threads now, and if no other call of fmm limits BLAS.
+    BLAS can be limited if it uses `count` threads now, and if no other call of fmm limits it.
     """
     global _paused_threads
     library, lock = loaded_openblas(), _lock.now
@@ -93,7 +96,10 @@ def counted_plan_product(count: int) -> Iterator[None]:
 
 
 def _count_products(change: int, count: int) -> None:
-    """Change the number of running products, and limit BLAS to one thread while several products share processors."""
+    """Add `change` to the number of running products.
+
+    Limit BLAS to one thread for each product while several products share SHARED_PROCESSORS processors.
+    """
     global _running_products, _is_limited_by_products, _paused_threads
     library = loaded_openblas()
     with _count_lock.now:
@@ -160,7 +166,7 @@ def _numpy_blas_library() -> ctypes.CDLL | None:
 
 @after_fork_in_child
 def _restore_threads_after_fork() -> None:
-    """Restore the number of BLAS threads in a forked child, because the parent's calls do not run there."""
+    """Restore the number of BLAS threads in a forked child: the calls that limited BLAS run only in the parent."""
     global _paused_threads, _running_products, _is_limited_by_products
     if _paused_threads and (library := loaded_openblas()) is not None:
         library.limit(_paused_threads)

@@ -4,8 +4,8 @@ Each product runs on one thread. So a memory-bound sum runs concurrently with a 
 thread spins during a sum. The walk appends the tasks to a queue in the order of a serial run. The queue derives
 dependencies from the memory that the tasks read and write, so the plan can reuse temporaries as in a serial run.
 
-Worker threads walk the plan and run the tasks, because no signal handler interrupts a worker thread. Elsewhere, an
-exception of a signal handler could leave the lock of a `threading.Condition` locked forever, because
+Worker threads walk the plan and run the tasks, because no signal handler interrupts a worker thread. In the main
+thread, an exception of a signal handler could leave the lock of a `threading.Condition` locked forever, because
 `threading.Condition` is Python code.
 """
 
@@ -30,16 +30,18 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import HostProductFunction
 from fmm.kernels.plans.sums import LineExponents, Mirror, RescaledCopy, Sum
 
-CONCURRENT_PRODUCTS = 2  # number of concurrent products; a plan has too few products to keep more threads busy
+CONCURRENT_PRODUCTS = 2  # number of products at the same time; a plan has too few products for more threads
 MIN_CONCURRENT_FLOPS = 2 * 1024**3  # smallest number of flops of a whole product for which concurrent tasks are faster
 MAX_QUEUED_TASKS = 32  # largest number of unfinished tasks, enough for a level's products and the next level's sums
 # A product with at most 1/SMALL_PRODUCT_DIVISOR of the total flops does not wait for the check of A and B, because
 # little work is wasted if the check fails.
 SMALL_PRODUCT_DIVISOR = 32
 BANDS_PER_SUM = 4  # number of bands of rows in a sum; a band can start as soon as its own rows are ready
-MIN_PART_ROWS = 384  # smallest number of rows in a part of a product; BLAS packs the other operand for each part
-# Products are divided at multiples of this number of rows, which are whole tiles of BLAS. So the parts round as the
-# whole product does.
+# Smallest number of rows in a part of a divided product. Smaller parts are slower, because BLAS packs the right operand
+# again for each part.
+MIN_PART_ROWS = 384
+# Products are divided at multiples of this number of rows, at the edges of BLAS's tiles. So the results are equal bit
+# for bit to those of the undivided product.
 PART_ROW_UNIT = 192
 
 
@@ -88,8 +90,7 @@ ByteSpan = tuple[int, int, Array]
 def _byte_span(x: Array) -> ByteSpan:
     """Return the address of the array's first byte, the address after its last byte, and the array.
 
-    Spans are compared first, because this is fast. Only the few pairs of arrays whose spans overlap are compared
-    element by element.
+    Comparing spans is fast. Only the few pairs of arrays with overlapping spans are then compared element by element.
     """
     low = high = x.__array_interface__["data"][0]
     if not x.size:
@@ -182,7 +183,8 @@ class TaskQueue:
         """Return the first task that waits for no other task; None if there is none.
 
         While another worker runs a sum, a product is preferred, because two sums compete for memory and the GIL. If a
-        product is the only ready task, it is divided into two parts, so that another worker can compute the second.
+        product is the only ready task, it is divided into two parts, so that another worker can compute the second
+        part.
         """
         ready = [task for task in self.waiting if not task.after]
         if not ready:
@@ -307,7 +309,7 @@ def _running_queue(
 
 @dataclass
 class StepTimes:
-    """Seconds of products and of all other steps (`sums`); a second on one of two threads counts as half a second."""
+    """Seconds of products and of all other steps (`sums`). If two threads run steps, times are half the CPU seconds."""
 
     sums: float = 0.0
     products: float = 0.0

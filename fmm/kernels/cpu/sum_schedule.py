@@ -1,8 +1,9 @@
 """Schedule a program of sums as elementwise calls on numbered array slots.
 
 A panel is the part of an array that is processed at once: all calls run on one panel before the first call runs on the
-next. A slot is the index of an array: the reads first, then the writes, then scratch panels. In-place sums stay
-correct: a call that overwrites memory comes after all calls that still read this memory.
+next. A slot is the index of an array: the arrays that are read come first, then the results, then scratch panels. A
+result can share memory with an array that is read: a call that overwrites memory comes after all calls that still read
+this memory.
 """
 
 from __future__ import annotations
@@ -40,9 +41,12 @@ def schedule_calls(
     wanted: tuple[bool, ...],
     aliases: tuple[tuple[int, int], ...],
 ) -> CallSchedule:
-    """Return the calls that compute the wanted outputs from the present reads; absent reads are treated as zero."""
+    """Return the calls that compute the wanted outputs from the inputs that are present; absent inputs count as zero.
+
+    `aliases` are pairs (output, input) that share memory.
+    """
     outputs = [o for o, want in enumerate(wanted) if want]
-    shared: dict[int, set[int]] = {}  # output -> reads that share memory with the output
+    shared: dict[int, set[int]] = {}  # output -> inputs that share memory with the output
     for o, read in aliases:
         if wanted[o] and present[read]:
             shared.setdefault(outputs.index(o), set()).add(read)

@@ -95,7 +95,7 @@ def symbolic_matrix(letter: str, rows: int, cols: int) -> Array:
 
 
 def plan_defect(plan: Plan, m: int, k: int, n: int, alpha: int = 1, beta: int = 0) -> str | None:
-    """Return a text about the first entry of alpha A B + beta C that the plan computes wrong; None if all are right."""
+    """Return a text about the first wrong entry of alpha A B + beta C; None if the plan computes all entries right."""
     a, b = symbolic_matrix("a", m, k), symbolic_matrix("b", k, n)
     c = symbolic_matrix("c", m, n) if beta else np.full((m, n), None, dtype=object)
     old = c.copy()
@@ -112,7 +112,7 @@ def plan_defect(plan: Plan, m: int, k: int, n: int, alpha: int = 1, beta: int = 
 
 
 def first_plan_defect(plan: Plan, sizes: Iterable[tuple[int, ...]]) -> str | None:
-    """Return the plan's error for the first size with an error, or None if the plan is correct for all sizes."""
+    """Return the text of `plan_defect` for the first size with a wrong entry; None if no size has a wrong entry."""
     for size in sizes:
         if (found := plan_defect(plan, *size[:3])) is not None:
             return f"{'x'.join(map(str, size))}: {found}"

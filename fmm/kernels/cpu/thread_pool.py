@@ -41,8 +41,8 @@ MAX_SUM_THREADS = 8
 # rows are shorter than the buffer (8192 elements by default), even without a cast. With these copies, sums of blocks
 # take two to three times as long.
 NUMPY_BUFFER_ELEMENTS = 16
-# Interruptible tasks run in turns of about TURN_SECONDS seconds; a signal handler can run between turns. A turn has at
-# most MAX_TURN_GROWTH times as many tasks as the previous turn.
+# Interruptible tasks run in groups that take about TURN_SECONDS seconds each (turns); signal handlers can run between
+# two turns. A turn has at most MAX_TURN_GROWTH times as many tasks as the previous turn.
 TURN_SECONDS, MAX_TURN_GROWTH = 0.04, 4
 
 Job = Callable[[], None]
@@ -52,9 +52,10 @@ Job = Callable[[], None]
 class ThreadGroup:
     """A group of `count` threads that runs independent tasks; each thread that is free takes the next task.
 
-    The tasks are not divided equally in advance: BLAS threads spin for 0.1 seconds after a product, so a worker can get
-    only half the time of a processor, and all others would wait for it. If no second thread can start, the calling
-    thread runs all tasks. While plans compute several products at once, each product has its share of the threads.
+    The tasks are not divided equally in advance: BLAS threads spin for 0.1 seconds after a product, so a worker may get
+    only half the time of a processor, and all other workers would wait for this worker. If no second thread can start,
+    the calling thread runs all tasks. While plans compute several products at the same time, each product has its share
+    of the threads.
     """
 
     count: int
@@ -88,8 +89,8 @@ def _run_on_workers(tasks: Sequence[Job], count: int) -> None:
     try:
         _run_queue(queue)
     finally:
-        # Cancel the shares that have not started, and wait for the others: an error must not reach the caller while
-        # another thread still writes.
+        # Cancel the workers' jobs that have not started, and wait for the jobs that have: an error must not reach the
+        # caller while another thread still writes.
         for share in shares:
             retry_until_done(share.cancel_or_wait)
     for share in shares:
@@ -114,7 +115,7 @@ def _run_queue(queue: deque[Job]) -> None:
 
 
 class WorkerShare:
-    """A job of one worker; a caller can cancel it until it starts."""
+    """A job for one worker. The caller can cancel the job before it starts."""
 
     def __init__(self, job: Job) -> None:
         self.work, self.claim, self.ended = job, [True], allocate_lock()
@@ -156,7 +157,7 @@ _sum_workers: list[Worker] = []
 
 
 def _start_workers(count: int, queue: deque[Job]) -> list[WorkerShare]:
-    """Start up to `count` workers on the queue's tasks, or fewer if no more threads can be started."""
+    """Let up to `count` workers run the queue's tasks; fewer workers if no more threads can be started."""
     shares: list[WorkerShare] = []
     with suppress(NoThreadError, MemoryError):
         workers = _acquire_workers(count)
@@ -167,7 +168,7 @@ def _start_workers(count: int, queue: deque[Job]) -> list[WorkerShare]:
 
 
 def _acquire_workers(count: int) -> list[Worker]:
-    """Return the first `count` workers of the pool; NoThreadError if a worker cannot be started."""
+    """Return the first `count` workers of the pool; raise NoThreadError if a worker cannot be started."""
     with _lock.now:
         while len(_sum_workers) < count:
             _sum_workers.append(Worker.start())
@@ -175,7 +176,7 @@ def _acquire_workers(count: int) -> list[Worker]:
 
 
 def _give_share(worker: Worker, task: Job, shares: list[WorkerShare]) -> None:
-    """Give the worker a share of the work, after adding it to `shares`, so that the caller always waits for it."""
+    """Give the worker a job. The job is added to `shares` first, so that the caller always waits for the job."""
     share = WorkerShare(task)
     shares.append(share)
     try:
@@ -197,7 +198,10 @@ def start_on_workers(count: int, task: Job) -> list[WorkerShare]:
 
 
 def _keep_off_callers_processor(workers: Sequence[Worker]) -> None:
-    """Keep workers off the caller's processor: Linux often wakes them there, and they would wait for the caller."""
+    """Forbid the workers to run on the caller's processor.
+
+    Linux often wakes workers on this processor, where they would wait for the caller.
+    """
     if not sys.platform.startswith("linux"):
         return
     try:

@@ -25,8 +25,8 @@ from fmm.kernels.plans.sums import Mirror, Place
 ROW_MAJOR, UPPER, LOWER, NOT_TRANSPOSED, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # enumerators of cblas.h
 RANK_FUNCTIONS = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}
 TRANSPOSED_ROWS = 128  # largest number of rows that are transposed at once
-# Number of rows that one task mirrors, and largest number of columns of a tile. The tile is so small that each of its
-# cache lines stays in the cache until the line is completely written.
+# Number of rows that one task mirrors, and largest number of columns of a mirrored tile. A tile of this size is so
+# small that each cache line stays in the cache until the line is completely written.
 MIRROR_BAND_ROWS = 1024
 PANEL_ROWS = 64  # number of rows in a panel of `hermitian_product`
 # From this number of complex multiply-adds on, computing one triangle in panels is faster than the whole product.
@@ -87,7 +87,7 @@ def _is_row_major(x: Array) -> bool:
 
 
 def _row_major_factor(left: Array, right: Array) -> GramFactor | None:
-    """Return the one of two mutually adjoint matrices that is row-major; None if neither is."""
+    """Return one row-major matrix of two mutually adjoint matrices; None if neither is row-major."""
     if _is_row_major(left):
         return GramFactor(left, False)
     return GramFactor(right, True) if _is_row_major(right) else None
@@ -125,7 +125,7 @@ def _rank_update_by_scipy(
 ) -> None:
     """Call SciPy's syrk or herk, and add the resulting triangle to dest, because SciPy cannot write to submatrices.
 
-    SciPy reads column-major matrices, so the transpose is passed.
+    SciPy reads column-major matrices, so the transpose of the row-major matrix is passed.
     """
     product = function(1, factor.matrix.T, trans=0 if factor.transposed else 2, lower=not lower).T
     _add_triangle(product, dest, lower, GemmParams(_real_part(alpha), _real_part(beta)))
@@ -217,18 +217,19 @@ def above_diagonal(rows: int) -> Array:
 
 # ---- exactly Hermitian products of a complex matrix with few rows and its adjoint
 #
-# NumPy's whole product is not exactly Hermitian. Therefore the lower triangle is computed in panels of rows, and each
-# panel is mirrored while it is in a cache. If the inner dimension is short, writing the result takes most of the time.
-# herk of BLAS and a separate mirror step take longer, because the result then passes through the caches three times.
+# numpy.matmul's whole product A A^H is not exactly Hermitian. Therefore the lower triangle is computed in panels of
+# rows, and each panel is mirrored while it is in a cache. If the inner dimension is short, writing the result takes
+# most of the time. herk of BLAS and a separate mirror step take longer, because the result then passes through the
+# caches three times.
 
 
 def needs_panels(side: int, inner: int) -> bool:
-    """Return True if one triangle of the product is computed in panels, False if the whole product is computed."""
+    """Return True if the lower triangle is computed in panels; False if numpy.matmul computes the whole product."""
     return side > TRANSPOSED_ROWS or side * side * inner >= MIN_TRIANGLE_WORK
 
 
 def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
-    """Return A A^H (A^H A if not `rows`) for the matrix `a`, in `out` if possible, else in a new array.
+    """Return A A^H (A^H A if not `rows`) for the matrix `a`; if `out` is an array, the result is in `out`.
 
     After an exception of a signal handler, `out` is complete or unchanged.
     """

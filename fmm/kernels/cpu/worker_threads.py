@@ -2,16 +2,16 @@
 
 Python runs signal handlers in the main thread, between two bytecodes. Therefore an exception of a handler (Ctrl-C) can
 interrupt Python code anywhere, even in a `finally` block or just after a lock is acquired. Work that must not stop
-halfway runs on a worker thread. The caller hands the task over and waits for its end in a single call of a C function,
-during which no handler runs. So when a handler raises its exception, the task either has not started or is complete.
-NumPy's own product behaves in the same way.
+halfway runs on a worker thread. The caller hands the task over and waits for the task's end in a single call of a C
+function, during which no handler runs. So when a handler raises its exception, the task either has not started or is
+complete. NumPy's own product behaves in the same way.
 
 This module uses only locks, queues and lists that Python implements in C. A forked child has none of its parent's
 threads and starts its own threads. A `ForkSafeLock` is unlocked in a forked child.
 
 An exiting interpreter does not wait for workers, and OpenBLAS hangs at exit if a worker is still in a product.
-Therefore `wait_for_tasks_at_exit` waits for the workers that run tasks of daemon threads. Python itself waits for all
-other threads, and so for their tasks.
+Therefore `wait_for_tasks_at_exit` waits for the workers that run tasks of daemon threads. Python itself waits for the
+threads that are no daemons, and so for the tasks of these threads.
 """
 
 from __future__ import annotations
@@ -126,7 +126,10 @@ def _do_nothing() -> None:
 
 
 def try_claim(claim: list[bool]) -> bool:
-    """Return True to the first thread that claims a job, and False to all others; only the first runs or cancels it."""
+    """Return True to the first thread that claims a job, and False to all others.
+
+    Only the first thread may run or cancel the job.
+    """
     try:
         return claim.pop()
     except IndexError:
@@ -136,7 +139,7 @@ def try_claim(claim: list[bool]) -> bool:
 def retry_until_done(step: Callable[[], object]) -> None:
     """Repeat a call until it does not raise MemoryError.
 
-    MemoryError is the only exception of a call that opens a lock, or waits for a lock, on a worker thread.
+    On a worker thread, calls that release a lock or wait for a lock raise no other exception than MemoryError.
     """
     while True:
         try:
@@ -151,7 +154,7 @@ def retry_until_done(step: Callable[[], object]) -> None:
 
 @lru_cache(maxsize=1)
 def _python_lock_functions() -> Any:
-    """Return CPython's C library with its lock functions, which release the GIL; None in any other interpreter."""
+    """Return CPython's C library with CPython's lock functions, which release the GIL; None in other interpreters."""
     try:
         library = ctypes.CDLL(None, handle=ctypes.pythonapi._handle)
         library.PyThread_allocate_lock.argtypes, library.PyThread_allocate_lock.restype = [], ctypes.c_void_p
@@ -166,7 +169,7 @@ class UninterruptibleGate:
     """A lock that is closed at first and opened once; a thread waits for the opening without running signal handlers.
 
     `wait` and `open` are C functions. In the `acquire` method of a Python lock, signal handlers would run, and could
-    raise. Gates are reused, except the gate of an interrupted task; its few bytes are never freed.
+    raise. Gates are reused, except the gate of an interrupted task: the few bytes of this gate are never freed.
     """
 
     def __init__(self) -> None:
@@ -197,9 +200,9 @@ _unused_gates: list[UninterruptibleGate] = []  # closed gates for later tasks
 def run_on_worker(work: Callable[[], ResultT], last: Sequence[Callable[[], object]] = ()) -> ResultT:
     """Run `work` on a worker thread, where no signal handler can interrupt the work, and return the result.
 
-    `last` is a list of functions, to which `work` can add. When `work` has ended, the caller's thread calls these
-    functions before any signal handler runs; each should be a C function. If no thread can be started, nothing is
-    called, and NoThreadError is raised.
+    `last` is a list of functions; `work` can append functions to the list. When `work` has ended, the caller's thread
+    calls these functions before any signal handler runs; each should be a C function. If no thread can be started,
+    nothing is called, and NoThreadError is raised.
     """
     if is_worker_thread():
         try:
@@ -215,7 +218,10 @@ def run_on_worker(work: Callable[[], ResultT], last: Sequence[Callable[[], objec
 
 
 def run_uninterrupted(steps: Iterable[Callable[[], object]]) -> None:
-    """Call the functions in order by one C function; if they are C functions too, no signal handler runs in between."""
+    """Let one C function call the functions in order.
+
+    If all functions are C functions, no signal handler runs between two of them.
+    """
     deque(map(call, list(steps)), maxlen=0)
 
 
@@ -253,7 +259,7 @@ class CallerTask(Generic[ResultT]):
         except BaseException as error:
             self.error = error
         finally:
-            with suppress(ValueError):  # the task is not in the list if appending the task failed with MemoryError
+            with suppress(ValueError):  # raised if appending the task to the list failed with MemoryError
                 _running_tasks.remove(self)
 
     def hand_over_and_wait(self) -> bool:
@@ -293,7 +299,7 @@ class CallerTask(Generic[ResultT]):
 
 
 def _become_idle() -> None:
-    """Make this worker available to any caller; if enough workers are idle, let this worker end after its job."""
+    """Make this worker available to any caller; if MAX_IDLE_WORKERS workers are idle, let it end after its job."""
     if _this_thread.inbox is None:
         return
     with _idle_lock.now:
@@ -327,7 +333,7 @@ class ForkSafeLock:
         self.now = self._kind()
 
 
-_idle_lock = ForkSafeLock()  # protects the count of idle workers; acquired by worker threads only
+_idle_lock = ForkSafeLock()  # held while a worker compares the number of idle workers with MAX_IDLE_WORKERS
 
 
 # ---- the interpreter's exit
@@ -339,10 +345,11 @@ after_fork_in_child(_running_tasks.clear)
 
 @atexit.register
 def wait_for_tasks_at_exit() -> None:
-    """Wait for the running tasks of daemon threads, and prevent their later tasks from starting.
+    """Wait for the running tasks of daemon threads, and prevent later tasks of these threads from starting.
 
-    Otherwise, OpenBLAS's exit function could wait forever for a thread that has missed the signal to end. Python has
-    already waited for all threads that are no daemons. Exit functions that run later can still use the workers.
+    Without this wait, OpenBLAS's exit function could wait forever for a thread that has missed the signal to end.
+    Python has already waited for all threads that are no daemons. Exit functions that run later can still use the
+    workers.
     """
     _threads_left_at_exit.update(x.ident for x in threading.enumerate() if x.daemon and x.ident is not None)
     end = time.monotonic() + MAX_EXIT_WAIT_SECONDS
