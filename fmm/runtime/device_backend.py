@@ -76,8 +76,9 @@ class DeviceBackend:
     ) -> None:
         """Compute C = alpha A B + beta C; the arguments are device pointers to A, B, C and the workspace.
 
-        If the list was recorded with a flag for inf and NaN, the kernels get the addresses of the flag and of the
-        host's counter. If the list was recorded for another alignment of the pointers, the plan is recorded again.
+        `flag` and `count` are used only by a list that was recorded with a flag for inf and NaN: the addresses of the
+        flag and of a counter in host memory. If the list was recorded for another alignment of the pointers, the plan
+        is recorded again.
         """
         if stream is not None:
             with stream:
@@ -145,7 +146,7 @@ class DeviceBackend:
 
 
 def matrix_layout(x: Any) -> Layout | None:
-    """Return a matrix's layout; None if neither rows nor columns are contiguous, or if rows or columns overlap."""
+    """Return a matrix's layout; None if neither its rows nor its columns are contiguous, or if they overlap."""
     (rows, cols), (down, right), item = x.shape, x.strides, x.itemsize
     if (cols <= 1 or right == item) and (rows <= 1 or (down % item == 0 and down >= cols * item)):
         return Layout("C", max(down // item if rows > 1 else cols, cols, 1))

@@ -23,14 +23,14 @@ from fmm.runtime.probe import measured_calibration, probed_calibration
 
 @dataclass(frozen=True)
 class Device:
-    """A CPU or a GPU. Decisions for devices with the same identity are equal."""
+    """A CPU or a GPU for which decisions are made; two devices are equal if their identities are equal."""
 
     identity: Identity  # the device's key and name in a config
     guess: Calibration | None = field(compare=False)  # the calibration of a device without a tuning
-    # Function that measures the rates for a type in this process. The function is called if `guess`, which is not
-    # measured, predicts a gain of a plan.
+    # Function that measures the rates of a type in this process. A decision calls the function if a plan wins by the
+    # unmeasured rates of `guess`.
     probe: Callable[[str], Calibration] | None = field(default=None, compare=False)
-    # Function that returns the rates that the probe measured for a type; None before the measurement.
+    # Function that returns the rates of a type if `probe` has measured them, else None.
     measured: Callable[[str], Calibration | None] | None = field(default=None, compare=False)
     threads: int = 0  # number of BLAS threads of the CPU; 0 for a GPU
     # the GPU's properties that kernels depend on; None for a CPU

@@ -1,9 +1,9 @@
 """fmm.gemm, C = alpha op(A) op(B) + beta C, computed by a plan or by the library's own functions, for any library.
 
 alpha and beta are coefficients of a plan's last sums. The addend is either the old C, which the result overwrites, or
-another array, which the sums read without a copy. An addend in another array may be broadcast, for example one row for
-all rows of C. If inf or NaN in the result could require a second computation, the old C is copied before the first one
-(fmm.kernels.cuda.record).
+another array, which the plan's sums read without a copy. An addend in another array may be broadcast, for example one
+row for all rows of C. A result with inf or NaN may have to be computed again from the old C. The old C is then copied
+before the first computation (fmm.kernels.cuda.record).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from fmm.runtime.matmul import describe_kernels, run_with_fallback
 from fmm.runtime.operands import byte_span, may_overlap
 from fmm.runtime.prepare import PreparedCall, can_write_into_out, prepare_call, prepare_uncached
 
-# The valid values of transpose_a and transpose_b, with BLAS's letter for each; False equals 0, and True equals 1.
+# The valid values of transpose_a and transpose_b, with BLAS's letter for each value. False has the letter of 0, and
+# True the letter of 1, since False == 0 and True == 1.
 TRANSPOSE_MODES: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
 
 
@@ -63,9 +64,10 @@ class BlasGemmParams(NamedTuple):
 
 
 class GemmOperands(NamedTuple):
-    """The matrices A and B, a flag for each (True: to be conjugated), the array for C (the target), and the addend.
+    """The operands of a gemm: the matrices A and B, the array for C (`target`), and the addend.
 
-    Without a target, C is a new array. If `addend` is None, the target holds the addend.
+    `conjugates` is True for an operand that must be conjugated. If `target` is None, C is a new array. If `addend` is
+    None, the target holds the addend.
     """
 
     a: Any
@@ -103,9 +105,10 @@ def run_gemm(
 
 
 def run_small_gemm(library: Library, a: Any, b: Any, c: Any, beta: Any) -> Any:
-    """Return A B, or A B + C if beta is 1, of matrices or stacks of CuPy or torch by the library's own function.
+    """Return A B, or A B + C if beta is 1, of CuPy arrays or torch tensors by the library's own function.
 
-    Return None for calls that may have a plan, for other operands, and for calls that the library rejects.
+    Return None if a plan may be faster, for operands that are no matrices or stacks of one type, and for calls that the
+    library rejects.
 
     This function makes few checks, since a small product takes less time than the checks of a large product. A read of
     an attribute of a torch tensor takes 0.05 to 0.1 microseconds.
@@ -123,7 +126,7 @@ def run_small_gemm(library: Library, a: Any, b: Any, c: Any, beta: Any) -> Any:
         nbytes_product = a.nbytes * b.nbytes
         if nbytes_product >= SMALL_BYTES_PRODUCT and not is_declined_on_device(library, a, b, nbytes_product, beta):
             return None
-        # torch rejects operands with different types or different numbers of axes
+        # no check for tensors of different types: torch rejects them
         if library.is_differentiable and beta:
             return library.product_additions[a.ndim](c, a, b) if c.dtype is a.dtype else None
         if (axes := a.ndim) < 2 or b.ndim != axes:
@@ -194,9 +197,9 @@ def gemm_constraints(library: Library, a: Any, b: Any, c: Any, out: Any, params:
 
 
 def transposed_operands(library: Library, a: Any, b: Any, params: BlasGemmParams) -> tuple[Any, Any, tuple[bool, bool]]:
-    """Return A and B, as transposed views where `params` requires it, and a flag for each operand.
+    """Return A and B, as transposed views where `params` says "T" or "C", and a flag for each of the two.
 
-    The flag is True if the operand must be conjugated. Raise ValueError for vectors.
+    The flag is True if the operand must be conjugated. Raise ValueError if an operand is a vector.
     """
     if min(a.ndim, b.ndim) < 2:
         raise ValueError(f"fmm.gemm takes matrices with matching shapes, not {tuple(a.shape)} and {tuple(b.shape)}")
@@ -235,7 +238,7 @@ def _arrange_operands(library: Library, a: Any, b: Any, c: Any, out: Any, params
 def _arrange_explained_operands(
     library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams
 ) -> GemmOperands:
-    """Return the operands of a call that is only explained. Nothing is copied."""
+    """Return the operands of a call that is explained and not computed; no array is copied."""
     operands = GemmOperands(*transposed_operands(library, a, b, params), out)
     shape = product_shape(tuple(operands.a.shape), tuple(operands.b.shape))
     if not params.beta or c is None or shape is None or (out is not None and _is_same_array(library, c, out)):
@@ -251,7 +254,8 @@ ADDEND_ALIGNMENT = 16  # alignment, in bytes, of the addends that kernels can re
 def readable_addend(library: Library, a: Any, b: Any, c: Any, shape: tuple[int, ...]) -> Any:
     """Return a view of the addend, broadcast to C's shape; None if plans cannot read the addend without a copy.
 
-    Return None also for a stack times one matrix: one product computes all rows of the stack.
+    For a stack times one matrix, return None: one product computes all rows of the stack, so the addend must be one
+    matrix too.
     """
     if tuple(a.shape[:-2]) != tuple(b.shape[:-2]) or (len(shape) > 2 and prod(shape[:-2]) == 1):
         return None
@@ -313,7 +317,8 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
         library.vendor_product(operands.a, operands.b)
         raise PlanError(call.plan_refusal)
     if call.plan is None or (call.plan == VENDOR and library.gemm_name):
-        # if vendor_advantage is set, the decision holds for these arrays only, and must not be cached for their shapes
+        # With a vendor_advantage, the decline depends on these arrays (for example, B is A's transposed view), so it is
+        # not cached for all arrays of these shapes.
         if not call.setting.vendor_advantage:
             _remember_declined_gemm(library, operands, constraints.params, call.decision)
         return _run_library_gemm(library, operands, constraints)
@@ -329,7 +334,10 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
 
 
 def _remember_declined_gemm(library: Library, operands: GemmOperands, params: GemmParams, decision: Decision) -> None:
-    """Cache the decline of a call without constraints; `run_small_gemm` finds declines of A B and A B + C."""
+    """Cache the decline of a call without constraints.
+
+    On a device, declines of A B and A B + C are also cached where `run_small_gemm` looks them up.
+    """
     if operands.on_decline is ignore_decline:
         return
     operands.on_decline(library)
@@ -340,7 +348,7 @@ def _remember_declined_gemm(library: Library, operands: GemmOperands, params: Ge
 def _is_empty_product(operands: GemmOperands, alpha: Coefficient) -> bool:
     """Return True if A and B are not read, because alpha is 0 or A is empty.
 
-    If A and B are not read, no plan runs, not even the caller's.
+    For such a call no plan runs, not even a plan that the caller passed.
     """
     return alpha == 0 or 0 in operands.a.shape
 
@@ -350,9 +358,9 @@ def _run_conjugating_plan(
 ) -> Any:
     """Return C for operands that must be conjugated.
 
-    The call's plan conjugates the operands if its levels can; else conjugated copies are multiplied.
-
-    No other plan may replace a conjugating plan: the other plan would multiply the operands without conjugation.
+    If the levels of the call's plan can conjugate, the plan reads A and B themselves; else conjugated copies of A and B
+    are multiplied. If a conjugating plan fails, no other plan is tried: the other plan would multiply the operands
+    without conjugation.
     """
     assert call.plan is not None
     plan = call.plan.with_conjugation(*operands.conjugates)

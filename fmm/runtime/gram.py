@@ -1,6 +1,7 @@
 """fmm.gram, for products that are their own adjoints; a plan or the library's own functions compute the product.
 
-Plans compute the lower triangle. For fill="upper", plans compute the lower triangle of the transposed product.
+A plan computes the lower triangle of the product. For fill="upper", the plan computes the lower triangle of the
+transposed product.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class GramParams(NamedTuple):
 
 
 class GramOperands(NamedTuple):
-    """The two matrices of a product, the array for the product's lower triangle, and the parameters."""
+    """The two matrices of a product, the array for the result (`out`), and the parameters."""
 
     left: Any
     right: Any
@@ -68,8 +69,9 @@ def run_gram(
     constraints: PlanConstraints,
     on_decline: OnDecline = ignore_decline,
 ) -> Any:
-    """Return alpha a^H a + beta out; with `rows` alpha a a^H + beta out; with `b` alpha a b + beta out.
+    """Return alpha a^H a + beta out, for any library.
 
+    If `params.rows` is True, return alpha a a^H + beta out. If `b` is not None, return alpha a b + beta out.
     `on_decline` is called if the library must compute this call and all calls with equal shapes and parameters.
     """
     c = run_conjugating_plan(library, a, out, params, constraints) if b is None else None
@@ -81,8 +83,8 @@ def run_gram(
 def run_conjugating_plan(library: Library, a: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Any:
     """Return the product of a complex device array and its adjoint, by a plan that conjugates the array as it reads it.
 
-    Return None if the plan cannot conjugate: then the adjoint must be copied. No other plan may replace the conjugating
-    plan, because the other plan would multiply A and its transpose.
+    Return None if the chosen plan cannot conjugate; the caller must then copy the adjoint. If the conjugating plan
+    fails, no other plan is tried, because the other plan would multiply A and its transpose without conjugation.
     """
     try:
         if (found := _select_conjugating_call(library, a, out, params, constraints)) is None:
@@ -91,7 +93,7 @@ def run_conjugating_plan(library: Library, a: Any, out: Any, params: GramParams,
         own = constraints._replace(plan=call.plan, replaceable=False, params=gemm_params)
         return run_with_fallback(library, call, left, right, target, own)
     except (library.out_of_memory_error, PlanError):
-        # the caller then tries a plan without conjugation, which raises the error again if the plan is required
+        # the caller then runs the plan on a copy of the adjoint, and raises the error again if the plan is required
         return None
 
 
@@ -126,7 +128,8 @@ def explain_conjugating_plan(
         return None
     call, operands = found
     assert call.plan is not None
-    # The model compared plans without conjugation, which takes no time.
+    # The model compared plans without conjugation. Their predicted times hold for the conjugating plan too, since a
+    # conjugation while reading takes no time.
     decision = _select_gram_call(library, operands, constraints, cached=False)[0].decision
     candidates = tuple(replace(c, plan=call.plan) if c.plan == decision.plan else c for c in decision.candidates)
     kernels = describe_kernels(library, call, *operands[:3])
@@ -194,9 +197,9 @@ def explain_gram(
 
 
 def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Triangle) -> Any:
-    """Return the product of a device array and its adjoint by a cached call; None if run_gram must compute it.
+    """Return the product of a device array and its adjoint by a cached call; None if run_gram must compute the product.
 
-    The call has alpha 1, beta 0 and no constraints, so only the overlap of `out` with A is checked.
+    The call has alpha 1, beta 0 and no constraints. Only the overlap of `out` with A is checked in each call.
     """
     if library.processor == "cpu":
         return None
@@ -235,7 +238,7 @@ GRAM_KEYS = {(rows, fill): GramKey(rows, fill) for rows in (False, True) for fil
 def _can_write_at_address(call: PreparedCall, a: int, out: int) -> bool:
     """Return True if the plan can write into `out` at this address without overwriting A.
 
-    Both operands of the product are in A's memory.
+    A's memory holds both operands, A and its adjoint.
     """
     return call.writes_out and not may_overlap(a, call.spans[0], out, call.spans[2])
 
@@ -243,8 +246,9 @@ def _can_write_at_address(call: PreparedCall, a: int, out: int) -> bool:
 def _prepare_recurring_gram(library: Library, a: Any, b: None, out: Any, key: GramKey) -> PreparedCall:
     """Return a call whose plan computes the complete result.
 
-    Return a call without a plan if the plan alone does not compute the result: if operands must be copied, `out` is
-    filled from a temporary, or the adjoint is read. Then run_gram computes the result.
+    If the plan computes only a part of the result, return a call without a plan, so that run_gram computes the result.
+    The plan computes only a part if an operand must be copied before, if a temporary must be copied into `out` after,
+    or if the plan reads a conjugated copy of A.
     """
     if out is not None or key.fill == "full":
         has_conjugate = is_complex(a)
@@ -257,9 +261,9 @@ def _prepare_recurring_gram(library: Library, a: Any, b: None, out: Any, key: Gr
 
 
 def _is_adjoint_unread(call: PreparedCall, key: GramKey) -> bool:
-    """Return True if no launch reads A's adjoint, so the adjoint need not be computed.
+    """Return True if no launch reads A's adjoint, so that the adjoint need not be computed.
 
-    For example, herk does not read the adjoint.
+    For example, cuBLAS's herk reads A alone.
     """
     adjoint = "A" if _is_adjoint_left(key.rows, key.fill) else "B"
     return (
@@ -277,7 +281,8 @@ def _arrange_operands(
 ) -> GramOperands:
     """Return the operands of a call; ValueError if the shapes do not match.
 
-    If `conjugates` is False, A's transposed view replaces the adjoint of a complex A: the memory layouts are equal.
+    If `conjugates` is False, A's transposed view replaces the adjoint of a complex A, without a conjugated copy. A call
+    is prepared from memory layouts alone, and the view and the adjoint have equal layouts.
     """
     if a.ndim < 2 or (b is not None and (b.ndim < 2 or a.shape[-2] != b.shape[-1])):
         shapes = " and ".join(str(tuple(x.shape)) for x in (a, b) if x is not None)
@@ -292,7 +297,7 @@ def _arrange_operands(
             raise ValueError("beta is a factor of out, which was not passed")
         out = library.new_zeros(_result_shape(left, right), left)
     elif out is not None:
-        # The product of a matrix and its adjoint has an obvious shape, and small calls should enter few functions.
+        # The shape of a matrix times its adjoint is computed here: a function call would take time in small calls.
         is_matrix = b is None and a.ndim == 2
         shape = (left.shape[0], left.shape[0]) if is_matrix else _result_shape(left, right)
         if tuple(out.shape) != shape:
@@ -319,19 +324,19 @@ def _result_shape(left: Any, right: Any) -> tuple[int, ...]:
 
 # ---- the call
 
-# A plan that cannot write into `out` computes a new array, and the new array is copied into `out`. A plan with this
-# copy is faster than the vendor if the plan's predicted time is below this fraction of the vendor's. (Measured on an
-# H200 in float64 with side 8192: the plan and the copy take 1.04 times the vendor's time; the predicted time of the
-# plan alone is 0.89.)
+# A plan that cannot write into `out` computes a new array, and the new array is copied into `out`. The plan and the
+# copy together are used if the predicted time of the plan alone is below this fraction of the vendor's time. (On an
+# H200 in float64 with side 8192, the plan alone is predicted to take 0.89 times the vendor's time; the plan and the
+# copy take 1.04 times the vendor's time.)
 MAX_TIME_SHARE_WITH_COPY = 0.8
 
 
 def _select_gram_call(
     library: Library, operands: GramOperands, constraints: PlanConstraints, cached: bool = True
 ) -> tuple[PreparedCall, GramOperands]:
-    """Return the call and its operands.
+    """Return the prepared call and its operands.
 
-    The call writes either the result into `out`, or the product without alpha and beta into a new array.
+    The call computes either the result in `out`, or the product without alpha and beta in a new array.
     """
     prepare = prepare_call if cached else prepare_uncached
     left, right, out = operands[:3]
@@ -339,8 +344,8 @@ def _select_gram_call(
     call = prepare(library, left, right, out, own)
     if out is None or call.plan_refusal or _can_write_gram_into_out(library, call, operands):
         return call, operands
-    # A plan that a certified entry chose has no predicted time. The plan of an entry was measured to be faster than the
-    # vendor, so its predicted time counts as 0.
+    # The plan of a certified entry has no predicted time. The plan was measured to be faster than the vendor, so the
+    # predicted time is set to 0.
     time = next((c.time for c in call.decision.candidates if c.plan == call.plan), 0.0)
     if constraints.plan is None and time > MAX_TIME_SHARE_WITH_COPY:
         as_vendor_gemm = prepare(library, left, right, out, own._replace(plan=VENDOR))
@@ -353,8 +358,8 @@ def _select_gram_call(
 def _can_write_gram_into_out(library: Library, call: PreparedCall, operands: GramOperands) -> bool:
     """Return True if the call's plan can compute the result in `out` itself.
 
-    Return False if alpha A B + beta out may have to be computed twice: the first computation would overwrite the old
-    `out`. Reasons for a second computation are inf or NaN, and on the host an exception.
+    Return False if alpha A B + beta out may have to be computed twice, because the first computation overwrites the
+    old `out`. A second computation follows inf or NaN in the result, and on the host an exception.
     """
     if call.plan is None:
         return False
@@ -372,7 +377,7 @@ def _whole_product_params(params: GemmParams) -> GemmParams:
 
 def _compute_gram(library: Library, operands: GramOperands, constraints: PlanConstraints, on_decline: OnDecline) -> Any:
     """Return C, in `out` unless `out` is None."""
-    if operands.params.alpha == 0:  # if alpha is 0, no plan runs, not even the caller's
+    if operands.params.alpha == 0:  # no plan runs, not even a plan that the caller passed
         on_decline(library)
         return _run_vendor(library, operands)
     if constraints is NO_CONSTRAINTS and _has_few_product_rows(library, operands):
@@ -398,15 +403,15 @@ def _compute_gram(library: Library, operands: GramOperands, constraints: PlanCon
     return c if chosen is operands else _write_result(library, operands, c)
 
 
-# Largest number of rows of a product on the host that is computed with both triangles. For so few rows, one triangle
-# alone would take longer.
+# On the host, a product of at most this number of rows is computed with both triangles, since one triangle alone would
+# take longer.
 WHOLE_PRODUCT_MAX_ROWS = 128
 
 
 def _has_few_product_rows(library: Library, operands: GramOperands) -> bool:
-    """Return True if a product on the host has few rows.
+    """Return True if a product on the host has so few rows that both triangles are computed.
 
-    Return False for a NumPy array times its own transpose with alpha 1 and beta 0.
+    Return False for a NumPy array times its own transpose with alpha 1 and beta 0, since NumPy calls syrk.
     """
     if library.processor != "cpu" or operands.left.ndim != 2 or operands.left.shape[0] > WHOLE_PRODUCT_MAX_ROWS:
         return False
@@ -416,8 +421,8 @@ def _has_few_product_rows(library: Library, operands: GramOperands) -> bool:
 def _is_symmetric_by_vendor(library: Library, call: PreparedCall, operands: GramOperands) -> bool:
     """Return True if the library's own product of these operands is symmetric bit for bit.
 
-    NumPy computes one triangle of `a @ a.T` and mirrors it. Kernels of a GPU compute both triangles, most of them with
-    the same order of additions.
+    NumPy computes one triangle of `a @ a.T` and mirrors it. A GPU's kernel computes both triangles. Most kernels add
+    the terms of the entries c[i, j] and c[j, i] in the same order, so that both have the same bits.
     """
     if operands.params != _whole_product_params(operands.params):
         return False
@@ -431,7 +436,7 @@ def _needs_library_gemm(
 ) -> bool:
     """Return True if the library's gemm must compute a product of two matrices on the host.
 
-    BLAS has no function that computes one triangle of the product A B.
+    The library's gemm then computes both triangles: BLAS has no function that computes one triangle of A B.
     """
     return constraints.plan is None and call.plan == VENDOR and _can_use_gemm(library, operands)
 
@@ -458,7 +463,7 @@ def _run_vendor(library: Library, operands: GramOperands, vendor_mirrors: bool =
 
 
 def _write_result(library: Library, operands: GramOperands, product: Any) -> Any:
-    """Apply alpha, beta and fill to the product. Return `out`, or the product's own array without `out`."""
+    """Return alpha product + beta out, written into `out`; without `out`, written into the array `product`."""
     params = operands.params
     out = product if operands.out is None else operands.out
     alpha, beta = (x if type(x) is int else _real_factor(x) for x in (params.alpha, params.beta))
@@ -476,15 +481,15 @@ def _real_factor(factor: Coefficient) -> float:
 #
 # For few rows, no plan for one triangle is faster than the vendor, and preparing a call takes 50 microseconds.
 
-# Largest number of rows of a product that is computed without a prepared call. If A has at most this number of entries,
-# the number of rows need not be checked.
+# Largest number of rows of a product that is computed without a prepared call. An array A with at most this number of
+# entries has no more rows, so its number of rows is not checked.
 SMALL_GRAM_MAX_ROWS = 1024
 # A product of up to THIN_GRAM_MAX_ROWS rows also needs no prepared call if its inner side is at most
 # THIN_GRAM_MAX_INNER_SIDE.
 THIN_GRAM_MAX_ROWS, THIN_GRAM_MAX_INNER_SIDE = 4096, 64
 ndarray = np.ndarray
-# NumPy's own dtype object for each element type. If the dtype of an array is an equal but different object, run_gram
-# computes the product.
+# NumPy's own dtype object of each element type, compared by identity. If an array has another dtype object, even an
+# equal one, run_gram computes the product.
 FLOAT64, FLOAT32, COMPLEX128, COMPLEX64 = map(np.dtype, ("float64", "float32", "complex128", "complex64"))
 
 
@@ -496,7 +501,7 @@ def run_small_gram(a: Any, rows: bool, out: Any) -> Any:
     dtype = a.dtype
     if a.ndim > 2:
         return _run_small_gram_stack(a, rows) if out is None else None
-    # for most small arrays, the comparison of `a.size` decides
+    # `a.size` is compared first, because this comparison accepts most small arrays
     if a.ndim != 2 or (a.size > SMALL_GRAM_MAX_ROWS and not _has_few_rows(a, rows)):
         return None
     if out is not None and (type(out) is not ndarray or out.dtype is not dtype or out.ndim != 2):
@@ -518,7 +523,7 @@ def run_small_gram(a: Any, rows: bool, out: Any) -> Any:
 
 
 def _run_small_gram_stack(a: Any, rows: bool) -> Any:
-    """Return the products of a stack of matrices and their transposes if each product has few rows; else None."""
+    """Return the product of each matrix of a stack and its transpose; None if the products have too many rows."""
     is_real = a.dtype is FLOAT64 or a.dtype is FLOAT32
     if not (is_real and a.flags.carray and a.shape[-2 if rows else -1] <= SMALL_GRAM_MAX_ROWS):
         return None
@@ -537,7 +542,7 @@ def _has_few_rows(a: Any, rows: bool) -> bool:
 
 
 def describe_small_gram(a: Any, rows: bool, out: Any) -> str:
-    """Return the description of `run_small_gram`'s kernel if A is complex or copied; else an empty text."""
+    """Return a description of the kernel that `run_small_gram` runs if A is complex or copied; else an empty text."""
     if type(a) is not ndarray or a.ndim != 2 or a.dtype not in (FLOAT64, FLOAT32, COMPLEX128, COMPLEX64):
         return ""
     if not _has_few_rows(a, rows) or (out is not None and (type(out) is not ndarray or out.dtype is not a.dtype)):

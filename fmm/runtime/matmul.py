@@ -37,9 +37,9 @@ from fmm.runtime.prepare import (
 
 
 def run_matmul_any_library(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the product of arrays, which may belong to different libraries.
+    """Return the product of two arrays, which may belong to different libraries.
 
-    `library` can read the memory of all arrays.
+    `library` is an adapter that can read the memory of both arrays and of `out`.
     """
     adopt_arrays = library.adopt_arrays(a, b, out)
     if adopt_arrays is None:
@@ -88,10 +88,10 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
 def _call_after_first_product(
     library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints
 ) -> PreparedCall:
-    """Measure the call's trial on leading blocks of the matrices, and return the call as decided by the measurement.
+    """Run the call's trial on leading blocks of the matrices, and return the call as the measurement decides it.
 
-    No product fails because of the measurement. Nothing is measured while the stream is captured, or while another
-    thread measures.
+    If the trial raises an exception, the vendor computes the product. While the stream is captured, or while another
+    thread runs the trial, return the call without a measurement.
     """
     trial = call.decision.trial
     assert trial is not None
@@ -111,14 +111,17 @@ def _call_after_first_product(
 
 
 def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the library's own product; PlanError if a required plan cannot run and the library accepts the call."""
+    """Return the library's own product.
+
+    If the caller passed a plan that cannot run, raise the library's own error for invalid operands, else PlanError.
+    """
     if call.plan_refusal:
         library.vendor_product(a, b)
         raise PlanError(call.plan_refusal)
     if RECORDING_SWITCH.on:
         record_call(call.decision, None)
-    # A decision without a problem may be due to an unusual `out`. The decline of a decision without a problem is not
-    # cached, so the next call is decided again.
+    # A decision without a problem may be due to an unusual `out`, and would be wrong for the next call. Its decline is
+    # therefore not cached.
     if constraints is NO_CONSTRAINTS and (out is None or call.decision.problem is not None):
         remember_decline(library, a, b, call.decision)
     return library.vendor_product(a, b, out)
@@ -129,7 +132,7 @@ def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, 
 
 @dataclass(frozen=True)
 class PlanFailure:
-    """The reason why a plan produced no result, and a function that yields the plans to try instead."""
+    """The reason why a plan failed, and a function that yields the plans to try after the failure."""
 
     other_plans: Callable[[Problem, Plan, Limits, Device], Iterator[Plan]]
     reason: str = "no plan could run"
@@ -148,7 +151,7 @@ def run_with_fallback(
     constraints: PlanConstraints,
     addend: Any = None,
 ) -> Any:
-    """Return C by the call's plan, else by another plan; None if the library must multiply.
+    """Return C by the call's plan; if the plan fails, by another plan; None if the library must multiply.
 
     `target`: the array for C; None for a new array. `addend`: an array of C's shape; None if C holds the addend.
     """
@@ -165,9 +168,9 @@ def run_with_fallback(
 def _try_plan(
     library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints, addend: Any
 ) -> Any:
-    """Return C by the call's plan.
+    """Return C, computed by the call's plan.
 
-    Return None if the library must multiply. Return a PlanFailure if the plan failed and is not required.
+    Return None if the library must multiply. Return a PlanFailure if the plan fails and the caller did not pass it.
     """
     extra = () if addend is None else (addend,)
     try:
@@ -195,7 +198,7 @@ def _run_other_plans(
     failure: PlanFailure,
     addend: Any,
 ) -> Any:
-    """Return C, computed by one of the model's other plans; None if the library must multiply."""
+    """Return C, computed by a plan that `failure` yields; None if all these plans fail."""
     problem = call.decision.problem
     assert problem is not None and call.device is not None
     params = GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
@@ -214,7 +217,7 @@ def _run_other_plans(
 def run_cached_gram(library: Library, call: PreparedCall, a: Any, out: Any) -> Any:
     """Return the product of a matrix and its transpose by a cached call without operand copies; None if the plan fails.
 
-    The call needs only the address of A, so no transposed view is created (that would take a microsecond).
+    The call needs only the address of A. To save a microsecond, no transposed view of A is created.
     """
     try:
         return _runner_module(library.processor).run_call(library, call, a, a, out, False)
@@ -261,7 +264,7 @@ def describe_kernels(library: Library, call: PreparedCall, a: Any, b: Any, out: 
 
 
 def decide_without_arrays(problem: Problem, limits: Limits, device: Device, plan: Plan | None = None) -> Decision:
-    """Return the decision for a product of row-major operands; `plan` is the caller's plan, or None to decide."""
+    """Return the decision for a product of row-major operands; `plan` is the plan to run, None to choose a plan."""
     if plan is None or 0 in problem.size:
         decision = decide_plan(problem, limits, device)
         launches = launches_on_device(decision.plan, problem, device, False)

@@ -62,7 +62,10 @@ class CallMatrices:
         return tuple(zip(*(_item_offsets(x, stack) for x in (self.a, self.b, self.c)), strict=True))
 
     def batch_strides(self) -> tuple[int, int, int] | None:
-        """Return the elements between consecutive matrices of A, of B and of C; None if a distance is not constant."""
+        """Return the distances, in elements, between consecutive matrices of A, of B and of C.
+
+        Return None if the matrices of an operand are not equally spaced.
+        """
         found = []
         for x in (self.a, self.b, self.c):
             offsets = [*_item_offsets(x, self.c.shape[:-2])]
@@ -80,7 +83,7 @@ class CallMatrices:
     def copied_bytes(self, complete_operands: bool) -> int:
         """Return the size of the operand copies in bytes.
 
-        With `complete_operands` the copies are complete operands; else the copies are the matrices of one product.
+        If `complete_operands` is True, complete operands are copied; else only the matrices of one product at a time.
         """
         item = self.problem.itemsize
         if complete_operands:
@@ -100,13 +103,14 @@ def arrange_matrices(
 ) -> CallMatrices:
     """Return the matrices of a product of a and b; `result` describes the product as a new array.
 
-    `dtype`: the type in which the product is computed, if it differs from the result's type (TF32). `packs_whole`: if
-    True, an operand is copied completely into contiguous memory; else each matrix is copied for its product.
+    `dtype`: the type in which the product is computed, if this is not the result's type (TF32). `packs_whole` concerns
+    operands that BLAS cannot read: if True, the complete operand is copied into contiguous memory before the first
+    product; else each of its matrices is copied before its own product.
     """
     has_vector = a.ndim == 1 or b.ndim == 1
     c = _restore_vector_axes(result, a.ndim, b.ndim)
     a, b = _vectors_as_matrices(a, b)
-    # BLAS multiplies only matrices of equal type that have a contiguous axis.
+    # An operand is copied if its type is not the result's type, or if it has no contiguous axis: BLAS cannot read it.
     packs = matrix_layout(a) is None or a.dtype != result.dtype, matrix_layout(b) is None or b.dtype != result.dtype
     if packs_whole:
         a, b = (contiguous_operand(x.shape, result.dtype) if pack else x for x, pack in zip((a, b), packs, strict=True))
@@ -150,7 +154,7 @@ def _vectors_as_matrices(a: Operand, b: Operand) -> tuple[Operand, Operand]:
 
 
 def _restore_vector_axes(c: Operand, a_axes: int, b_axes: int) -> Operand:
-    """Return the result with an added axis of length 1 for each vector operand (numpy.matmul drops these axes)."""
+    """Return the result with an axis of length 1 for each vector operand; numpy.matmul's result lacks these axes."""
     assert c.strides is not None
     if a_axes == 1:
         at = c.ndim - (b_axes > 1)
@@ -179,8 +183,8 @@ def matrix_layout(x: Operand) -> Layout | None:
 class ByteSpan(NamedTuple):
     """The bytes that an array occupies, as offsets from the array's first element.
 
-    The bytes form equally spaced rows: `row_bytes` bytes at the start, and after each whole `row_step`. If `row_step`
-    is 0, all bytes from start to stop may be occupied.
+    The bytes form equally spaced rows: each row has `row_bytes` bytes, and the distance from row to row is `row_step`
+    bytes. If `row_step` is 0, all bytes from `start` to `stop` may be occupied.
     """
 
     start: int
@@ -190,7 +194,7 @@ class ByteSpan(NamedTuple):
 
 
 def byte_span(x: Operand) -> ByteSpan | None:
-    """Return the bytes that the operand occupies; None if they are unknown."""
+    """Return the bytes that the operand occupies; None if the operand's description has no strides and no span."""
     if x.strides is None:
         return x.span and ByteSpan(*x.span)
     item = DTYPES[x.dtype].itemsize if x.dtype in DTYPES else np.dtype(x.dtype).itemsize
@@ -199,7 +203,10 @@ def byte_span(x: Operand) -> ByteSpan | None:
 
 
 def _equally_spaced_rows(x: Operand) -> tuple[int, int]:
-    """Return the distance and length of an operand's contiguous rows or columns, in elements; else zeros."""
+    """Return the distance and the length of the operand's contiguous rows (or columns), in elements.
+
+    Return (0, 0) if neither rows nor columns are contiguous and equally spaced.
+    """
     assert x.strides is not None
     axes = sorted((abs(step), n) for n, step in zip(x.shape, x.strides, strict=True) if n > 1)
     if len(axes) < 2 or axes[0][0] != 1:
@@ -212,7 +219,8 @@ def _equally_spaced_rows(x: Operand) -> tuple[int, int]:
 def may_overlap(x: int, of_x: ByteSpan | None, y: int, of_y: ByteSpan | None) -> bool:
     """Return True if arrays with these addresses and spans may share memory.
 
-    Blocks of one matrix share no memory if their rows are disjoint, or their columns.
+    Two blocks of one matrix share no memory if they have no row in common or no column in common. The spans of two
+    blocks with different columns interleave without sharing a byte.
     """
     if of_x is None or of_y is None:
         return True

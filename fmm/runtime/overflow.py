@@ -1,18 +1,18 @@
 """The check for inf, NaN and possible overflow that precedes each fast product on the host.
 
 A fast algorithm turns one inf into a submatrix of NaN. The sums of a fast algorithm can overflow where the sums of the
-classical product do not, and vice versa. One test excludes such cases: max|A|, max|B| and k max|A| max|B| are
-multiplied by the growth of the plan's sums (`intermediate_growth_bound`). If these three products are below the type's
+classical product do not, and vice versa. One test excludes overflow in both: max|A|, max|B| and k max|A| max|B| are
+multiplied by the growth of the plan's sums (`intermediate_growth_bound`). If these three numbers are below the type's
 largest number, every intermediate of both algorithms is finite. Otherwise, and if A or B has inf or NaN, the vendor
 multiplies.
 
 By the Cauchy-Schwarz inequality, the product of the Frobenius norms of A and B bounds every entry of A B, without the
-factor k. The bound from norms needs one pass over the operands and is tried first. If the bound from norms is too
-large, the bound from the maxima decides.
+factor k. The Frobenius norms need one pass over the operands and are tried first. If they do not exclude overflow, the
+maxima max|A| and max|B| decide.
 
 The sums of squares run on the call's own threads, and never on BLAS's threads, since all callers share BLAS's threads.
-(Measured: with dot products on BLAS's threads, the matrix products of 40 concurrent callers took 20 times as long as in
-sequence.)
+(With dot products on BLAS's threads, the matrix products of 40 concurrent callers took 20 times as long as one after
+the other.)
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def may_overflow(
     growth = intermediate_growth_bound(plan, m, k, n, op, fill) * scale
 
     def is_safe(left: float, right: float, terms: int) -> bool:
-        # sums of submatrices of A (or of B) can also overflow
+        # `left` and `right` are compared too, since sums of submatrices of A, or of B, can overflow
         largest = max(left, right, left * right * terms)
         return largest * growth < limit * OVERFLOW_SAFETY_FACTOR and left < limit and right < limit
 
@@ -91,10 +91,8 @@ def frobenius_norm_bound(x: Array, threads: ThreadGroup) -> float:
 def _add_squares(parts: Sequence[Array], found: list[float]) -> None:
     """Append the sum of squares of these vectors to `found`.
 
-    The functions used here release the GIL and run on this thread alone.
-
-    OpenBLAS splits dot products of float64 among its threads, but not dot products of float32. NumPy's einsum runs a
-    loop on the calling thread.
+    The functions called here release the GIL and run on the calling thread alone. For float32 this function is BLAS's
+    dot product. OpenBLAS splits dot products of float64 among its threads, so for float64 NumPy's einsum is called.
     """
     with np.errstate(all="ignore"):
         if parts[0].itemsize == 4:
@@ -125,7 +123,11 @@ def largest_magnitude(x: Array, threads: ThreadGroup) -> float:
 def intermediate_growth_bound(
     plan: Plan, m: int, k: int, n: int, op: Operation = "product", fill: Fill = "full"
 ) -> float:
-    """Return a bound of all intermediates, divided by max|A| max|B| k, from the steps' absolute coefficients."""
+    """Return the factor by which the sums of a plan can enlarge numbers, from the absolute values of coefficients.
+
+    No intermediate product of the plan is larger than this factor times k max|A| max|B|, and no sum of submatrices of A
+    is larger than this factor times max|A|.
+    """
     recipe = lower_level(plan, m, k, n, 1, 0, op, fill)
     if recipe is None:
         return 1.0
@@ -170,9 +172,9 @@ class _NumberBounds:
 
 
 def _bound_of_sum(step: Sum, sizes: _NumberBounds) -> float:
-    """Return the largest bound among a sum's reads, partial sums and writes.
+    """Return the largest bound among the places that a sum reads, its partial sums, and the places that it writes.
 
-    Record the bounds of the writes in `sizes`.
+    Record the bounds of the written places in `sizes`.
     """
     values = [sizes.largest_bound(place) for place in step.reads]
     for terms in step.program.lines:
