@@ -205,7 +205,7 @@ def must_reduce(a: LabeledLayout, b: LabeledLayout, kept: frozenset[str]) -> boo
 
 @lru_cache(maxsize=4096)
 def is_bound_by_writing(a: LabeledLayout, b: LabeledLayout, kept: frozenset[str]) -> bool:
-    """Return True if the pair is nearly an outer product: few terms in each sum, and a result that is far larger."""
+    """Return True if the pair is nearly an outer product: its sums are short, its result is far larger than a and b."""
     sizes = {**a.sizes, **b.sizes}
     terms = prod(n for label, n in sizes.items() if label not in kept)
     elements = prod(n for label, n in sizes.items() if label in kept)

@@ -12,7 +12,7 @@ is predicted to be faster than one triangle by the kernel. P contains a I, so P 
 an addend. The error is the same.
 
 For a long matrix (one side much larger than the other), two steps form a pair. A pair multiplies by X twice, two single
-steps do so four times. All polynomials of A commute, so the products in the second and third line are symmetric too:
+steps do so four times. All polynomials of A commute, so B, S and S P are symmetric too:
 
     A = X X^T,    P = a I + b A + c A A
     B = P (A P),  S = a' I + b' B + c' B B    (B is the A of the second step)

@@ -1,4 +1,4 @@
-"""Run the command fmm-tune: parse the arguments, and return an exit code, also after Ctrl-C or a closed pipe."""
+"""Run the command fmm-tune: parse the arguments, and return the exit code, even after Ctrl-C or for a closed pipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXIT_BROKEN_PIPE = 128 + 13  # the exit code that a shell reports for a process 
 def main(arguments: Sequence[str] | None = None, ignored: Mapping[str, str] = MappingProxyType({})) -> int:
     """Run fmm-tune with these arguments, and return the exit code.
 
-    `ignored` has the environment variables that the caller removed before importing NumPy.
+    `ignored` has the environment variables that the caller removed from os.environ before NumPy was imported.
     """
     for stream in ("stdout", "stderr"):  # sys.stdout is None if the shell has closed stdout, as in `fmm-tune show >&-`
         if getattr(sys, stream) is None:
@@ -35,10 +35,11 @@ def main(arguments: Sequence[str] | None = None, ignored: Mapping[str, str] = Ma
     except KeyboardInterrupt:
         print("fmm-tune: interrupted; finished results are written", file=sys.stderr)
         return tune.EXIT_INTERRUPTED
-    except BrokenPipeError:  # the process that reads the pipe, for example `head`, has ended
+    except BrokenPipeError:  # the process that reads stdout, for example `head`, has ended
         _drop_output()
         return EXIT_BROKEN_PIPE
-    # writing to stdout failed, for example on a full disk; each command reports errors of other files itself
+    # The output could not be written to stdout, for example on a full disk. Each command reports errors of other files
+    # itself.
     except OSError as error:
         _drop_output()
         if not code:
@@ -53,7 +54,7 @@ def _drop_output() -> None:
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options; for an unknown option print the usage of its command and exit with code 2."""
+    """Return the parsed options; for an unknown option print the usage of the command and exit with code 2."""
     parser, commands = build_parsers()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:

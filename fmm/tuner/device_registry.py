@@ -1,4 +1,4 @@
-"""Find devices by name: local devices that can be tuned, and devices described by configs and datasheets.
+"""Find devices by name: devices of this machine, which can be tuned, and devices in configs and datasheets.
 
 The name of a local GPU is its index: `0` or `cuda:0`. The name of a device in a config is its key
 (cuda-9.0-132sm-nvidia-h200). The name of any other GPU is the name of its datasheet. CuPy is imported only for a local
@@ -28,11 +28,14 @@ from fmm.tuner.findings.model_in_use import device_memory_bytes, device_name, fa
 
 
 class UnknownDeviceError(ValueError):
-    """Raised for a name that no device of this machine has; the message lists the valid names."""
+    """Raised if no device of this machine has the name; the message lists the valid names."""
 
 
 def select_devices(name: str | None) -> list[TunableDevice]:
-    """Return the devices that a name selects (0, 1, ..., cpu or all); without a name, GPU 0 if usable, else the CPU."""
+    """Return the devices of this machine that a name selects: the index of a GPU, `cpu` or `all`.
+
+    Without a name, return GPU 0 if this GPU is usable, else the CPU.
+    """
     count = gpu_count()
     valid = [*map(str, range(count)), "cpu", "all"]
     if name is None:
@@ -55,7 +58,7 @@ def gpu_count() -> int:
     """Return the number of usable CUDA devices; 0 if CuPy or the driver is missing."""
     try:
         return _cuda_device_count()
-    except Exception:  # no GPU is usable if the import or the driver raises any error
+    except Exception:  # CuPy and the driver may raise any error: no GPU is usable then
         return 0
 
 
@@ -79,12 +82,12 @@ LOCAL_DEVICE_NAMES = ("cpu", "0")  # the names of this machine's devices in mess
 
 
 def valid_device_names() -> tuple[str, ...]:
-    """Return all valid device names."""
+    """Return the names of all devices for which `fmm-tune predict` can predict a decision."""
     return (*LOCAL_DEVICE_NAMES, *datasheets.datasheet_names(), *tuned_device_keys())
 
 
 def valid_devices_text() -> str:
-    """Return a line of text that lists the valid device names."""
+    """Return a line of text that lists the names of `valid_device_names`."""
     keys = ", ".join(tuned_device_keys())
     tuned = f"; by a tuning in the active configs: {keys}" if keys else ""
     return (
@@ -108,7 +111,7 @@ def is_local_gpu(name: str) -> bool:
 
 
 def find_datasheet(name: str) -> datasheets.Datasheet | None:
-    """Return the datasheet of a local GPU, or of a GPU by its datasheet's name; None if there is no datasheet."""
+    """Return the datasheet of a GPU by a local index or the datasheet's name; None if there is no datasheet."""
     if is_local_gpu(name):
         guess = _find_local_gpu(name).guess
         return datasheets.datasheet_of(guess.name) if guess else None
@@ -118,7 +121,10 @@ def find_datasheet(name: str) -> datasheets.Datasheet | None:
 
 
 def find_device_identity(name: str) -> Identity:
-    """Return the identity of a device, found by its key or its datasheet's name; an unknown name becomes the key."""
+    """Return the identity of a device, found by a local name, its key or its datasheet's name.
+
+    For any other name, the name itself becomes the key.
+    """
     if is_local_cpu(name):
         return identity.cpu_identity(blas_threads())
     if is_local_gpu(name):
@@ -139,7 +145,7 @@ def _find_tuned_key(name: str, sections: Mapping[str, JsonValue]) -> str:
 
 
 def tuning_from_config(name: str, dtype: str) -> Tuning | None:
-    """Return the tuning of a device in the active configs; None if there is no tuning."""
+    """Return the tuning of an element type on a device from the active configs; None if there is no tuning."""
     own = "float64" if is_local_cpu(name) and dtype in INTEGERS else dtype  # integer matrices use the tuning of float64
     return (
         None
@@ -156,7 +162,7 @@ def memory_from_config(name: str) -> int | None:
 
 
 def tuning_rejection_reason(name: str, dtype: str) -> str:
-    """Return why fmm.matmul rejects a device's tuning; empty for an accepted or missing tuning."""
+    """Return as text why fmm.matmul rejects a device's tuning; empty for an accepted or missing tuning."""
     tuned = tuning_from_config(name, dtype)
     if not tuned or not tuned.diagnostics:
         return ""
@@ -164,7 +170,7 @@ def tuning_rejection_reason(name: str, dtype: str) -> str:
 
 
 def cpu_rejection_lines(sections: Mapping[str, JsonValue], key: str) -> list[str]:
-    """Return lines that say why fmm.matmul rejects this CPU's sections with the installed libraries."""
+    """Return lines that say why the installed libraries make fmm.matmul reject sections of this CPU."""
     if key != find_device_identity("cpu").key:
         return []
     reasons: dict[str, list[str]] = {}
@@ -178,14 +184,14 @@ def cpu_rejection_lines(sections: Mapping[str, JsonValue], key: str) -> list[str
 
 
 def trusted_calibration(name: str, dtype: str) -> Calibration | None:
-    """Return the complete calibration of a device's tuning; None for a missing or rejected tuning."""
+    """Return a tuning's calibration, with datasheet rates added where needed; None for a missing or rejected tuning."""
     tuned, known = tuning_from_config(name, dtype), find_device_identity(name)
     real = tuning_from_config(name, DTYPES[dtype].real) if DTYPES[dtype].real else None
     return complete_calibration(tuned, real, devices.datasheet_model(known.key, known.name)) if tuned else None
 
 
 def find_calibration(name: str, dtype: str) -> Calibration:
-    """Return a device's calibration: from its tuning, else built in or from its datasheet.
+    """Return a device's calibration: from its tuning, else the built-in one of a CPU or the one of a GPU's datasheet.
 
     Raise ValueError with the valid names for an unknown device.
     """
@@ -220,7 +226,7 @@ def _find_local_gpu(name: str) -> devices.Device:
 
 
 def _sections_by_device() -> dict[str, JsonValue]:
-    """Return one config section for each device key in the active configs; empty if the tuning mode is `off`."""
+    """Return one section, of any type, for each device key in the active configs; empty if the tuning mode is `off`."""
     if environment.tuning_mode() == "off":
         return {}
     found: dict[str, JsonValue] = {}

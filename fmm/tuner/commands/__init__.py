@@ -1,1 +1,1 @@
-"""The commands of fmm-tune, a module for each."""
+"""The commands of fmm-tune, such as `fmm-tune show`; each command has a module of its name."""

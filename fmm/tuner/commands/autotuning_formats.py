@@ -1,7 +1,8 @@
 """The formats T1 and T4 in which autotuners exchange search spaces and results; Kernel Tuner reads and writes both.
 
 A T1 document describes the search space of a device and an element type. A T4 document has the recorded results. The
-parameters of T1 are the choices from which fmm-tune builds a plan, and a T4 result names the same choices.
+parameters of a T1 document are the choices from which fmm-tune builds a plan. Each result in a T4 document names the
+same choices.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ T1_FORMAT_VERSION = 1
 
 
 def search_space_of_device(key: str, dtype: str) -> SearchSpace:
-    """Return the search space of an element type on the device with this key."""
+    """Return fmm-tune's search space for an element type on the device with this key."""
     return space_for_dtype(search_space("cpu" if key.startswith("cpu") else "cuda"), dtype)
 
 
@@ -45,7 +46,10 @@ def t4_document(tunings: Sequence[RecordedTuning]) -> dict[str, Any]:
 
 
 def _tuning_results(tuning: RecordedTuning) -> Iterator[dict[str, Any]]:
-    """Yield a result for each plan of each problem and stage; samples of only a plan's sums or products are skipped."""
+    """Yield a T4 result for each plan, problem and stage of a tuning.
+
+    Samples in which only the sums or only the leaf products of a plan ran are skipped.
+    """
     samples: dict[tuple[object, ...], list[Trial]] = {}
     for trial in tuning.trials:
         if trial.part == "whole":
@@ -55,7 +59,7 @@ def _tuning_results(tuning: RecordedTuning) -> Iterator[dict[str, Any]]:
 
 
 def _plan_result(tuning: RecordedTuning, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Return the result of a plan from its samples; a sample without seconds states why the run failed."""
+    """Return the T4 result of a plan from its samples; a sample without seconds says why the run failed."""
     first, header = trials[0], tuning.header
     milliseconds = [trial.seconds * 1e3 for trial in trials if trial.seconds is not None]
     failure = next((trial.failed or "no reason is recorded" for trial in trials if trial.seconds is None), "")
@@ -81,9 +85,9 @@ def _plan_result(tuning: RecordedTuning, trials: Sequence[Trial]) -> dict[str, A
 
 
 def _configuration(key: str, trial: Trial) -> dict[str, Any]:
-    """Return the problem, the plan, and the choices that build the plan.
+    """Return T4's configuration of a trial: the problem, the plan, and the choices that build the plan.
 
-    The baseline and some candidates of the model are not in the search space; they have no choices.
+    For a plan outside the search space, such as the baseline, the result has no choices.
     """
     m, k, n = trial.size
     space = search_space_of_device(key, trial.dtype)
@@ -93,16 +97,16 @@ def _configuration(key: str, trial: Trial) -> dict[str, Any]:
 
 
 def _failure_kind(failure: str) -> str:
-    """Return T4's word for the reason of a failure; "correct" without a failure."""
+    """Return T4's word for the reason of a failure; "correct" if `failure` is empty."""
     kinds = {"wrong result": "correctness", "PlanError": "constraints", "ompil": "compile", "": "runtime"}
     return next(kind for text, kind in kinds.items() if text in failure) if failure else "correct"
 
 
 def _sample_timestamp(started: str, elapsed: float) -> str:
-    """Return the time of a sample: the start of the tuning and the seconds since then."""
+    """Return the date and time of a sample: the start of the tuning plus the elapsed seconds."""
     try:
         return (datetime.fromisoformat(started) + timedelta(seconds=elapsed)).isoformat()
-    except (ValueError, OverflowError):  # a file that was changed by hand
+    except (ValueError, OverflowError):  # the start is no valid date if a user has edited the file
         return started
 
 
@@ -122,12 +126,13 @@ def t1_document(key: str, device_name: str, dtype: str) -> dict[str, Any]:
         },
         "ConfigurationSpace": {"TuningParameters": parameters, "Conditions": list(space_conditions(space))},
         "KernelSpecification": {
-            # T1 knows OpenCL, CUDA and Vulkan; of these, OpenCL runs on CPUs. A plan on a CPU calls its BLAS.
+            # T1 allows OpenCL, CUDA and Vulkan. For a CPU, where plans call BLAS, OpenCL is written: the only language
+            # of the three that runs on CPUs.
             "Language": "OpenCL" if key.startswith("cpu") else "CUDA",
             "Device": {"Name": device_name},
             "KernelName": "matmul",
             "KernelFile": "fmm/api.py",
-            # T1 requires launch sizes; the sizes of fmm's launches follow from the plan.
+            # T1 requires launch sizes, but fmm computes launch sizes from the plan: 1 is written.
             "GlobalSize": {"X": "1"},
             "LocalSize": {"X": "1"},
         },
@@ -135,9 +140,9 @@ def t1_document(key: str, device_name: str, dtype: str) -> dict[str, Any]:
 
 
 def space_conditions(space: SearchSpace) -> Iterator[dict[str, Any]]:
-    """Yield T1's conditions, Python expressions that are all true exactly for the choices that build a plan.
+    """Yield T1's conditions: Python expressions that are all true if and only if the choices build a valid plan.
 
-    A condition excludes combinations of as few parameters as possible.
+    Each condition excludes combinations of values of as few parameters as possible.
     """
     names, choices = list(space), list(product(*space.values()))
     valid = [values for values in choices if _builds_plan(dict(zip(names, values, strict=True)))]
@@ -153,10 +158,10 @@ def space_conditions(space: SearchSpace) -> Iterator[dict[str, Any]]:
 
 
 def _excluding_expression(names: Sequence[str], excluded: Sequence[Sequence[str]]) -> str:
-    """Return the expression that is false for these combinations of values.
+    """Return a Python expression that is false exactly for these combinations of values.
 
-    Kernel Tuner splits an expression that contains < or > several times, unless the expression contains ` and `; names
-    of leaves contain these signs.
+    Names of leaves contain < and >. Kernel Tuner splits an expression with several of these signs, unless the
+    expression contains ` and `.
     """
     clauses = (" and ".join(f"{name} == {x!r}" for name, x in zip(names, values, strict=True)) for values in excluded)
     return " and ".join(f"not ({clause})" for clause in clauses)

@@ -80,7 +80,7 @@ def parse_plan_or_li_code(text: str, device: TunableDevice, problem: Problem) ->
 
 
 def time_plans(device: TunableDevice, problem: Problem, plans: Sequence[Plan], rounds: int) -> Iterator[dict[str, Any]]:
-    """Time the vendor, fmm's decision and the given plans in paired rounds; yield a row of results for each plan."""
+    """Time the vendor, fmm's decision and `plans` in paired rounds; yield a row of results for each plan."""
     limits = Limits(device.memory_bytes, default_error_growth_limit(device.untuned_model().batches))
     decision = decide_plan(problem, limits, devices.Device(device.identity, device.untuned_model()))
     runs = list(dict.fromkeys([TimedRun(), TimedRun(decision.plan), *map(TimedRun, plans)]))
@@ -97,7 +97,7 @@ def time_plans(device: TunableDevice, problem: Problem, plans: Sequence[Plan], r
 
 
 def _bench_row(problem: Problem, run: TimedRun, samples: SampleSeconds, source: str) -> dict[str, Any]:
-    """Return the fields of one plan's results; `source` says who has chosen the plan."""
+    """Return the results of one plan as a row; `source` says what chose the plan: the tuning, the model or the user."""
     low, high = certification.median_interval(
         certification.paired_ratios(samples[TimedRun()][: len(samples[run])], samples[run])
     )
@@ -115,7 +115,7 @@ def _bench_row(problem: Problem, run: TimedRun, samples: SampleSeconds, source: 
 
 
 def _result_lines(problem: Problem, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the results' table, then a line for each failed plan."""
+    """Yield the lines of the table of results, then a line for each failed plan."""
     timed = [
         (
             *(f"{row['seconds']:.4g}", f"{row['gflops']:.4g}", f"{row['speedup']:.3f}"),

@@ -1,4 +1,4 @@
-"""Helpers of the commands of fmm-tune: common options, reading and checking a config's sections, one-line errors."""
+"""Functions that several commands of fmm-tune use: options, reading and checking config sections, one-line errors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.findings.model_in_use import device_name
 from fmm.tuner.tune import path_argument
 
-# Users may write these options before or after the command's name. In a command's parser, the options have no default:
-# a default would replace a value given before the command's name.
+# Users may write the options --json and --output before or after the command's name. In the parser of a command, these
+# options have no default: a default would replace the value of an option before the command's name.
 
 
 def add_json_option(parser: argparse._ActionsContainer, what: str = "JSON") -> None:
-    """Add the option --json; the help text is "print" followed by `what`."""
+    """Add the option --json to a parser; the option's help text is "print" followed by `what`."""
     parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=f"print {what}")
 
 
@@ -36,7 +36,7 @@ def add_config_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def with_one_line_errors(run: Callable[[argparse.Namespace], int | None]) -> Callable[[argparse.Namespace], int]:
-    """Return a command that calls `run`; if a file has an error, it prints one line and returns exit code 1."""
+    """Return a function that calls `run`; for an error of a file, it prints one line and returns exit code 1."""
 
     def run_guarded(options: argparse.Namespace) -> int:
         try:
@@ -45,7 +45,7 @@ def with_one_line_errors(run: Callable[[argparse.Namespace], int | None]) -> Cal
             raise  # the process that reads the output has ended
         except (ConfigError, OSError, RuntimeError) as error:
             if isinstance(error, OSError) and error.filename is None:
-                raise  # the error concerns standard output: only errors of files have a file name
+                raise  # an OSError without a file name is an error of stdout, which `main` reports
             print(f"fmm-tune: {error}", file=sys.stderr)
             return 1
 
@@ -53,7 +53,7 @@ def with_one_line_errors(run: Callable[[argparse.Namespace], int | None]) -> Cal
 
 
 def read_config_sections(path: Path) -> Iterator[tuple[str, str, JsonValue]]:
-    """Yield each section of a config as (device key, element type, unchecked JSON section)."""
+    """Yield each section of a config file as (device key, element type, unchecked JSON section)."""
     if not path.exists():
         raise ConfigError(f"{path}: there is no config; `fmm-tune` writes one")
     try:
@@ -76,7 +76,7 @@ def required_sections(path: Path) -> list[tuple[str, str, JsonValue]]:
 
 
 def group_sections_by_device(sections: Iterable[tuple[str, str, JsonValue]]) -> dict[str, dict[str, JsonValue]]:
-    """Return a dictionary: device key -> element type -> section."""
+    """Return the sections as a dictionary: device key -> element type -> section."""
     found: dict[str, dict[str, JsonValue]] = {}
     for key, dtype, raw in sections:
         found.setdefault(key, {})[dtype] = raw
@@ -108,7 +108,7 @@ def section_field(raw: JsonValue, name: str) -> JsonValue:
 
 
 def effort_and_day_text(raw: JsonValue) -> str:
-    """Return the effort and the day of a section's tuning, as text."""
+    """Return the effort (such as `quick`) and the date of a section's tuning, as text."""
     effort, when = (section_field(section_field(raw, "tuned"), name) for name in ("effort", "at"))
     how = "shipped with fmm" if effort == "shipped" else effort or "measured online"
     return f"{how}, {str(when or '')[:10]}".strip(", ")

@@ -1,4 +1,4 @@
-"""fmm-tune export: print the entries or thresholds of a config, or its trials, as CSV or JSON, or for other autotuners.
+"""fmm-tune export: print the entries, thresholds or trials of a config as CSV, as JSON, or in formats of autotuners.
 
 For notebooks, `export_table` returns the same tables as pandas DataFrames.
 """
@@ -29,7 +29,7 @@ from fmm.tuner.findings.model_in_use import device_name
 from fmm.tuner.trials.record import TrialFile, frame
 from fmm.tuner.tune import output_path, trials_path
 
-TunedSections = Mapping[tuple[str, str], Tuning]  # checked sections by (device key, element type)
+TunedSections = Mapping[tuple[str, str], Tuning]  # the checked config sections by (device key, element type)
 ENTRY_COLUMNS = ["device", "dtype", "m", "k", "n", *(f.name for f in fields(Entry) if f.name != "size")]
 
 
@@ -47,7 +47,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     rows = parser.add_mutually_exclusive_group()
     rows.add_argument("--trials", action="store_true", help="every sample, with the model's prediction")
     rows.add_argument("--thresholds", action="store_true", help="the thresholds: alpha, pi, n1, tau1 and others")
-    # A tuning has options of the same names. A default here would replace a value that the user gave before `export`.
+    # `fmm-tune` without a command has options of the same names. A default here would replace the value of an option
+    # that stands before `export`.
     what = "only devices with keys that begin with this text, for example cpu or cuda-9.0"
     parser.add_argument("--device", metavar="KEY", default=argparse.SUPPRESS, help=what)
     what = "only these element types, separated by commas"
@@ -56,7 +57,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Print what the options select; return exit code 1 if pandas is not installed, else 0."""
+    """Print the table or document that the options select; return exit code 1 if pandas is not installed, else 0."""
     path = output_path(options.config)
     wanted = SectionFilter(options.device or "", tuple(options.dtype.split(",")) if options.dtype else ())
     if options.format in EXPORT_DOCUMENTS:
@@ -80,7 +81,7 @@ def run_export(options: argparse.Namespace) -> int:
 
 
 class SectionFilter(NamedTuple):
-    """The devices, by the beginning of their keys, and the element types that are exported; empty for all."""
+    """Selects sections to export by the beginning of the device key and by element types; empty values select all."""
 
     device: str = ""
     dtypes: tuple[str, ...] = ()
@@ -93,7 +94,7 @@ ALL_SECTIONS = SectionFilter()
 
 
 def checked_sections(path: Path, wanted: SectionFilter) -> TunedSections:
-    """Return the wanted sections of a config; raise ConfigError if there are none, or for a damaged section."""
+    """Return the sections that the filter selects; raise ConfigError if no section is selected or one is damaged."""
     sections = required_sections(path)
     chosen = {
         (key, dtype): check_section(key, dtype, raw) for key, dtype, raw in sections if wanted.accepts(key, dtype)
@@ -109,7 +110,7 @@ def missing_trials_error(path: Path, wanted: SectionFilter) -> ConfigError:
 
 
 def trials_document(path: Path, wanted: SectionFilter = ALL_SECTIONS) -> dict[str, Any]:
-    """Return the trials in the config's folder as a T4 document; raise ConfigError if there are none."""
+    """Return the trials in the config's folder as a T4 document; raise ConfigError if the filter selects no trial."""
     tunings = [
         tuning
         for tuning in TrialFile(trials_path(path)).read_tunings()
@@ -121,7 +122,7 @@ def trials_document(path: Path, wanted: SectionFilter = ALL_SECTIONS) -> dict[st
 
 
 def search_space_document(path: Path, wanted: SectionFilter = ALL_SECTIONS) -> dict[str, Any]:
-    """Return the search space of the config's only wanted section as a T1 document."""
+    """Return the search space of the one section that the filter selects, as a T1 document."""
     sections = checked_sections(path, wanted)
     if len(sections) > 1:
         valid = ", ".join(f"{key} {dtype}" for key, dtype in sections)
@@ -138,9 +139,9 @@ EXPORT_DOCUMENTS: Mapping[str, Callable[[Path, SectionFilter], dict[str, Any]]] 
 
 
 def export_table(path: Path, what: str = "entries", wanted: SectionFilter = ALL_SECTIONS) -> Any:
-    """Return a table as a pandas DataFrame: the config's "entries" or "thresholds", or its "trials".
+    """Return the "entries", "thresholds" or "trials" of a config as a pandas DataFrame.
 
-    The trials are in trials.jsonl in the config's folder.
+    The trials are read from the file trials.jsonl in the config's folder.
     """
     sections = checked_sections(path, wanted)
     if what == "trials":
@@ -159,14 +160,14 @@ def export_table(path: Path, what: str = "entries", wanted: SectionFilter = ALL_
 def table_rows_for_json(table: Any) -> list[dict[str, Any]]:
     """Return the rows of a DataFrame for JSON; a missing cell becomes None.
 
-    Numbers have all their digits, whereas `DataFrame.to_json` rounds to ten decimals.
+    `DataFrame.to_json` is not used, because it rounds numbers to ten decimals.
     """
     rows: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict(orient="records")
     return rows
 
 
 def entries_table(sections: TunedSections) -> Any:
-    """Return a DataFrame with a row for each certified entry of a config."""
+    """Return a DataFrame with a row for each certified entry of these sections."""
     import pandas
 
     rows = []
@@ -178,10 +179,10 @@ def entries_table(sections: TunedSections) -> Any:
 
 
 def thresholds_table(sections: TunedSections) -> Any:
-    """Return a DataFrame with the papers' thresholds, a row for each section.
+    """Return a DataFrame with the papers' thresholds (alpha, n1, tau1 and others), a row for each section.
 
-    A threshold with a range has three columns: its value, and the low and the high end of the range. A 95 % interval
-    has two columns: low and high.
+    tau1, tau2 and tau3 are ranges: each has a column for its value, for the low end and for the high end. Each 95 %
+    interval has two columns, for its low and its high end.
     """
     import pandas
 
@@ -193,7 +194,7 @@ def thresholds_table(sections: TunedSections) -> Any:
 
 
 def _threshold_cells(found: Thresholds) -> Iterator[tuple[str, JsonValue]]:
-    """Yield the column name and the value of each threshold, range and interval of a section."""
+    """Yield (column name, value) for each threshold, end of a range and end of an interval."""
     for name, value in vars(found).items():
         if isinstance(value, ThresholdRange):
             yield from ((name, value.value), (f"{name}_low", value.low), (f"{name}_high", value.high))
@@ -205,9 +206,9 @@ def _threshold_cells(found: Thresholds) -> Iterator[tuple[str, JsonValue]]:
 
 
 def add_predictions(trials: Any, sections: TunedSections) -> Any:
-    """Return the trials with an added column `predicted`: the seconds that their section's calibration predicts.
+    """Return the trials with a new column `predicted`: the seconds predicted by the calibration of their section.
 
-    The column `predicted` is empty for trials of a type without a calibration.
+    For a trial of a type without a calibration, `predicted` is empty.
     """
     calibrations = {key: found.calibration for key, found in sections.items()}
 

@@ -31,7 +31,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 @dataclass(frozen=True)
 class SourceSection:
-    """A section to merge, and the config that holds the section."""
+    """A section that is merged into the output config, and the config file that it comes from."""
 
     path: Path
     key: str
@@ -39,9 +39,9 @@ class SourceSection:
     raw: JsonValue
 
     def merged_section(self, present: JsonValue) -> tuple[str, JsonValue]:
-        """Merge this section with the present section; return a message about the result, and the section to write.
+        """Merge this section with the output config's section; return what was done, as text, and the section to write.
 
-        If the section to merge has no calibration, only its entries are added to the present section.
+        If this section has no calibration, only its entries are added to `present`, the output config's section.
         """
         if present is None:
             return "added", self.raw
@@ -55,9 +55,9 @@ class SourceSection:
 
 
 def run_merge(options: argparse.Namespace) -> None:
-    """Write all sections; if there is an error, raise ConfigError before any section is written.
+    """Merge the sections of all source configs into the output config; if one is invalid, write nothing.
 
-    An error is a damaged section, or a section that would replace another tuning without --replace.
+    ConfigError is raised for a damaged section, and for a section that would replace another tuning without --replace.
     """
     into = output_path(options.output)
     sources = [

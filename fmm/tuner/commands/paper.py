@@ -1,6 +1,6 @@
-"""fmm-tune paper: print figures and tables of the papers, with published numbers and numbers of fmm's model.
+"""fmm-tune paper: print figures and tables of the papers, with the published numbers and numbers that fmm computes.
 
-To measure them instead, run `python -m benchmarks papers` in a clone of the repository.
+To measure the numbers instead of computing them, run `python -m benchmarks papers` in a clone of the repository.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fmm.perfmodel.papers.table import PaperTable
 from fmm.tuner.commands.config_file import add_json_option
 from fmm.tuner.commands.render import table_as_csv, table_as_text, table_json_fields
 
-# The function huang_fig3 computes the table huang-fig3, and so on.
+# Each table is named after the function that computes the table: huang_fig3 computes huang-fig3.
 PAPER_MODULES = (li, huang, dalberto, sforza, cards)
 PAPER_TABLES: Mapping[str, Callable[..., PaperTable]] = {
     make.__name__.replace("_", "-"): make for paper in PAPER_MODULES for make in paper.TABLE_FUNCTIONS
@@ -26,7 +26,7 @@ PAPER_TABLES: Mapping[str, Callable[..., PaperTable]] = {
 
 
 class UnknownTableError(Exception):
-    """Raised if no table has this name; the message lists all names."""
+    """Raised if there is no table with this name, or if fmm cannot compute the table."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -56,9 +56,9 @@ def run_paper(options: argparse.Namespace) -> int:
 
 
 def find_table_name(name: str, known: Mapping[str, object]) -> str:
-    """Return the name of the table that contains a figure of a paper: li-fig32 for li-fig33.
+    """Return the name of the table that shows a figure of a paper; for example, the table li-fig32 shows li-fig33.
 
-    Raise UnknownTableError if no table contains the figure.
+    Raise UnknownTableError if no table shows the figure.
     """
     if name in known:
         return name
@@ -72,7 +72,7 @@ def find_table_name(name: str, known: Mapping[str, object]) -> str:
 def computed_table(name: str) -> PaperTable:
     """Return a paper's table with published and computed numbers.
 
-    If the figure shows an algorithm, return the list's line that names fmm's implementation.
+    A figure that shows an algorithm has no numbers: its table names fmm's implementation of the algorithm.
     """
     if name in PAPER_TABLES:
         return PAPER_TABLES[name]()

@@ -79,7 +79,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 class _HelpWithDevicesAction(argparse.Action):
-    """The action of --help: print the help and the names of all devices, which are read from the configs."""
+    """The action of --help: print the help, then the names of all devices, including those in the configs."""
 
     def __call__(
         self,
@@ -95,7 +95,7 @@ class _HelpWithDevicesAction(argparse.Action):
 
 
 def _parse_whole_number(text: str) -> int:
-    """Return the integer that a command-line argument contains; raise ArgumentTypeError with a hint for other texts."""
+    """Return a command-line argument as an integer; raise ArgumentTypeError with a hint for other texts."""
     try:
         return int(text)
     except ValueError:
@@ -103,7 +103,7 @@ def _parse_whole_number(text: str) -> int:
 
 
 def run_predict(options: argparse.Namespace) -> int:
-    """Print the decision; for bad arguments print one line and return exit code 2."""
+    """Print fmm's decision for the problem; for invalid arguments print one line and return exit code 2."""
     name = "cpu" if options.device is None else options.device
     try:
         problem = _problem_of_options(options)
@@ -125,7 +125,7 @@ def run_predict(options: argparse.Namespace) -> int:
 
 
 def _terms_texts(plan: Plan, problem: Problem, calibration: Calibration) -> list[str]:
-    """Return the terms of the predicted times of a plan and of the vendor's product, as text."""
+    """Return the terms of two predicted times as text: the time of a plan, and the time of the vendor's product."""
     plans = dict.fromkeys((plan, VENDOR))
     return [str(prediction_terms(predict(x, problem, calibration), calibration)) for x in plans]
 
@@ -151,12 +151,12 @@ def _sides_of_options(m: int, k: int | None, n: int | None) -> Shape:
 
 
 def _product_function(problem: Problem) -> str:
-    """Return the name of fmm's function that computes the problem's product."""
+    """Return the name of the public function that computes this product: fmm.gram or fmm.matmul."""
     return "fmm.gram" if problem.writes_triangle else "fmm.matmul"
 
 
 def _model_choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
-    """Return the model's choice; for integer matrices with a short side on a CPU, the choice is NumPy."""
+    """Return the model's choice; for integer matrices with a short side on a CPU, the choice is NumPy's product."""
     choice = choose(problem, calibration, limits)
     if calibration.batches or not problem.element_type.exact or min(problem.size) >= MIN_INTEGER_PLAN_SIDE:
         return choice
@@ -168,10 +168,10 @@ def _model_choice(problem: Problem, calibration: Calibration, limits: Limits) ->
 def _choice_by_tuning(
     name: str, choice: Choice, problem: Problem, calibration: Calibration, limits: Limits
 ) -> tuple[Choice, dict[str, str]]:
-    """Return the decision of fmm.matmul with the tuning's certified entries, and notes for the output.
+    """Return fmm.matmul's decision, for which certified entries precede the model's choice, and notes for the output.
 
     The note `measured` describes the entry that the decision uses. The note `passed_over` describes an entry that the
-    decision skips, and the reason.
+    decision does not use, and says why.
     """
     tuned = None if problem.element_type.exact else tuning_from_config(name, problem.dtype)
     if tuned is None:
@@ -189,14 +189,14 @@ def _choice_by_tuning(
 def _entry_of_product(tuned: Tuning, problem: Problem, limits: Limits) -> Entry | None:
     """Return the tuning's entry for exactly this product, even if unverified; None if there is no entry.
 
-    If no workspace is allowed, only the entry whose plan needs no workspace is returned.
+    If the workspace limit is 0 bytes, only an entry with a plan without workspace is returned.
     """
     keys = [(problem.op, problem.size, ANY_LAYOUT, lean) for lean in (True, False)[limits.workspace > 0 :]]
     return next((tuned.entries[key] for key in keys if key in tuned.entries), None)
 
 
 def _candidate_of_plan(plan: Plan, choice: Choice, calibration: Calibration) -> Candidate:
-    """Return a plan with its predicted time; predict the time now if the model has not compared the plan."""
+    """Return a plan as a candidate with its predicted time; the plan need not be among the candidates of `choice`."""
     if (known := next((x for x in choice.candidates if x.plan == plan), None)) is not None:
         return known
     problem = choice.best.prediction.problem
@@ -208,7 +208,7 @@ def _candidate_of_plan(plan: Plan, choice: Choice, calibration: Calibration) -> 
 
 
 def _untuned_cpu_note(name: str, problem: Problem, choice: Choice) -> str:
-    """Return a note if this CPU has no tuning, because fmm.matmul would probe it before the decision; else ""."""
+    """Return a note that fmm.matmul would first probe this CPU, which has no tuning; else an empty text."""
     applies = is_local_cpu(name) and problem.op == DEFAULT_OPERATION and choice.best.plan != VENDOR
     if not applies or trusted_calibration(name, problem.dtype) is not None:
         return ""
@@ -220,7 +220,7 @@ def _untuned_cpu_note(name: str, problem: Problem, choice: Choice) -> str:
 
 
 def _portable_kernels_note(name: str, problem: Problem, choice: Choice) -> str:
-    """Return a note if no GPU of this kind has run the plan's kernels, because a first product measures them."""
+    """Return a note if no GPU of this kind has run the plan's kernels; its first large product will measure them."""
     gpu = find_datasheet(name)
     if gpu is None or not uses_portable_kernels(choice.best.plan, problem.dtype, gpu.name):
         return ""
@@ -231,23 +231,23 @@ def _portable_kernels_note(name: str, problem: Problem, choice: Choice) -> str:
 
 
 def _limits_of_options(options: argparse.Namespace, name: str, problem: Problem, usual: float) -> Limits:
-    """Return the limits of workspace and error growth; compute them from options, environment and device memory."""
+    """Return the limits of workspace and error growth, from the options, the environment and the device's memory."""
     workspace = UNLIMITED_BYTES if options.workspace is None else options.workspace
     if workspace < 0:
         raise ValueError(f"--workspace must be 0 or more, not {workspace}")
     growth = usual if options.max_error_growth is None else options.max_error_growth
-    if not growth > 0:  # rejects NaN too
+    if not growth > 0:  # `not growth > 0` is also true for NaN
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
     left = _bytes_beside_operands(name, problem)
     if options.workspace is None and left != UNLIMITED_BYTES and find_datasheet(name) is None:
-        left = workspace_share(left)  # this limit equals the limit in fmm.matmul and `fmm-tune show` with this tuning
+        left = workspace_share(left)  # fmm.matmul and `fmm-tune show` use the same limit
     return limits_without_arrays(problem.op, problem.dtype, min(workspace, left), growth)
 
 
 def _bytes_beside_operands(name: str, problem: Problem) -> int:
-    """Return the bytes of device memory that remain free when the operands and the result are allocated.
+    """Return the bytes of device memory that remain free if only the operands and the result are allocated.
 
-    A gram product occupies memory for A and C only. Raise ValueError if the operands do not fit in memory.
+    A gram product has the operand A only. ValueError is raised if operands and result do not fit in memory.
     """
     gpu = find_datasheet(name)
     memory = int(gpu.memory_gb * 1e9) if gpu else memory_from_config(name)
@@ -265,7 +265,7 @@ def _bytes_beside_operands(name: str, problem: Problem) -> int:
 
 
 def prediction_fields(choice: Choice, calibration: Calibration, limits: Limits) -> dict[str, Any]:
-    """Return the fields that --json prints; all times are predictions from exact counts of work."""
+    """Return the decision as the fields that --json prints; all times are predicted from exact counts of work."""
     problem = choice.best.prediction.problem
     vendor = predict(VENDOR, problem, calibration).predicted_seconds
     rest = [candidate for candidate in choice.candidates if candidate is not choice.best]
@@ -287,7 +287,7 @@ def prediction_fields(choice: Choice, calibration: Calibration, limits: Limits) 
 
 
 def _candidate_fields(candidate: Candidate, calibration: Calibration, limits: Limits, vendor: float) -> dict[str, Any]:
-    """Return a plan's fields for JSON; `vendor` is the vendor's predicted time in seconds."""
+    """Return a candidate as fields for JSON; `vendor` is the vendor's predicted time in seconds."""
     problem = candidate.prediction.problem
     exact = predict(candidate.plan, problem, calibration)
     counts = cost(candidate.plan, *problem.size, problem.itemsize, op=problem.op)
@@ -309,7 +309,7 @@ def _candidate_fields(candidate: Candidate, calibration: Calibration, limits: Li
 
 
 def _error_basis(plan: Plan) -> str:
-    """Return the basis of a plan's expected error: `vendor` (1 by definition), `measured` or `model`."""
+    """Return where a plan's expected error comes from: `vendor` (1 by definition), `measured` or `model`."""
     return "vendor" if plan == VENDOR else "measured" if is_error_measured(plan) else "model"
 
 
@@ -330,21 +330,21 @@ def _exceeded_limits(candidate: Candidate, limits: Limits) -> list[str]:
 
 
 def _error_text(candidate: dict[str, Any]) -> str:
-    """Return the expected error growth of a plan, and whether the error was measured or is the model's."""
+    """Return a plan's expected error growth as text, which says whether the error was measured or predicted."""
     growth, basis = format_error_growth(candidate["error_growth"]), candidate["error_basis"]
     texts = {"measured": f"at most {growth} (the largest measured error)", "model": f"{growth} (by the model)"}
     return texts.get(basis, growth)
 
 
 def _margin_text(candidate: dict[str, Any]) -> str:
-    """Return the required margin of a plan and its parts: the calibration's margin, and the addition for the shape."""
+    """Return as text the margin by which a plan must win: the calibration's margin, plus an addition for the shape."""
     margin, of_shape = 100 * candidate["margin"], 100 * candidate["margin_of_shape"]
     parts = f" ({margin - of_shape:.2f} % of the model, {of_shape:.2f} % for the shape)" if of_shape else ""
     return f"{margin:.2f} % of the vendor's time{parts}"
 
 
 def _decision_text(found: dict[str, Any]) -> str:
-    """Return the decision as text: the plan and the reason, notes, predicted numbers, levels and other plans."""
+    """Return the decision as text: the plan, the reason, notes, predicted numbers, the levels, and other plans."""
     best, (m, k, n), op = found["chosen"], found["size"], found["op"]
     what = "" if op == "product" else f" {op}"
     numbers = {

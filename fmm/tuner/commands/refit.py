@@ -1,6 +1,6 @@
-"""fmm-tune --refit: compute a config's sections again from the recorded trials, without measuring.
+"""fmm-tune --refit: compute the sections of a config again from the recorded trials, without measuring.
 
-A newer version of fmm may fit the same trials differently.
+A newer version of fmm may compute another model from the same trials.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @with_one_line_errors
 def run_refit(options: argparse.Namespace) -> int:
-    """Fit and write the sections that have trials, and print the changes; return exit code 1 if a section has none."""
+    """Compute and write all sections, and print the changes; return exit code 1 if a section has too few trials."""
     path = output_path(None if options.refit == Path() else options.refit)
     refit = {"all": refit_section, "thresholds": refit_thresholds, "blocks": refit_block_model}[options.refit_part]
     into = path if options.output is None else output_path(options.output)
@@ -77,7 +77,7 @@ class RecordedSection:
 
     @property
     def recorded_device(self) -> RecordedDevice:
-        """Return the section's device with its model before the tuning; raise ConfigError if the model is unknown."""
+        """Return the section's device with the model before the tuning; raise ConfigError if that model is unknown."""
         header, name = self.tuning.header, device_name(self.key, self.raw)
         identity, calibration = Identity(self.key, name, header.versions), self.tuned.calibration
         if (guess := datasheet_model(self.key, name)) is not None:
@@ -90,7 +90,7 @@ class RecordedSection:
 
     @property
     def recorded_journal(self) -> Journal:
-        """Return a journal that replays the recorded trials and measures nothing."""
+        """Return a journal that replays the recorded trials instead of measuring."""
         run, trials = self.tuning.header.run, self.tuning.trials
         return Journal(run, self.recorded_device, trials, is_live=False, first_look=self.first_look)
 
@@ -109,7 +109,7 @@ def refit_section(recorded: RecordedSection) -> dict[str, JsonValue] | None:
 
 
 def refit_thresholds(recorded: RecordedSection) -> dict[str, JsonValue] | None:
-    """Return the section with new thresholds, computed from its calibration; None if there is no calibration."""
+    """Return the section with thresholds that are computed again from its calibration; None without a calibration."""
     if recorded.tuned.calibration is None:
         return None
     journal, dtype = recorded.recorded_journal, recorded.dtype
@@ -120,7 +120,7 @@ def refit_thresholds(recorded: RecordedSection) -> dict[str, JsonValue] | None:
 
 
 def refit_block_model(recorded: RecordedSection) -> dict[str, JsonValue] | None:
-    """Return the section with a new fit of the block model and its tile sizes; None if no thresholds are readable."""
+    """Return the section with a new block model and new tile sizes; None if the section has no readable thresholds."""
     if read_thresholds(recorded.raw["thresholds"]) is None:
         return None
     found, strategies = _fit_tiles(recorded)
@@ -132,12 +132,12 @@ def refit_block_model(recorded: RecordedSection) -> dict[str, JsonValue] | None:
 def _fit_tiles(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, str]]:
     """Return the block model fitted to the trials, and the tile sizes that it selects for fmm's own kernel.
 
-    The block model is None if the trials are too few. If the block model is None, the tile sizes are those of the
-    present block model.
+    If the trials are too few for a fit, None is returned instead of the block model, and the present block model
+    selects the tile sizes.
     """
     chip = recorded.recorded_device.chip
     found = fit_block_model((*recorded.first_look, *recorded.tuning.trials), chip)
-    if found is None and chip is not None and recorded.tuned.fitted is not None:  # use the present fit
+    if found is None and chip is not None and recorded.tuned.fitted is not None:  # select tile sizes by the present fit
         chip = replace(chip, fitted=recorded.tuned.fitted, strategies=recorded.tuned.strategies)
     return found, strategies_by_side(recorded.dtype, chip, found)
 
@@ -147,14 +147,14 @@ def _fit_tiles(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, st
 
 @dataclass(frozen=True)
 class RefitResult:
-    """A written section with its changes; `section` is None if nothing was written."""
+    """The result of a refit: the written section (None if nothing was written), and its changes."""
 
     key: str
     dtype: str
     samples: int
     section: JsonValue
     changes: Sequence[ValueChange] = ()
-    others: Sequence[str] = ()  # names of other fields that differ
+    others: Sequence[str] = ()  # names of the fields that differ between the old and the new section
 
     def result_lines(self, path: Path) -> list[str]:
         """Return the result as lines of text; `path` is the config that was read."""
@@ -166,7 +166,7 @@ class RefitResult:
         return [f"{name}: fitted from {self.samples} samples{rejected}", *self._change_texts()]
 
     def _change_texts(self) -> list[str]:
-        """Return a line of text for each change; without changes, return one line that says what is unchanged."""
+        """Return a line of text for each change; without changes, return the line `unchanged`, with exceptions."""
         if self.changes:
             return [f"  {change.change_text}" for change in self.changes]
         return [f"  unchanged except {', '.join(self.others)}" if self.others else "  unchanged"]
@@ -186,7 +186,7 @@ class RefitResult:
 
 
 def _write_results(path: Path, output: Path, refit: RefitFunction, quiet: bool) -> Iterator[RefitResult]:
-    """Fit and write each section of a config; yield its result, and print the result unless `quiet`."""
+    """Compute and write each section of a config; yield the result, and print the result unless `quiet`."""
     tunings = TrialFile(trials_path(path)).read_tunings()
     for key, types in group_sections_by_device(required_sections(path)).items():
         after = dict(types)
@@ -197,7 +197,7 @@ def _write_results(path: Path, output: Path, refit: RefitFunction, quiet: bool) 
             result = RefitResult(key, dtype, len(tuning.trials) if tuning else 0, None)
             if found is not None:
                 store.merge_section(output, key, dtype, found)
-                # The section is read back, since merge_section has added the certified entries of the old section.
+                # read the written section, since merge_section has added the certified entries of the old section
                 after[dtype] = written = files.read_config(output)[key][dtype]
                 changes = section_changes(key, dtype, types, after)
                 result = replace(result, section=written, changes=changes, others=changed_fields(raw, written))
@@ -207,9 +207,9 @@ def _write_results(path: Path, output: Path, refit: RefitFunction, quiet: bool) 
 
 
 def _copy_trials(path: Path, output: Path) -> str:
-    """Copy the trials' files to another config's folder, unless it has trials; return the text to print.
+    """Copy the trial files to the output config's folder, unless this folder has trials; return a text to print.
 
-    The trials are copied because the commands export and report read them in the config's folder.
+    The commands export and report read the trials in the folder of their config.
     """
     present, own = TrialFile(trials_path(path)).existing_files, TrialFile(trials_path(output))
     if output.resolve().parent == path.resolve().parent:
@@ -238,7 +238,7 @@ COMPARED_FIELDS = (
 
 @dataclass(frozen=True)
 class ComparedValue:
-    """A value of a section before or after a refit, in a form for JSON and as text."""
+    """A value of a section before or after a refit: as a JSON value, and as text."""
 
     value: JsonValue
     text: str
@@ -267,9 +267,9 @@ class ValueChange:
 
 
 def section_changes(key: str, dtype: str, before: RawSections, after: RawSections) -> list[ValueChange]:
-    """Return the values of an element type that differ between two versions of a device's sections.
+    """Return the changes of an element type's values between two versions of a device's sections.
 
-    The first values are rejection, margin, crossover side and speedup.
+    The changes are in the order of `_compared_values`: first rejection, margin, crossover side and speedup.
     """
     then, now = (dict(_compared_values(key, dtype, sections)) for sections in (before, after))
     pairs = (
@@ -284,7 +284,7 @@ def changed_fields(before: JsonValue, after: JsonValue) -> list[str]:
 
 
 def _compared_values(key: str, dtype: str, sections: RawSections) -> Iterator[tuple[str, ComparedValue]]:
-    """Yield the name and the value of everything that `section_changes` compares."""
+    """Yield (name, value) for each value that `section_changes` compares."""
     used = model_in_use(key, dtype, sections)
     diagnostics, known = list(used.tuned.diagnostics), used.tuned.calibration
     yield "rejected", ComparedValue(diagnostics, "; ".join(diagnostics)) if diagnostics else NO_VALUE
@@ -299,7 +299,7 @@ def _compared_values(key: str, dtype: str, sections: RawSections) -> Iterator[tu
 
 
 def _speedup_values(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ComparedValue]]:
-    """Yield the crossover side and the speedup of the model in use, as name and value."""
+    """Yield (name, value) for the crossover side and the speedup of the model in use."""
     summary = TypeSummary(dtype, used)
     if used.calibration is None:
         yield from (("faster from side", NO_VALUE), ("speedup", NO_VALUE))
@@ -311,7 +311,7 @@ def _speedup_values(dtype: str, used: ModelInUse) -> Iterator[tuple[str, Compare
 
 
 def _threshold_values(found: Thresholds | None) -> Iterator[tuple[str, ComparedValue]]:
-    """Yield the thresholds n1 and tau1 to tau3, as name and value."""
+    """Yield (name, value) for the thresholds n1, tau1, tau2 and tau3."""
     for name in ("n1", *TAU_NAMES):
         side = found.threshold_value(name) if found else None
         label = (
@@ -323,5 +323,5 @@ def _threshold_values(found: Thresholds | None) -> Iterator[tuple[str, ComparedV
 
 
 def _entry_text(entry: Entry) -> str:
-    """Return plan, speedup and state of a certified entry as text."""
+    """Return a certified entry as text: the plan, the speedup, and whether the entry is unverified."""
     return f"{entry.plan} ({entry.evidence_text}{'' if entry.verified else ', unverified'})"

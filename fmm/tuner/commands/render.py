@@ -33,7 +33,7 @@ def table_as_text(table: PaperTable) -> str:
 
 
 def table_as_html(table: PaperTable) -> str:
-    """Return the rows as an HTML table; powers have superscripts, and columns of numbers are right-aligned."""
+    """Return a table's rows as an HTML table; powers have superscripts, and columns of numbers are right-aligned."""
     sides = ["right" if numeric else "left" for numeric in _numeric_columns(table)]
     lines = [_html_row("th", table.columns, sides)]
     lines += [_html_row("td", [cell_text(cell) for cell in row], sides) for row in table.rows]
@@ -66,12 +66,12 @@ def notes_as_html(tables: Sequence[PaperTable]) -> str:
 
 
 def _numeric_columns(table: PaperTable) -> list[bool]:
-    """Return, for each column, True if no cell is text."""
+    """Return a list with True for each column that has no text in its cells."""
     return [all(not isinstance(row[i], str) for row in table.rows) for i in range(len(table.columns))]
 
 
 def table_as_csv(table: PaperTable) -> str:
-    """Return the rows as CSV, with all digits of floating-point numbers."""
+    """Return the columns' names and the rows as CSV; floating-point numbers have all digits."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.columns)

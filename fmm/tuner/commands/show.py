@@ -1,4 +1,4 @@
-"""fmm-tune show: print the table of each device in a config; `--verbose` or a type prints every table of a type."""
+"""fmm-tune show: print a table for each device in a config; with `--verbose` or a type, print every table of a type."""
 
 from __future__ import annotations
 
@@ -57,9 +57,13 @@ def _type_argument(text: str) -> str:
 
 
 def run_show(options: argparse.Namespace) -> int:
-    """Print all valid sections; for each damaged section print a line on stderr, and return exit code 1."""
+    """Print all valid sections, and a line on stderr for each damaged section.
+
+    Return exit code 1 if a section is damaged, else 0.
+    """
     named, shown = options.config, list(options.types)
-    if named is not None and str(named) in DTYPES:  # `fmm-tune show float32`; ./float32 is a file
+    # an element type as in `fmm-tune show float32`; a config file of this name is written ./float32
+    if named is not None and str(named) in DTYPES:
         named, shown = None, [str(named), *shown]
     path = output_path(named)
     if named is None and not path.exists() and is_config_in_force(SHIPPED_CONFIG):
@@ -95,7 +99,7 @@ def run_show(options: argparse.Namespace) -> int:
 
 
 def _print_details(key: str, sections: Mapping[str, JsonValue], dtypes: Sequence[str]) -> None:
-    """Print the papers' thresholds, every table of these types, and the meanings of the names in their plans."""
+    """Print the papers' thresholds, every table of these types, and what the names in the printed plans mean."""
     lines = ["", *thresholds_of_types((dtype, sections[dtype]) for dtype in dtypes).text_lines]
     for dtype in dtypes:
         raw = sections[dtype]
@@ -112,7 +116,7 @@ def _print_details(key: str, sections: Mapping[str, JsonValue], dtypes: Sequence
 def _section_fields(
     found: Sequence[tuple[str, str, JsonValue]], key: str, dtype: str, raw: JsonValue
 ) -> dict[str, JsonValue]:
-    """Return a section's fields for JSON, and a summary of the decisions that fmm.matmul makes with the section."""
+    """Return a section's fields for JSON, with a summary of fmm.matmul's decisions in the field `fmm.matmul`."""
     thresholds = read_thresholds(raw.get("thresholds"))
     shown = {"thresholds": {**raw["thresholds"], "epsilon": thresholds.epsilon}} if thresholds else {}
     answers, rejected = None, ""

@@ -1,8 +1,8 @@
 """fmm-tune verify: check every field of a config; with --measure, time a few certified entries again.
 
 After an update of BLAS or the GPU's driver, fmm.matmul skips the entries of a config. `fmm-tune verify --measure` times
-the entries with the shortest products, for about a second per type. If all still gain, all entries are marked as
-verified; if one has lost its gain, all are marked as unverified.
+the entries with the shortest products, for about a second per type. If every timed entry is still faster than the
+vendor, all entries are marked as verified, otherwise as unverified.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from fmm.tuner.devices.device import TimedRun, TunableDevice
 from fmm.tuner.trials.journal import Journal, RoundLimits, median_paired_speedup
 from fmm.tuner.tune import output_path
 
-PLANNED_SECONDS = 1.0  # planned seconds for measuring the entries of one type
+PLANNED_SECONDS = 1.0  # planned time for measuring the entries of one type, in seconds
 VERIFY_ROUNDS = 3  # number of paired rounds for each entry
-# An entry has lost its gain if its speedup is now below 1. An entry has also lost its gain if its speedup is below (low
-# end of the recorded interval) - (recorded noise) - MAX_SPEEDUP_LOSS.
+# An entry has lost its gain if its measured speedup is below 1, or below (low end of the recorded interval) - (recorded
+# noise) - MAX_SPEEDUP_LOSS.
 MAX_SPEEDUP_LOSS = 0.02
 
 
@@ -50,7 +50,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Check or measure every section and print a line for each.
+    """Check every section, or with --measure time entries of every section, and print a line for each section.
 
     Return exit code 1 if a section is damaged or an entry has lost its gain, 2 for an unknown device, else 0.
     """
@@ -79,7 +79,7 @@ def _check_config(path: Path) -> int:
 
 
 def _measure_config(path: Path, device_name: str | None) -> int:
-    """Measure entries of each section of the selected devices; return the exit code."""
+    """Time entries of each section of the selected devices; return the exit code."""
     try:
         devices = select_devices(device_name)
     except UnknownDeviceError as error:
@@ -96,7 +96,7 @@ def _measure_config(path: Path, device_name: str | None) -> int:
 
 
 def _measure_section(path: Path, device: TunableDevice, dtype: str, raw: JsonValue) -> int:
-    """Measure entries of one section, record in the config whether they are verified, and return the exit code."""
+    """Time entries of one section, mark all its entries as verified or unverified, and return the exit code."""
     key = device.identity.key
     try:
         found = schema.read_section(raw, f"{key}.{dtype}", device.identity, dtype)
@@ -111,7 +111,7 @@ def _measure_section(path: Path, device: TunableDevice, dtype: str, raw: JsonVal
 
 
 def measure_entries(journal: Journal, dtype: str, entries: Sequence[Entry]) -> tuple[bool, str]:
-    """Time the entries with the shortest products; return True if all still gain, and the result as text."""
+    """Time the entries with the shortest products; return True if all are still faster, and the result as text."""
     fast = sorted((entry for entry in entries if entry.plan != "vendor"), key=lambda entry: entry.vendor_seconds)
     if not fast:
         return True, "verified; no entry has a gain to measure"
