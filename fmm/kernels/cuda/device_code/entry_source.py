@@ -1,4 +1,4 @@
-"""The CUDA source of a kernel: a header of this folder, and an entry point of a few lines that calls the header.
+"""Generate the CUDA source of a kernel: headers of this folder, and an entry point of a few lines that calls them.
 
 The compiler gets one text that contains all headers. CuPy's disk cache uses the complete text as the key, so kernels
 are compiled again after a header has changed.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from importlib import resources
 
-ENTRY_NAME = "fmm_tile"  # entry point of products, and of kernels that convert their operands and results
+ENTRY_NAME = "fmm_tile"  # entry point of product kernels, and of kernels that convert a product's operands or result
 EntryBody = str | Sequence[str]  # body of an entry point: a statement (written on one line), or a list of lines
 _INCLUDE_PATTERN = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 

@@ -1,10 +1,10 @@
 """Split float32 operands into float16 planes: the memory layout of planes, the kernel sources and the launches.
 
-The kernels are in f16_planes.cuh and f16_spread.cuh. Each row of A and each column of B has one exponent e. Its number
-x becomes hi = float16(x 2^e) and lo = float16(2048 (x 2^e - hi)). `OperandPlanes` describes where the planes and
-exponents of an operand are stored; the launch of `plane_split_launch` computes both. For componentwise products, the
-split also records how far the magnitudes in a row or column spread (`ExponentSpread`). If they spread too far, the
-operands are split a second time.
+The kernels are in f16_planes.cuh and f16_spread.cuh. Each row of A and each column of B has one exponent e. A number x
+in this row or column becomes hi = float16(x 2^e) and lo = float16(2048 (x 2^e - hi)). `OperandPlanes` describes where
+the planes and exponents of an operand are stored; the launch of `plane_split_launch` computes both. For componentwise
+products, the split also records the spread of the magnitudes in a row or column (`ExponentSpread`). If the spread is
+too large, the operands are split a second time.
 
 A line of an operand is contiguous in memory. If an operand is contiguous along the inner dimension, its lines are the
 rows of A or the columns of B.
@@ -36,16 +36,18 @@ from fmm.kernels.plans.memory_layout import round_up
 
 OPERAND_SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # names of the kernel's operands A and B
 SPLIT_THREADS = 256  # number of threads in a thread block of the split kernels
-SPLIT_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster; a cluster splits 64 positions of all lines
-STRIP_POSITIONS = 16  # number of positions of all lines that a thread block without a cluster splits
+# Number of thread blocks in a cluster. If lines run along the outer dimension, a cluster splits 64 positions of all
+# lines.
+SPLIT_CLUSTER_BLOCKS = 8
+STRIP_POSITIONS = 16  # without clusters: number of positions of all lines that one thread block splits
 WARP_THREADS = 32
 MAX_REGISTER_LOADS = 16  # largest number of a line's loads that a thread holds in registers
-# Rules for scaling an operand and for arranging its planes hi and lo. All rules scale each row of A (column of B). The
-# text in braces is the number of thread blocks in a cluster.
+# Rules for scaling an operand and for arranging its planes hi and lo. All rules scale each row of A or column of B.
 # default: chunks of PLANE_CHUNK_LENGTH numbers of hi and of lo alternate.
 # separate: the complete plane hi precedes plane lo, as the vendor's products need; the kernel uses no clusters.
-# recorded: as "default"; the split also records the spread of the magnitudes in each row (column).
+# recorded: as "default"; the split also records the spread of the magnitudes in each row or column.
 # balanced: as "default"; if the recorded spread is too large, each position of the inner dimension is scaled too.
+# SCALING_RULES maps each rule to a C++ type; the number of thread blocks in a cluster replaces the braces.
 ScalingRule = Literal["default", "separate", "recorded", "balanced"]
 SCALING_RULES: Mapping[ScalingRule, str] = {
     "default": "LineScaling<fmm::planes::Alternating, {}>",
@@ -238,9 +240,9 @@ def plane_split_launch(
     """Return the launch that computes the exponents and planes of these operands.
 
     `alignment` maps a base to the largest power of two that divides its address. `cluster` is the number of thread
-    blocks in a cluster; 1: no clusters, which only compute capability 9.0 and newer have. The operand whose thread
-    blocks move the most numbers comes first in the grid. For example, a B with few columns has few thread blocks that
-    take long: they start first, and the many short thread blocks of A run at the same time.
+    blocks in a cluster; 1 means no clusters, because only compute capability 9.0 and newer has clusters. The operand
+    with the most numbers for each thread block comes first in the grid. For example, a B with few columns has few
+    thread blocks that take long. These start first, and the many short thread blocks of A run at the same time.
     """
     names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
     operands = sorted(operands, key=lambda x: -x.numbers_per_block(x.split_kernel(alignment), cluster))
@@ -260,10 +262,10 @@ BALANCE_BLOCKS_PER_SM = 2  # number of thread blocks of the balance kernel for e
 
 @dataclass(frozen=True)
 class ExponentSpread:
-    """The planes of both operands, and the memory with which the operands are balanced.
+    """The planes of both operands of a componentwise product, and the memory for balancing the inner dimension.
 
     From `offset` on, the workspace holds the largest exponent at each position of the inner dimension, first for A and
-    then for B, and last the decision whether to balance.
+    then for B. After these exponents, the workspace holds the decision whether to balance.
     """
 
     left: OperandPlanes
@@ -317,7 +319,7 @@ def balance_kernel_source(left: ContiguousAxis, right: ContiguousAxis) -> str:
 def checked_split_launches(
     x: ExponentSpread, multiprocessors: int, alignment: Mapping[str, int], cluster: int = SPLIT_CLUSTER_BLOCKS
 ) -> tuple[Launch, Launch, Launch]:
-    """Return three launches: split and record the spread, decide whether to balance, and split again if balancing."""
+    """Return three launches: split and record the spread, decide whether to balance, and if so split again."""
     kernels = x.left.split_kernel(alignment), x.right.split_kernel(alignment)
     parameters, slots = x.pack_parameters(kernels, cluster)
     blocks = x.left.thread_block_count(kernels[0], cluster) + x.right.thread_block_count(kernels[1], cluster)

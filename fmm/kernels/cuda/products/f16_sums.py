@@ -1,10 +1,11 @@
 """Form sums of submatrices and write each sum directly as the planes hi and lo, for a batch of f16x3 products.
 
-The kernels are in f16_sums.cuh. Without them, a level would need two passes: its split writes float32 sums of blocks
-(submatrices), and a second pass writes their planes. The power of two that scales a sum depends on the sum's largest
-number, which is unknown before the sum is formed. Therefore a bound replaces the largest number: the largest numbers of
-the added blocks, added up. There are three launches. The first finds the largest number in each line or position of
-every block. The second computes the exponents of all sums. The third forms the sums and writes their planes.
+The kernels are in f16_sums.cuh. Without these kernels, a level would need two passes: the first writes float32 sums of
+blocks (submatrices), and the second writes the planes of the sums. The power of two that scales a sum depends on the
+sum's largest number, which is unknown before the sum is formed. Therefore the kernels use an upper bound: the sum of
+the largest numbers of the added blocks. There are three launches. The first launch finds the largest number in each
+line or position of every block. The second launch computes the exponents of all sums. The third launch forms the sums
+and writes their planes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MAX_BLOCKS_IN_SUM = 64  # largest number of blocks in a sum, because a 64-bit ma
 
 @dataclass(frozen=True, eq=False)
 class PlaneSums:
-    """A level's split whose sums are the left operands, or the right operands, of a batch of f16x3 products."""
+    """Sums of a level that are written as planes: the left or the right operands of a batch of f16x3 products."""
 
     split: SumOp
     planes: OperandPlanes
@@ -44,12 +45,12 @@ class PlaneSums:
 
     @cached_property
     def source_array(self) -> BlockArray:
-        """The source matrix of the split; its blocks are added in the sums."""
+        """The matrix that the sums read; each sum adds blocks of this matrix."""
         return self.split.arrays[self.split.kernel.reads[0].array]
 
     @property
     def block_counts(self) -> tuple[int, int]:
-        """Number of rows and number of columns of blocks in the source matrix."""
+        """Number of rows and number of columns in the source matrix's grid of blocks."""
         reads = self.split.kernel.reads
         return 1 + max(x.i for x in reads), 1 + max(x.j for x in reads)
 
@@ -69,7 +70,7 @@ class PlaneSums:
 
     @cached_property
     def sum_kernel(self) -> SumKernel:
-        """The kernel of the split, with bounds checks of all arrays if the lines of the planes are padded."""
+        """The kernel of the sums; it checks the bounds of all arrays if the lines of the planes are padded."""
         kernel = self.split.kernel
         return kernel if self.planes.line_pitch == self.split.cols else replace(kernel, unchecked=frozenset())
 
@@ -77,9 +78,9 @@ class PlaneSums:
 def find_plane_sums(
     split: SumOp, product: GemmOp, alignment: Mapping[str, int], separate: bool = False
 ) -> PlaneSums | None:
-    """Return the split as an operation that writes planes for a batch of products.
+    """Return the sums `split` as an operation that writes planes for a batch of products.
 
-    Return None if the split writes neither operand of the batch, or if its sums cannot be written as planes.
+    Return None if the sums are no operand of the batch, or if the sums cannot be written as planes.
     """
     plain = product.alpha == 1 and not product.beta and not product.checked
     if product.count < 2 or not plain or product.left == product.right:
@@ -123,7 +124,7 @@ def _can_write_planes(split: SumOp, x: OperandPlanes) -> bool:
 
 @lru_cache(maxsize=4)
 def maxima_kernel_source(lines: bool, wide: bool) -> str:
-    """Return the CUDA source of the kernel that finds the largest numbers of blocks, with entry `ENTRY_NAME`."""
+    """Return the CUDA source of the kernel that finds the largest numbers of blocks; its entry is `ENTRY_NAME`."""
     call = f"{'line' if lines else 'position'}_maxima<{str(wide).lower()}>"
     return _f16_sums_source("fmm::planes::Extent", f"fmm::planes::{call}(p)", EXTENT_THREADS)
 
@@ -158,7 +159,7 @@ def plane_sum_launches(x: PlaneSums, alignment: Mapping[str, int]) -> tuple[Laun
 def _maxima_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
     """Return the launch that finds the largest number of each line or position of every block.
 
-    The largest numbers are stored in the memory that a float32 split would use for its sums.
+    The largest numbers are stored in the memory that float32 sums would use.
     """
     a, (down, across) = x.source_array, x.block_counts
     parameters = struct.pack(

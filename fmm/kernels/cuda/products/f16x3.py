@@ -50,8 +50,8 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
 )
 
 PRODUCT3_POINTERS = 5  # number of pointers in struct Product3, after its tensor maps
-# The last two sizes have no clusters. If C has few rows, they are faster: one thread block of each cluster of two would
-# have no work.
+# The last two sizes have no clusters. These two are faster if C has so few rows that one of the two thread blocks of
+# each cluster would have no work.
 F16X3_SIZES = (WgmmaSizes(128, 128), WgmmaSizes(128, 64), WgmmaSizes(128, 128, 1), WgmmaSizes(128, 64, 1))
 
 
@@ -153,7 +153,7 @@ class F16x3Op:
 
 
 def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
-    """Describe a GEMM as a product of planes, which are in the leaf's workspace or were prepared earlier.
+    """Describe a GEMM as a product of planes. The planes are in the leaf's workspace, or `fmm.prepare` has stored them.
 
     Return None if alpha or beta has an imaginary part, or if a batch has a separate addend.
     """
@@ -173,7 +173,7 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
 def missing_plane_launches(
     op: F16x3Op, multiprocessors: int, alignment: Mapping[str, int], cluster: int = SPLIT_CLUSTER_BLOCKS
 ) -> tuple[Launch, ...]:
-    """Return the launches that compute the missing planes, in clusters of this number of thread blocks."""
+    """Return the launches that compute the missing planes; `cluster` is the number of thread blocks in a cluster."""
     if op.spread is not None:
         return checked_split_launches(op.spread, multiprocessors, alignment, cluster)
     return (plane_split_launch(op.missing, alignment, cluster=cluster),) if op.missing else ()
@@ -230,7 +230,10 @@ class PlaneProduct(NamedTuple):
 def vendor_f16x3_steps(
     op: GemmOp, multiprocessors: int, alignment: Mapping[str, int], flagged: bool
 ) -> tuple[Launch | VendorCall, ...] | str:
-    """Return the steps that split, multiply planes by cuBLAS and undo the scaling; else the reason against them."""
+    """Return the steps that split, multiply planes by cuBLAS and undo the scaling.
+
+    If these steps cannot compute the product, return the reason as a text.
+    """
     if op.beta or complex(op.alpha).imag or op.checked:
         return "the vendor multiplies its planes on this chip, and neither adds to C nor checks every entry"
     a, b = operand_planes(op)
@@ -251,7 +254,8 @@ def _plane_products(k: int) -> list[PlaneProduct]:
 def _vendor_call(op: GemmOp, a: OperandPlanes, b: OperandPlanes, x: PlaneProduct) -> VendorCall:
     """Return cuBLAS's call for one product of planes. The left operand of the call is B of the row-major product.
 
-    The call counts as "sums", because its result is not C before the last launch has undone the scaling.
+    The call has the purpose "sums" and not "product", because its result is still scaled; the last launch undoes the
+    scaling.
     """
     left, right = _plane_factor(b, op.left, x.start, x.lo_of_b), _plane_factor(a, op.right, x.start, x.lo_of_a)
     whole = replace(op.as_vendor_gemm, dtype="float16", dest_dtype="float32")

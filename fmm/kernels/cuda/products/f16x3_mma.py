@@ -1,7 +1,7 @@
 """Compute a float32 product as three products of float16 planes on GPUs without Hopper's instructions.
 
-The kernel is in gemm_f16x3_mma.cuh, for compute capability 8.0 and newer. The planes and the result are those of
-f16x3.py; only the kernel that multiplies, and the shape of the thread blocks that split, are others.
+The kernel is in gemm_f16x3_mma.cuh, for compute capability 8.0 and newer. The planes and the result are the same as in
+f16x3.py. Only two things differ: the kernel that multiplies, and the launch that splits, which has no clusters.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from fmm.kernels.cuda.products.mma_tiles import (
 from fmm.kernels.cuda.products.tiling import TRIANGLE_LABELS, ContiguousAxis, TriangleTiles, along_cpp, triangle_tiles
 
 PLANE_DEPTH = 32  # positions of the inner dimension in a tile, as in mma_tiles.cuh
-NO_CLUSTERS = 1  # thread blocks in a cluster of the kernels that split
-# On an H100 narrow tiles took 1.16 times as long as wide tiles, for 4096 rows and columns.
+NO_CLUSTERS = 1  # number of thread blocks in a cluster of the kernels that split; 1: no clusters
+# The slowdown 1.16 of narrow tiles relative to wide tiles was measured on an H100, for a C of 4096 rows and columns.
 F16X3_MMA_SIZES = (MmaSizes(128, 128, 64, 32), MmaSizes(128, 64, 64, 32, blocks=2, slowdown=1.16))
 
 

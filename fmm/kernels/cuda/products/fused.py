@@ -2,7 +2,7 @@
 
 The tiled kernel forms the sums of blocks (submatrices of A, B and C) itself, so a fused level needs no temporaries.
 `FusedLaunches` describes the launches for the products of a scheme. `tile_op_with_sums` describes one product of sums
-that is added to blocks of C. `tile_op_with_update` describes one product and the step table's sums that use it.
+that is added to blocks of C. `tile_op_with_update` describes one product and a step table's sums that use this product.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ProductBlocks(NamedTuple):
 
 
 class FusedLaunches:
-    """The launches of a fused level; `written` contains the indices of the blocks of C that launches so far write."""
+    """The launches of a fused level; `written` holds the indices of C's blocks that earlier launches have written."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class FusedLaunches:
         alpha: float,
         beta: float,
     ) -> None:
-        # With no strategy or a strategy for TMA, all products form one group: a device with TMA computes it in one
-        # launch.
+        # If no strategy is given, or a strategy of the TMA kernel, all products form one group: a device with TMA
+        # computes the group in one launch.
         self.one_launch = strategy is None or tma_strategy(strategy.name) is not None
         self.scheme, self.tasks, self.strategy = level.scheme, level.tasks, strategy or FUSED_SIZES[dtype]
         self.dtype, self.blocks, self.alpha, self.beta = dtype, blocks, alpha, beta
@@ -79,7 +79,7 @@ class FusedLaunches:
                 yield ops[0] if len(ops) == 1 else TileGroup(tuple(ops), "atomic" if self.is_atomic else "free")
 
     def _product_op(self, product: int) -> TileOp | None:
-        """Return one product of the scheme; None if an operand or the destination has no nonempty block."""
+        """Return one product of the scheme; None if all blocks of an operand or of the destination are empty."""
         left = _block_terms(self.scheme.u, product, self.blocks.a)
         right = _block_terms(self.scheme.v, product, self.blocks.b)
         dest = _block_terms(self.scheme.w, product, self.blocks.c)
@@ -94,7 +94,7 @@ class FusedLaunches:
 
 
 def _block_terms(matrix: Matrix, product: int, blocks: Sequence[DeviceView]) -> list[tuple[int, float, DeviceView]]:
-    """Return the index, the coefficient and the view of each block that a product uses and that is not empty."""
+    """Return the index, the coefficient and the view of each nonempty block that a product of the scheme uses."""
     pairs = enumerate(zip(matrix, blocks, strict=True))
     return [(i, float(row[product]), x) for i, (row, x) in pairs if row[product] and min(x.rows, x.cols)]
 
@@ -102,7 +102,10 @@ def _block_terms(matrix: Matrix, product: int, blocks: Sequence[DeviceView]) -> 
 def tile_op_with_sums(
     s: TileSizes, dtype: str, left: BlockSum, right: BlockSum, dest: BlockSum, update: UpdateMode = "keep"
 ) -> TileOp:
-    """Return the product of two sums of blocks, added to blocks of C; if C is column-major, the kernel computes C^T."""
+    """Return the operation that adds the product of two sums of blocks to blocks of C.
+
+    If C is column-major, the kernel computes C^T.
+    """
     m, n = (max(getattr(x, side) for _, x in dest) for side in ("rows", "cols"))
     k = min(max(x.cols for _, x in left), max(x.rows for _, x in right))
     transposed = dest[0][1].right != 1
@@ -115,8 +118,8 @@ def tile_op_with_sums(
     # The kernel forms sums one tile ahead of the product, so a pipeline of more than two stages is not faster.
     epilogue = adding_epilogue(len(dest), update)
     kernel = TileKernel(replace(s, stages=2), dtype, len(left), len(right), epilogue, along)
-    # In the kernel, the first block of a sum has the coefficient 1. Therefore both sums are divided by their first
-    # coefficients, and the product is multiplied by them (`own`).
+    # In the kernel, the first block of a sum has the coefficient 1. Therefore each sum is divided by its first
+    # coefficient, and the product is multiplied by both first coefficients (`own`).
     own = left[0][0] * right[0][0]
     a, b = (tuple(_row_major_block(x, transposed, c / terms[0][0]) for c, x in terms) for terms in (left, right))
     into = tuple(_row_major_block(x, transposed, own * c, 1) for c, x in dest)
@@ -163,5 +166,5 @@ def _operand_along(x: DeviceView, inner: int, transposed: bool) -> ContiguousAxi
 
 
 def _row_major_block(x: DeviceView, transposed: bool, factor: float, keep: float = 0) -> BlockTerm:
-    """Return a block in the kernel's row-major terms: a column-major block is described as its transpose."""
+    """Return a block as a row-major term of a tiled product; a column-major block is described as its transpose."""
     return BlockTerm(x.base, x.offset, *((x.cols, x.rows) if transposed else (x.rows, x.cols)), factor, keep)

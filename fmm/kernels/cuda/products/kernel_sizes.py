@@ -29,7 +29,7 @@ class TileSizes:
     warp_m: int
     warp_n: int
     stages: int = 2  # depth of the pipeline: number of tiles of each operand that shared memory holds
-    # number of thread blocks whose registers must fit on a multiprocessor together; 0: the compiler decides
+    # number of thread blocks that one multiprocessor must have enough registers for; 0: the compiler decides
     blocks: int = 0
     rate: float = 1.0  # measured speed divided by the block model's speed (float32, H200); corrects the block model
     # True if sums of K-major blocks (contiguous along the inner dimension) are stored transposed in shared memory. Each
@@ -79,7 +79,7 @@ H200_STRATEGIES = tuple(
 )
 # Strategies for gemm_tma.cuh, where the copy engine (TMA) loads the tiles. Products with fused sums are fastest with
 # many short stages (Long), and products without sums with few long stages (Deep). `rate` is relative to the model's
-# speed for Square, and 5 % below the rate measured for large products.
+# speed for Square. It is 5 % smaller than the rate measured for large products.
 TMA_SIZES = tuple(
     replace(s, types=("float32",))
     for s in (
@@ -119,7 +119,7 @@ def named_strategy(name: str) -> TileSizes:
 
 
 def tma_strategy(name: str) -> TileSizes | None:
-    """Return the strategy of TMA_SIZES with this name; None if TMA_SIZES has no such strategy."""
+    """Return the strategy of TMA_SIZES with this name; None if TMA_SIZES has no strategy of this name."""
     return next((s for s in TMA_SIZES if s.name == name), None)
 
 
@@ -164,7 +164,7 @@ def padded_matrix_bytes(lines: int, length: int) -> int:
 def prepared_plane_bytes(itemsize: int, lines: int, length: int) -> tuple[int, int]:
     """Return the sizes in bytes of a padded matrix and of its prepared planes with their exponents.
 
-    The size of the exponents suffices for one exponent for each line, and for one for each position in a line.
+    The size of the exponents suffices for one exponent for each line, or for one exponent for each position in a line.
     """
     return padded_matrix_bytes(lines, length), plane_bytes(lines, length) + exponent_bytes(max(lines, length))
 

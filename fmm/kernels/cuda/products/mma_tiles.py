@@ -19,7 +19,9 @@ TILE_LINE_BYTES = 128  # bytes of a line of a tile in shared memory, as LINE_BYT
 LINES_STRUCT_BYTES = 32  # bytes of struct Lines in mma_tiles.cuh
 MAX_STAGES = 4  # largest number of stages: more stages were not faster
 TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile together take as long as computing this number of columns
-ALONE_SLOWDOWN = 1.3  # factor on the rate of a multiprocessor that has one of the two thread blocks it can have
+# A multiprocessor has registers for two thread blocks with narrow tiles. If it runs only one of the two, a column of
+# the tile takes this factor times as long as a column of the largest tile.
+ALONE_SLOWDOWN = 1.3
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class MmaSizes:
     n_s: int
     m_w: int
     n_w: int
-    blocks: int = 1  # number of thread blocks whose registers fit on a multiprocessor together
-    slowdown: float = 1.0  # factor on the time of a number of C on a full device, relative to the largest tile
+    blocks: int = 1  # number of thread blocks that one multiprocessor has enough registers for
+    slowdown: float = 1.0  # time for one element of C on a full device, divided by the time with the largest tile
     stages: int = 2  # number of tiles of each operand in shared memory
 
     @property
@@ -68,14 +70,14 @@ def count_tiles(m: int, n: int, s: MmaSizes, triangle: bool) -> int:
 
 
 def raster_rows(s: MmaSizes) -> int:
-    """Return the number of rows of tiles that are computed together: a multiple of a tile's width in height."""
+    """Return the number of rows of tiles that are computed together; their total height is a multiple of n_s."""
     return next(rows for rows in range(RASTER_ROWS, 0, -1) if rows * s.m_s % s.n_s == 0)
 
 
 def best_mma_sizes(
     m: int, n: int, count: int, chip: Chip, among: tuple[MmaSizes, ...], triangle: bool = False
 ) -> MmaSizes:
-    """Return the tile sizes for which the last thread block is predicted to end first, with stages that fit."""
+    """Return the tile sizes with the earliest predicted end of the last thread block, with stages that fit."""
 
     def last_block_end(s: MmaSizes) -> float:
         at_once = chip.multiprocessors * s.blocks

@@ -36,8 +36,8 @@ UpdateMode = Literal["keep", "atomic"]
 # "obeys": the kernel does nothing unless the flag is raised.
 FlagUse = Literal["raises", "obeys"]
 ASYNC_PATHS: tuple[CopyPath, CopyPath] = ("async", "async")
-# The source orders the multiply-adds so that no register bank conflicts occur. Above -O1, ptxas reorders them, and each
-# multiply-add then takes a third of a cycle longer.
+# The source orders the multiply-adds so that no register bank conflicts occur. Above -O1, ptxas would change this
+# order, and each multiply-add would take a third of a cycle longer.
 COMPILER_OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
 # The float64 mma instruction computes 16 rows and 8 columns of C. Its depth along the inner dimension is 4, 8 or 16;
 # MMA_DEPTH is the smallest.
@@ -101,9 +101,9 @@ DEFAULT_EPILOGUE = adding_epilogue(1)
 def to_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
     """Return an `adding_epilogue` that computes the same as `e`, and a pair (factor, keep) for each destination.
 
-    Such an epilogue exists if each destination's new value depends only on the product and on its own old value. If
-    none exists, return `e`. So most products of step tables use the same compiled kernel: mulIncInc and mulStoreDec
-    differ only in coefficients that the launch sets.
+    Return `e` if no `adding_epilogue` computes the same, for example because a destination's new value depends on
+    another destination's old value. Most products of step tables thus use the same compiled kernel: mulIncInc and
+    mulStoreDec differ only in coefficients that the launch sets.
     """
     every = range(e.destination_count)
     rows = dict(zip(e.writes, e.program.coefficient_matrix(), strict=True))
@@ -119,11 +119,11 @@ def to_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float]
 
 @dataclass(frozen=True)
 class TileKernel:
-    """A compiled variant of the tiled kernel. One launch computes `products` products (sum of A's blocks)(sum of B's).
+    """A compiled variant of the tiled kernel. One launch computes `products` products of two sums of blocks.
 
-    The sum of A's blocks has `left` blocks, and the sum of B's blocks has `right` blocks. A kernel that uses the flag
-    receives the flag's address in the parameters. A kernel that obeys the flag also receives the address of the number
-    of recomputed products in host memory (recompute_tiled.cuh).
+    The left operand is a sum of `left` blocks of A, and the right operand a sum of `right` blocks of B. A kernel that
+    uses the flag receives the flag's address in the parameters. A kernel that obeys the flag also receives the address
+    of the number of recomputed products in host memory (recompute_tiled.cuh).
     """
 
     strategy: TileSizes
@@ -159,7 +159,7 @@ class TileKernel:
 
     @property
     def min_resident_blocks(self) -> int:
-        """Number of thread blocks whose registers must fit on a multiprocessor together; 0: the compiler decides."""
+        """Number of thread blocks that one multiprocessor must have enough registers for; 0: the compiler decides."""
         # With sums, the shared memory of a multiprocessor suffices for one thread block only.
         return 1 if self.has_sums and self.mma_depth else self.strategy.blocks
 
@@ -222,8 +222,8 @@ def simt_kernel_source(kernel: TileKernel, access: MemoryAccess) -> str:
 def _product_call(kernel: TileKernel, name: str, variant: str, tile: str) -> list[str]:
     """Return the lines of C++ that call the product function.
 
-    If the kernel can use mma instructions, the lines contain two calls: with mma, and without mma for devices that lack
-    float64 mma instructions. Both use the same shared memory.
+    If the kernel can use mma instructions, the lines contain two calls: one with mma instructions, and one without them
+    for devices that lack float64 mma instructions. Both calls use the same shared memory.
     """
     arguments = f"    p, reinterpret_cast<Number*>(memory){tile});"
     by_threads = [f"fmm::{name}<Product, Number, Sizes, {variant}>(", arguments]
@@ -276,6 +276,6 @@ def _sum_expression(terms: Terms, names: Sequence[str]) -> str:
 
 
 def _select_expression(name: str, values: Sequence[str]) -> str:
-    """Return the C++ expression that selects one of these values by the index in the variable `name`."""
+    """Return the C++ expression that selects one of `values` by the index in the C++ variable `name`."""
     *first, last = values
     return "".join(f"{name} == {i} ? {v} : " for i, v in enumerate(first)) + last

@@ -39,7 +39,7 @@ from fmm.kernels.cuda.products.tiling import (
 )
 from fmm.kernels.plans.leaf import LeafUse
 
-# size of an element in bytes -> format of struct Block of gemm_common.cuh for Python's `struct`
+# for each size of an element in bytes, the format of struct Block of gemm_common.cuh for Python's module `struct`
 BLOCK_STRUCT_FORMATS = {4: "<q2i2f", 8: "<q2i2d"}
 
 
@@ -72,12 +72,12 @@ class TileOp:
 
     @property
     def ops(self) -> tuple[TileOp, ...]:
-        """A tuple with this product only, so that callers can treat a TileOp like a TileGroup."""
+        """A tuple that contains only this product. Callers can thus treat a TileOp like a TileGroup."""
         return (self,)
 
     @property
     def largest_product(self) -> TileOp:
-        """This product, so that callers can treat a TileOp like a TileGroup."""
+        """This product itself. Callers can thus treat a TileOp like a TileGroup."""
         return self
 
     @property
@@ -146,8 +146,8 @@ class TileGroup:
     def fits_one_launch(self) -> bool:
         """True if one launch can compute all products.
 
-        The products must use the same variant of the kernel, must not write in turns, and their parameters must not be
-        too large.
+        The products must use the same variant of the kernel, must not write in turns, and must have at most
+        MAX_PARAMETER_BYTES of parameters together.
         """
         alike = len({(op.kernel, op.lines, op.count) for op in self.ops}) == 1
         return alike and self.order != "turns" and len(self.parameter_bytes) <= MAX_PARAMETER_BYTES
@@ -233,15 +233,15 @@ ADDEND_EPILOGUE = Epilogue(AdditionProgram(2, (_ADDEND_SUM,), (2,)), (1,), (0,))
 
 
 def with_addend(op: TileOp, addend: DeviceView) -> TileOp:
-    """Return the same product with a separate column-major addend, which `keep` multiplies instead of C."""
+    """Return the same product with a separate column-major addend; `keep` then multiplies the addend instead of C."""
     (into,) = op.dest
     dest = into._replace(keep=0), BlockTerm(addend.base, addend.offset, op.m, op.n, 1, into.keep)
     lines = *op.lines, BlockStrides(addend.right if op.m > 1 else 0)
     return replace(op, kernel=replace(op.kernel, epilogue=ADDEND_EPILOGUE), dest=dest, lines=lines)
 
 
-# Options of a leaf's name (such as `texture` in `tile.gpu8.texture`) that set how tiles are copied to shared memory.
-# Option -> (path of A's tiles, path of B's tiles).
+# Options in a leaf's name (such as `texture` in `tile.gpu8.texture`) set how tiles are copied to shared memory. For
+# each option: the path of A's tiles and the path of B's tiles.
 LEAF_PATHS: Mapping[str, tuple[CopyPath, CopyPath]] = {"plain": ("plain", "plain"), "texture": ("texture", "plain")}
 
 
@@ -258,15 +258,15 @@ def leaf_paths(use: LeafUse) -> tuple[CopyPath, CopyPath]:
 
 # ---- launches for a chip
 
-# A launch may start before the previous launch has ended if it has at least this number of thread blocks for each
-# multiprocessor. In measurements, overlapping launches with fewer thread blocks slowed each other down.
+# A launch with at least this number of thread blocks for each multiprocessor may start before the previous launch has
+# ended. In measurements, overlapping launches with fewer thread blocks slowed each other down.
 OVERLAP_MIN_WAVES = 1.9
 
 
 def tile_launches(
     op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int], flagged: bool
 ) -> tuple[Launch, ...]:
-    """Return one launch for all products of `op`; if no kernel can compute all of them, one launch for each product.
+    """Return one launch for all products of `op`, or one launch for each product if no kernel can compute all products.
 
     `alignment` maps a base to the largest power of two that divides its address. If `flagged`, kernels that write C
     raise the flag when they store an inf or NaN.
@@ -316,10 +316,10 @@ def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int
 
 
 def tile_label(kernel: TileKernel, access: MemoryAccess, count: int, by_warps: bool) -> str:
-    """Return the label of a launch: its kernel, its tile sizes, and whatever distinguishes it from one plain product.
+    """Return the label of a launch: its kernel, its tile sizes, and how the launch differs from one plain product.
 
-    `by_warps` is True if the kernel uses mma instructions. On a chip without float64 mma instructions, gemm_mma_f64.cuh
-    compiles to the code of gemm_simt.cuh.
+    `by_warps` is True if the kernel uses mma instructions. For a chip without float64 mma instructions,
+    gemm_mma_f64.cuh is compiled to the same code as gemm_simt.cuh.
     """
     s, (left, right, dest) = kernel.strategy, kernel.block_counts
     written = len(kernel.epilogue.writes)

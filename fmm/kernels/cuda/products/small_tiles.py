@@ -1,4 +1,4 @@
-"""Describe small products for the kernel of gemm_small.cuh: one launch for any real type and any layout."""
+"""Describe products for the kernel of gemm_small.cuh, which supports all real element types and all layouts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SMALL_TILE_SIDE, SMALL_THREADS = (
     32,
     256,
 )  # as in gemm_small.cuh: number of rows (and of columns) of a tile, number of threads of a thread block
-SMALL_BLOCKS_PER_SM = 2  # number of thread blocks whose registers must fit on a multiprocessor together
+SMALL_BLOCKS_PER_SM = 2  # number of thread blocks that one multiprocessor must have enough registers for
 SMALL_ENTRY = "fmm_small"
-# The part of C that the kernel computes, an enumerator of fmm::Part in gemm_small.cuh, for each extent of C. The second
-# mapping has the text about this part in the launch's label.
+# TRIANGLE_PARTS maps the triangle of C that a product writes (None: all of C) to an enumerator of fmm::Part in
+# gemm_small.cuh. TRIANGLE_PART_LABELS maps the enumerator to a text for the launch's label.
 TRIANGLE_PARTS: Mapping[TriangleExtent | None, str] = {
     None: "ALL",
     "loose": "LOWER",

@@ -2,8 +2,8 @@
 
 If the last round would leave multiprocessors idle, each of the last tiles is divided into parts along the inner
 dimension. Each part is a separate task. Tasks of the same tile write the tile one after the other. `split_tail`
-compares many divisions, and returns the one whose last task is predicted to end first. The predicted time of a thread
-block is the sum of the times that it takes to start, to compute and to store.
+compares many divisions, and returns the division with the earliest predicted end of the last task. The predicted time
+of a thread block is the sum of the times to start, to compute and to store.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 MIN_PART_STEPS = 16  # smallest number of steps in a part; shorter parts cost more time than they save
-TASK_COUNTS = (1, 8, 24)  # kernels are compiled for these numbers of tasks; a launch uses the smallest that suffices
+TASK_COUNTS = (1, 8, 24)  # numbers of tasks for which kernels are compiled; a launch uses the smallest that suffices
 MAX_TILE_PARTS = 16  # largest number of parts of one tile
 # How long a thread block takes to start, to store a tile of C, and to store a tile in order with other thread blocks.
 # The unit is the time for one position of the inner dimension. On an H200 an ordered store took 45 units when all
-# thread blocks stored at about the same time. In a launch they store at different times: with 30 units the model
-# selects the division that was fastest in measurements.
+# thread blocks stored at about the same time. In a launch the thread blocks store at different times: with 30 units the
+# model selects the division that was fastest in measurements.
 BLOCK_START_TIME, TILE_STORE_TIME, ORDERED_STORE_TIME = 30, 18, 30
 
 
@@ -65,7 +65,7 @@ def split_tail(
 def _cut_tail(
     products: int, tiles: int, steps: int, k_s: int, cut: int, parts_per_tile: int
 ) -> tuple[ProductPart, ...]:
-    """Return the tasks in the order of the products; each of the last `cut` tiles has `parts_per_tile` parts.
+    """Return the tasks in the order of the products; the last `cut` tiles have `parts_per_tile` parts each.
 
     The first divided tile can be in the middle of a product's tiles, at index i. In all later products, separate tasks
     then compute the tiles before index i and the tiles from index i on.
@@ -87,8 +87,8 @@ def _cut_tail(
 def _part_lengths(steps: int, parts_per_tile: int, later_steps: int) -> list[int]:
     """Return the number of steps of each part.
 
-    Each part has `later_steps` steps more than the part before it, so that a part ends when the previous part has
-    stored its tile.
+    Each part has `later_steps` steps more than the part before, so that a part ends when the part before has stored its
+    tile.
     """
     if parts_per_tile > 1:
         later_steps = max(min(later_steps, 2 * (steps // parts_per_tile - MIN_PART_STEPS) // (parts_per_tile - 1)), 0)

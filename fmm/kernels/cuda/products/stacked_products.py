@@ -1,7 +1,7 @@
 """Multiply stacks of matrices by one launch of the warpgroup kernel: a batch with one product for each matrix.
 
 All matrices of a stack share the multiprocessors, so tile sizes are chosen for the whole stack. The matrices are often
-small: then the start and the end of a tile take a large part of its time.
+small. Then starting and ending a tile takes a large part of the tile's time.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
 )
 
 STACK_SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128, stages=5), WgmmaSizes(128, 64, stages=6))
-# Triangles can also be computed without clusters: fewer tiles then cross the diagonal, so less is computed in vain.
+# Triangles can also be computed without clusters: then fewer elements above the diagonal are computed needlessly.
 STACK_TRIANGLE_SIZES = (*STACK_SIZES, WgmmaSizes(128, 192, stages=4), WgmmaSizes(128, 128, cluster=1, stages=5))
-# The next numbers are fitted to 35 times of triangles of bfloat16 stacks on an H200: 7 stacks, from 200 x 256 x 256 to
-# 16 x 2048 x 2048, with each of STACK_TRIANGLE_SIZES. The standard deviation of the fit is 6 %.
-LAUNCH_SECONDS = 6.5e-6  # time of a launch that computes nothing
+# The next five numbers are fitted to 35 measured times of bfloat16 triangles on an H200: 7 stacks, from 200 x 256 x 256
+# to 16 x 2048 x 2048, each with the 5 tile sizes of STACK_TRIANGLE_SIZES. The standard deviation of the fit is 6 %.
+LAUNCH_SECONDS = 6.5e-6  # seconds of a launch that computes nothing
 STEP_SECONDS = 2.5e-11  # seconds of one position of the inner dimension, for one row or one column of a tile
-TILE_START_SECONDS, TILE_COLUMN_SECONDS = 5.7e-7, 1.45e-8  # time of the start of a tile; of the end, for each column
-ALONE_SLOWDOWN = 1.05  # time of a thread block without a cluster, divided by the time of one in a cluster
-# The vendor's batched product has this number of flops per second of each multiprocessor. Its time has in addition the
-# time of a launch, and of this number of steps of the inner dimension. Fitted to the same stacks; the largest error of
-# the fit is 7 %.
+TILE_START_SECONDS, TILE_COLUMN_SECONDS = 5.7e-7, 1.45e-8  # seconds to start a tile; to end a tile, for each column
+ALONE_SLOWDOWN = 1.05  # time of a thread block without a cluster, divided by the time of a thread block in a cluster
+# The predicted time of the vendor's batched product: flops per second of one multiprocessor, seconds of a launch, and a
+# number of positions that is added to the inner dimension. The numbers are fitted to the same stacks; the largest error
+# of the fit is 7 %.
 VENDOR_FLOPS_PER_SECOND, VENDOR_LAUNCH_SECONDS, VENDOR_END_STEPS = 6.24e12, 8.1e-6, 133
 
 
@@ -71,7 +71,7 @@ def stacked_gemm(
 def stacked_launch(op: GemmOp, multiprocessors: int, shift: float = 0) -> Launch | None:
     """Return the launch of a stack's products; None if the warpgroup kernel cannot compute them.
 
-    If the products are symmetric, `shift` times the identity is added to each of them.
+    If the products are symmetric, `shift` times the identity is added to each product.
     """
     product = wgmma_op(op, op.dtype, multiprocessors, best_stack_sizes(op, multiprocessors))
     return wgmma_launch(replace(product, shift=shift)) if product else None
@@ -91,13 +91,13 @@ def stack_seconds(op: GemmOp, multiprocessors: int) -> float:
 def vendor_stack_seconds(op: GemmOp, multiprocessors: int) -> float:
     """Return the predicted seconds of the vendor's batched product, which computes both triangles."""
     flops = 2.0 * op.m * op.n * (op.k + VENDOR_END_STEPS) * op.count
-    # A product of few tiles leaves multiprocessors idle: the time is at least that of one of our smallest tiles.
+    # A product of few tiles leaves multiprocessors idle: the predicted time is at least that of fmm's smallest tile.
     single_tile = _tile_seconds(op, STACK_SIZES[-1])
     return VENDOR_LAUNCH_SECONDS + max(flops / (VENDOR_FLOPS_PER_SECOND * multiprocessors), single_tile)
 
 
 def _stack_seconds(op: GemmOp, s: WgmmaSizes, multiprocessors: int) -> float:
-    """Return the time of the busiest cluster, which computes tiles one after the other."""
+    """Return the predicted seconds of the busiest cluster, which computes tiles one after the other."""
     tiles = count_cluster_tiles(cluster_tiles(op.n, op.m, s), s, op.triangle is not None) * op.count
     return LAUNCH_SECONDS + -(-tiles // max(multiprocessors // s.cluster, 1)) * _tile_seconds(op, s)
 

@@ -1,7 +1,7 @@
 """Describe what all tiled product kernels share: row-major operands, tile order, triangles of C, and C++ names.
 
-BLAS stores matrices column by column, and the kernels read matrices row by row. To a kernel, each matrix is therefore
-its transpose, and BLAS's C = A B is C^T = B^T A^T. So the operands are only swapped; no matrix is moved.
+BLAS stores matrices column by column, and the kernels read matrices row by row. A kernel therefore reads each matrix as
+its transpose, and computes BLAS's C = A B as C^T = B^T A^T. So A and B only change places; no matrix is moved.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from fmm.kernels.cuda.ops import GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 
 VECTOR_BYTES = 16  # size in bytes of a vector access; equal to the alignment that the copy engine (TMA) needs
-RASTER_ROWS = 8  # number of rows of tiles that are computed together, so that their tiles of B stay in the L2 cache
+RASTER_ROWS = 8  # number of rows of C's tiles that are computed together, so that tiles of B stay in the L2 cache
 
 # The dimension along which an operand is contiguous: "inner" for the inner dimension (K-major), "outer" for A's rows or
 # B's columns (MN-major).
 ContiguousAxis = Literal["inner", "outer"]
-# The tiles that a kernel writes if C is its own adjoint. "lower": the tiles on and below the diagonal. "full": the
-# tiles on and below the diagonal, and their mirror images. For a general C, None stands for all tiles.
+# The tiles that a kernel writes if C is symmetric or Hermitian. "lower": the tiles on and below the diagonal. "full":
+# the tiles on and below the diagonal, and their mirror images. For a general C, None stands for all tiles.
 TriangleTiles = Literal["lower", "full"]
 TRIANGLE_LABELS: Mapping[TriangleTiles, str] = {
     "lower": "on and below the diagonal",
@@ -39,7 +39,7 @@ def row_major_operands(op: GemmOp) -> tuple[GemmOperand, GemmOperand, tuple[Cont
 
 
 def triangle_tiles(extent: TriangleExtent | None) -> TriangleTiles | None:
-    """Return the tiles that a kernel computes for an extent of C; for "loose" these are the tiles of "lower"."""
+    """Return the tiles of C that a kernel writes for a triangle; for "loose" and "lower", the same tiles."""
     return "lower" if extent == "loose" else extent
 
 

@@ -1,6 +1,6 @@
 """Describe products for the kernel of gemm_tma.cuh, where the copy engine (TMA) loads the tiles.
 
-`tma_op` turns one or several TileOps into a single launch. The last tiles of C may be divided into parts along the
+`tma_op` describes one or several TileOps as a single launch. The last tiles of C may be divided into parts along the
 inner dimension (split_k.py). Each part is then a separate task. Tasks of the same tile write the tile one after the
 other.
 """
@@ -53,9 +53,9 @@ BlockCounts = tuple[int, int, int]  # three numbers: the number of blocks of A, 
 class TmaKernel:
     """A compiled variant of the TMA kernel for up to `tasks` tasks; each task is a product of sums.
 
-    `terms` holds three numbers: the largest number of blocks in a sum of A's blocks, the same for B, and the largest
-    number of blocks of C that a product is added to. `blocks` holds the number of distinct blocks of A, of B and of C.
-    `shapes` contains the pairs (A is a sum, B is a sum) that occur in the tasks.
+    `terms` holds three numbers: the largest number of blocks in a sum of A's blocks, the largest number of blocks in a
+    sum of B's blocks, and the largest number of blocks of C that a product is added to. `blocks` holds the number of
+    distinct blocks of A, of B and of C. `shapes` contains the pairs (A is a sum, B is a sum) that occur in the tasks.
     """
 
     strategy: TileSizes
@@ -72,8 +72,8 @@ class TmaKernel:
     def shared_bytes(self) -> int:
         """Bytes of shared memory.
 
-        Each stage holds a tile of every term, and a tile of the sum if there are several terms. At the end, a tile of C
-        overwrites these tiles. Each stage also has two barriers of 8 bytes.
+        Each stage holds one tile of every block in a sum, and one tile of the sum itself if it has several blocks. At
+        the end, a tile of C overwrites these tiles. Each stage also has two barriers of 8 bytes.
         """
         s = self.strategy
         left, right = (terms + (terms > 1) for terms in self.terms[:2])
@@ -134,7 +134,7 @@ class TmaOp:
 
     @property
     def parameter_bytes(self) -> bytes:
-        """The parameters of the launch as bytes, for a C that is aligned."""
+        """The parameters of the launch as bytes, if the address of C is a multiple of 16 bytes."""
         return self.pack_parameters(True)
 
     def pack_parameters(self, aligned_result: bool) -> bytes:
@@ -207,7 +207,7 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
         *(_operand_map(x, False, kernel, v, largest.count) for x in rights),
     )
     task_words = b"".join(_pack_tasks(ops, parts, kernel, (lefts, rights, dests)))
-    # The first product that writes a block of C multiplies the block's old value by `keep`.
+    # For each block of C, `keep` is taken from the first product that writes the block; later products only add to it.
     into = tuple(x._replace(keep=next(y.keep for o in ops for y in o.dest if _without_factors(y) == x)) for x in dests)
     launch = TmaOp(kernel, maps, into, parts, task_words, w, tiles, largest.count)
     fits = kernel.shared_bytes <= SM90_SHARED_BYTES and len(launch.parameter_bytes) <= MAX_PARAMETER_BYTES
@@ -226,8 +226,9 @@ def has_tma_alignment(op: TileOp | TileGroup) -> bool:
 def _is_tma_supported(ops: Sequence[TileOp]) -> bool:
     """Return True if the kernel can compute these products in one launch.
 
-    The products must be float32, with one layout for all destinations and an adding epilogue. All sums of A's blocks
-    must have the same number of blocks, and so must all sums of B's blocks. An operand can also be a single block.
+    The products must be float32, with one layout for all destinations and an adding epilogue. Operands that are sums of
+    A's blocks must all have the same number of blocks, and so must sums of B's blocks. Operands can also be single
+    blocks.
     """
     layouts = {(o.kernel.element, o.kernel.along, *o.lines[:2], frozenset(o.lines[2:]), o.count) for o in ops}
     alike = len(layouts) == len(set(ops[0].lines[2:])) == 1 and ops[0].kernel.element == "float32"
@@ -237,7 +238,7 @@ def _is_tma_supported(ops: Sequence[TileOp]) -> bool:
 
 
 def _without_factors(x: BlockTerm) -> BlockTerm:
-    """Return the block with default coefficients: two blocks are then equal if they are the same memory."""
+    """Return the block with default coefficients. Two blocks without factors are equal if they have the same memory."""
     return x._replace(factor=1, keep=0)
 
 
@@ -259,7 +260,7 @@ def _pack_tasks(
     Several tasks can write the same tiles of a block of C. For each block, a task contains its turn (the number of
     earlier tasks that write the same tiles), and 1 if it is the last of these tasks.
     """
-    # In a product whose tiles are divided at index `cut`, different tasks write the tiles before `cut` and the others.
+    # If a product's tiles are divided at index `cut`, some tasks write the tiles before `cut`, others the later tiles.
     cut = max(part.first for part in parts)
     all_writers = Counter(
         (_without_factors(x), behind)

@@ -29,7 +29,7 @@ from fmm.kernels.cuda.products.tiling import (
     triangle_tiles,
 )
 
-TILE_LINE_BYTES = 128  # size in bytes of a tile along the inner dimension
+TILE_LINE_BYTES = 128  # size in bytes of a tile of A or B along the inner dimension
 WGMMA_DEPTH_BYTES = 32  # depth of one wgmma instruction along the inner dimension, in bytes
 # number of wgmma instructions along the inner dimension of a tile
 INSTRUCTIONS_PER_TILE = TILE_LINE_BYTES // WGMMA_DEPTH_BYTES
@@ -56,8 +56,8 @@ class WgmmaSizes:
 
 
 WGMMA_SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128))
-# A triangle of C can also have tiles of 192 columns: with 256 columns, most multiprocessors can be idle in the last
-# round, for example if C has 4096 rows on an H200.
+# A triangle of C can also have tiles of 192 columns. With tiles of 256 columns, most multiprocessors can be idle at the
+# end of the launch, for example if C has 4096 rows on an H200.
 TRIANGLE_SIZES = (*WGMMA_SIZES, WgmmaSizes(128, 192, stages=4))
 MAX_BETA_RATIO = 2.0**60  # largest |beta / alpha| for which the kernel is used
 UNSHARED_SLOWDOWN = 1.15  # time of a thread block without a cluster, divided by the time of a thread block in a cluster
@@ -83,7 +83,7 @@ class WgmmaKernel:
         """Bytes of shared memory, for tiles of A and B, a part of the tile of C, and barriers."""
         s = self.sizes
         staged = s.m_s * s.n_s // self.store_passes * DTYPES[self.element].itemsize
-        # If the kernel mirrors a triangle, each 64 columns of the staged part have barriers of their own.
+        # If the kernel mirrors a triangle, each group of 64 columns of the staged part has its own barriers.
         slots = s.n_s // 64 if self.triangle == "full" else 1
         barriers = 2 * BARRIER_BYTES * (s.stages + s.consumer_groups * slots)
         return s.stages * (s.m_s + s.n_s) * TILE_LINE_BYTES + staged + barriers
@@ -109,13 +109,13 @@ def wgmma_kernel_source(kernel: WgmmaKernel) -> str:
 def wgmma_instructions(element: DType, width: int, planes: bool = False) -> list[str]:
     """Return the C++ struct Step; its function `multiply` multiplies 64 rows of A by `width` columns of B.
 
-    If `keeps` is 0, the first wgmma instruction overwrites the accumulators; all other instructions add to them.
-    Operands with 16-bit elements may be transposed, that is, contiguous along the outer dimension. Products of bytes
-    accumulate as integers. A wgmma instruction must name all its registers, so its text depends on `width`. NVRTC
-    compiles each asm statement with many registers slowly, so one asm statement has all instructions of a tile.
+    If `keeps` is 0, the first wgmma instruction overwrites the accumulators; all other instructions add to the
+    accumulators. Operands with 16-bit elements may be transposed, that is, contiguous along the outer dimension. Sums
+    of products of bytes are integers. A wgmma instruction must name all its registers, so its text depends on `width`.
+    NVRTC compiles each asm statement with many registers slowly, so one asm statement has all instructions of a tile.
 
     With `planes`, Step also has `multiply_low`, which computes hi lo + lo hi. LOW_A is the distance from plane hi to
-    plane lo of A, and LOW_B the same distance for B.
+    plane lo of A, and LOW_B is the distance for B.
     """
     sums, number, register = ("s32", "int", "r") if element.itemsize == 1 else ("f32", "float", "f")
     accumulators = ", ".join(f'"+{register}"(x[{i}])' for i in range(width // 2))
@@ -239,7 +239,7 @@ def wgmma_op(
 ) -> WgmmaOp[WgmmaKernel] | None:
     """Describe a GEMM with aligned base addresses for the kernel; return None if the kernel cannot compute the GEMM.
 
-    `sizes` are the tile sizes; with None, they are chosen.
+    If no tile sizes are passed as `sizes`, the fastest predicted tile sizes are used.
     """
     if not _can_multiply(op, dtype) or not _can_write(op, dtype):
         return None
@@ -253,7 +253,7 @@ def wgmma_op(
     line = TILE_LINE_BYTES // DTYPES[dtype].itemsize
 
     def operand_tensor_map(x: GemmOperand, rows: int, cols: int, by_rows: bool, most: int) -> TensorMap:
-        """Return the tensor map of a matrix; one copy moves at most `most` of the matrix's lines (rows or columns)."""
+        """Return the tensor map of a matrix; one copy moves at most `most` lines (rows or columns) of the matrix."""
         length, lines = (cols, rows) if by_rows else (rows, cols)
         piece, steps = BlockTerm(x.base, x.offset, rows, cols), BlockStrides(x.leading, x.stride)
         return TensorMap(piece, dtype, length, lines, op.count, *steps, (line, most), TILE_LINE_BYTES)
@@ -327,7 +327,7 @@ def best_wgmma_sizes(
     among: tuple[WgmmaSizes, ...] = WGMMA_SIZES,
     triangle: bool = False,
 ) -> WgmmaSizes:
-    """Return the tile sizes for which the last cluster is predicted to end first."""
+    """Return the tile sizes with the earliest predicted end of the last cluster."""
 
     def last_cluster_end(s: WgmmaSizes) -> float:
         units, slowdown = (
