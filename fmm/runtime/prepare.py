@@ -65,7 +65,7 @@ ZERO_WORKSPACE_LIMITS = Limits(0)
 
 @dataclass(frozen=True)
 class PreparedCall:
-    """A call with its plan, launches and memory needs; without a plan the library's own product runs.
+    """A call with its plan, launches and memory needs; if `plan` is None, the library's own product runs.
 
     A prepared call is immutable, so threads and streams share it. Each product allocates its own result and workspace.
     """
@@ -79,12 +79,12 @@ class PreparedCall:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     result: Operand | None = None  # description of the new array for the product
-    # two values, for A and for B: True if the operand is copied, because BLAS cannot read its layout or type
+    # A value for A and one for B: True if the operand is copied, because BLAS cannot read its layout or type.
     packs: tuple[bool, bool] = (False, False)
     writes_out: bool = False  # True if the plan can write into `out`, unless `out` overlaps an operand
     flattens_stack: bool = False  # True if a stack times one matrix is one product of all rows of the stack
     offsets: tuple[ByteOffsets, ...] = ()  # byte offsets of A, B and C for each product, on a CUDA device
-    # byte offset of the addend for each product, if C does not hold the addend
+    # For each product, the byte offset of its addend in the addend's array; empty if C holds the addend.
     addend_offsets: tuple[int, ...] = ()
     spans: tuple[ByteSpan | None, ByteSpan | None, ByteSpan | None] = (None, None, None)
     copies: bool = False  # True if A or B is copied
@@ -168,7 +168,8 @@ def _prepare_and_cache(
 ) -> CachedCall:
     """Prepare a call and cache it.
 
-    If the caller set no workspace limit, the cached call expires when the free memory is read again.
+    If the caller set no workspace limit, the limit depends on the free memory. The cached call then expires when the
+    free memory is read again.
     """
     previous: CachedCall | None = library.cached_calls.get(key)
     if constraints.workspace is not None:
@@ -190,13 +191,13 @@ def _prepare_and_cache(
     return cached
 
 
-# the caches of prepared calls of the host libraries; the key is `id(cache)`
+# The caches of prepared calls of NumPy and of torch on the host, to clear them together; the keys are id(cache).
 _host_caches: dict[int, dict[Hashable, Any]] = {}
 
 
 @register_probe_callback
 def _clear_host_caches() -> None:
-    """Remove all cached calls of the host libraries, since they were decided before this processor was measured."""
+    """Remove all cached calls of the host libraries: their decisions were made before the probe of this processor."""
     for calls in tuple(_host_caches.values()):
         calls.clear()
 
@@ -216,7 +217,7 @@ def can_write_into_out(library: Library, call: PreparedCall, a: object, b: objec
 
 
 def prepare_uncached(library: Library, a: object, b: object, out: object, constraints: PlanConstraints) -> PreparedCall:
-    """Return a new prepared call; calls that the library rejects get no plan.
+    """Return a new prepared call; the call has no plan if the library rejects the operands.
 
     Raise PlanError if the caller's plan cannot run.
     """
@@ -261,10 +262,10 @@ def _make_query(
 
 # ---- from a query to a prepared call
 
-# Smallest number of rows for which fmm mirrors the triangle that BLAS computed. NumPy mirrors the triangle entry by
-# entry, in one thread. fmm mirrors the triangle by tiles on all threads, and starting the threads takes time. (Measured
-# ratio of NumPy's to fmm's time on two cores, in float64 and float32: 0.40 and 0.25 with 300 rows, 0.89 and 0.78 with
-# 1200, 0.99 and 0.90 with 2000, 1.00 and 1.05 with 3000, 1.06 and 1.17 with 4096.)
+# Smallest number of rows for which fmm, and not NumPy, mirrors the triangle that BLAS computed. NumPy mirrors the
+# triangle entry by entry, in one thread. fmm mirrors the triangle by tiles on all threads, and starting the threads
+# takes time. (NumPy's time divided by fmm's time on two cores, in float64 and float32: 0.40 and 0.25 with 300 rows,
+# 0.89 and 0.78 with 1200, 0.99 and 0.90 with 2000, 1.00 and 1.05 with 3000, 1.06 and 1.17 with 4096.)
 TILED_MIRROR_MIN_ROWS = 3000
 TILED_MIRROR_REASON = "b is a transposed in place: BLAS's syrk does half the work, and all threads write the mirror"
 OUT_MISMATCH_REASON = "out has another shape or type than the product"
@@ -280,15 +281,15 @@ def prepare_query(query: ProblemQuery) -> PreparedCall:
 
 
 def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
-    """Return the call that computes one triangle of A A^T.
+    """Return the prepared call that computes one triangle of A A^T and mirrors it.
 
-    Return None if the product of both triangles is faster, or B is not A^T.
+    Return None if the product of both triangles is faster, or if B is not a transposed view of A.
     """
     setting = query.setting
     if not setting.b_is_transposed_a or query.plan is not None or query.params != PLAIN:
         return None
     dtype = DTYPES.get(str(setting.dtype))
-    # B is A's transpose, so for complex A the product is not A times its adjoint, and for integers BLAS has no syrk
+    # For complex A, A A^T is not its own adjoint, because B is not conjugated. For integers, BLAS has no syrk.
     if dtype is None or dtype.is_complex or dtype.exact:
         return None
     call = _prepare_operation(replace(query, params=GemmParams(op="gram")))
@@ -297,7 +298,7 @@ def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
         return None
     if call.plan == VENDOR and not _can_vendor_syrk_win(query, problem):
         return None
-    if problem.batch_strides is not None:  # the decision compared the triangles with the vendor's whole products
+    if problem.batch_strides is not None:  # stacked_decisions has compared the triangles with complete products
         return call
     if not query.device.threads:
         return call if is_gram_faster(call.decision, call.limits, query.device) else None
@@ -320,11 +321,11 @@ def _can_vendor_syrk_win(query: ProblemQuery, problem: Problem) -> bool:
 
 
 def _prepare_operation(query: ProblemQuery) -> PreparedCall:
-    """Return the prepared call for the query, with the operation in the query's parameters."""
+    """Return the prepared call for the query's operation, which is a product or one triangle of a product."""
     result, on_host = _result_operand_or_error(query), query.device.threads > 0
     dtype = "tf32" if query.setting.math == "tf32" else result.dtype
-    # On a device the library copies the complete operand. On the host, each product's matrices are copied into the
-    # workspace.
+    # Operands that BLAS cannot read are copied. On a device the library copies the complete operand. On the host, each
+    # matrix is copied into the workspace before its product.
     work = arrange_matrices(query.a, query.b, query.out, result, dtype, not on_host, query.params)
     work = replace(work, problem=_problem_of_query(query, work))
     copied = work.copied_bytes(complete_operands=not on_host)
@@ -354,7 +355,7 @@ def _prepare_operation(query: ProblemQuery) -> PreparedCall:
 
 
 def _result_operand_or_error(query: ProblemQuery) -> Operand:
-    """Check shapes and types, and return the layout that the result would have in a newly allocated array.
+    """Check the shapes and types of a query, and return the description of the result in a new array.
 
     Raise VendorOnlyError or PlanIgnoredError if fmm does not multiply these operands.
     """
@@ -390,8 +391,8 @@ def _problem_of_query(query: ProblemQuery, work: CallMatrices) -> Problem:
 def _remaining_limits(limits: Limits, problem: Problem, copied: int) -> Limits:
     """Return the limits for the plan: the workspace limit is reduced by the `copied` bytes of operand copies.
 
-    For integers, componentwise is dropped, since integer products are exact. The error of a triangle's entries has no
-    bound under emulation, so componentwise forbids emulation for triangles.
+    For integers the constraint `componentwise` is dropped, since integer products are exact. For one triangle of a
+    product the constraint forbids emulation, because emulated triangles have no componentwise error bound.
     """
     componentwise = limits.componentwise and not problem.element_type.exact
     emulation = limits.emulation and not (componentwise and problem.writes_triangle)
@@ -411,8 +412,8 @@ def _needs_several_vendor_calls(query: ProblemQuery, work: CallMatrices) -> bool
 
 # ---- the plan and its launches
 
-# Texts with which explanations say how results get inf and NaN exactly where the vendor's product has them: on the host
-# (True) and on a device (False).
+# Parts of a decision's reason. They say how the result gets inf and NaN exactly where the vendor's product has them, on
+# the host (True) and on a device (False).
 NONFINITE_HANDLING_TEXTS = {
     True: "NumPy multiplies if numbers may overflow or are not finite, or if NumPy is set to report underflow",
     False: "if the result has inf or NaN, it is computed again in the classical order",
@@ -420,7 +421,7 @@ NONFINITE_HANDLING_TEXTS = {
 
 
 def _decide_launches(query: ProblemQuery, problem: Problem, limits: Limits) -> tuple[Decision, LaunchList | None]:
-    """Return the decision and its launches. Plans whose launches need more workspace than the limit are skipped."""
+    """Return the decision and its launches; skip plans with launches that need more workspace than the limit."""
     device = query.device
     if query.plan is not None:
         return _check_required_plan(query.plan, problem, limits, device)
@@ -445,7 +446,10 @@ def _decide_launches(query: ProblemQuery, problem: Problem, limits: Limits) -> t
 
 
 def _decide_stack(query: ProblemQuery, work: CallMatrices, limits: Limits) -> tuple[Decision, LaunchList | None] | None:
-    """Return the decision and the launches of a stack, or of groups of its products; None if products are separate."""
+    """Return the decision and the launches that several products of a stack share.
+
+    Return None if each product of the stack has launches of its own.
+    """
     chip, count = query.device.chip, work.product_count
     if query.plan is not None or chip is None or count == 1 or any(work.packs):
         return None
@@ -466,7 +470,10 @@ def _decide_stack(query: ProblemQuery, work: CallMatrices, limits: Limits) -> tu
 def _check_required_plan(
     plan: Plan, problem: Problem, limits: Limits, device: Device
 ) -> tuple[Decision, LaunchList | None]:
-    """Return the decision for the caller's plan; PlanError if the plan cannot run or has no componentwise bound."""
+    """Return the decision for the plan that the caller passed, and its launches.
+
+    Raise PlanError if the plan cannot run, or if the caller requires a componentwise bound that the plan does not have.
+    """
     on_host = device.threads > 0
     check_runnable(plan, problem, on_host)
     if limits.componentwise and not (has_componentwise_bound(plan) and (limits.emulation or not plan.uses_emulation)):
@@ -480,7 +487,7 @@ def _check_required_plan(
 def launches_on_device(plan: Plan, problem: Problem, device: Device, required: bool) -> LaunchList | None:
     """Return the plan's launches on a device; None on the host, and if the vendor must multiply.
 
-    `required`: True if the caller named the plan. A required plan runs on any layout or raises PlanError.
+    `required`: True if the caller passed the plan. A required plan runs on any layout; PlanError if the plan cannot run.
     """
     chip = chip_with_tuned_terms(device)
     if (plan == VENDOR and not problem.writes_triangle and not problem.has_factors) or chip is None:
@@ -496,14 +503,14 @@ def launches_on_device(plan: Plan, problem: Problem, device: Device, required: b
     emulates = plan.leaf_use.leaf.emulates
     if not required and emulates and not any(x.does == "product" for x in launches.launches):
         return None  # on this GPU the leaf calls the vendor for this problem
-    # fmm's own kernels are slower if rows are unaligned. For contiguous arrays the predicted time includes the slowdown
-    # by unaligned rows; for views it does not.
+    # fmm's own kernels are slower if rows are unaligned. The predicted time includes the slowdown only if the rows of
+    # contiguous arrays of these sizes are unaligned. If only the rows of a view are unaligned, no plan is used.
     is_predicted = not are_rows_aligned(reduced_problem(problem), plan.leaf_use.leaf.alignment)
     return launches if required or launches.has_vector_access or is_predicted else None
 
 
 def launches_at_addresses(call: PreparedCall, a: int | None, b: int | None, c: int | None) -> LaunchList:
-    """Return a device call's launches for these addresses; an array that is not allocated yet has the address None."""
+    """Return a call's launches on a device for these addresses of A, B and C; None for an array not yet allocated."""
     from fmm.kernels.cuda.record import record_launches
 
     assert call.launches is not None and call.device is not None and call.device.chip is not None
@@ -515,15 +522,15 @@ def launches_at_addresses(call: PreparedCall, a: int | None, b: int | None, c: i
     )
 
 
-# Largest number of operations, and of multiply-adds (about 3 ms), of a call that is captured as a graph. A graph saves
-# the time between launches, which matters only between short launches.
+# Largest number of operations, and of multiply-adds (about 3 ms), of a call that is captured as a CUDA graph. A graph
+# shortens the gaps between launches, and the gaps matter only if the launches are short.
 MAX_GRAPH_OPS, MAX_GRAPH_MULTIPLY_ADDS = 64, 1 << 36
 
 
 def _call_with_launches(
     call: PreparedCall, launches: LaunchList, work: CallMatrices, query: ProblemQuery
 ) -> PreparedCall:
-    """Return the call with launches, offsets and memory needs."""
+    """Return the call with its launches, the byte offsets of its products, and its memory needs."""
     # imported here, so programs without a GPU do not load the module
     from fmm.kernels.cuda.record import record_operations
 
@@ -544,5 +551,5 @@ def _call_with_launches(
 
 
 def cublas_scratch_offset(launches: LaunchList) -> int:
-    """Return the byte offset of cuBLAS's memory in the workspace of a call that may be captured as a graph."""
+    """Return the byte offset at which cuBLAS's own workspace begins in the workspace of a call captured as a graph."""
     return -(-launches.workspace // 256) * 256

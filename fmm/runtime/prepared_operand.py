@@ -82,13 +82,14 @@ def prepare_operand(x: Any, side: Side) -> PreparedOperand:
 
 
 def unwrap_operands(a: Any, b: Any, constraints: PlanConstraints) -> tuple[Any, Any, PlanConstraints]:
-    """Return `a` and `b`, with their arrays in place of prepared operands, and constraints with the prepared side."""
+    """Return the arrays of both operands, and constraints that name the operand with a prepared form."""
     if not isinstance(a, PreparedOperand) and not isinstance(b, PreparedOperand):
         return a, b, constraints
     arrays, prepared_side = [], None
     for x, side, other in ((a, "left", b), (b, "right", a)):
         if isinstance(x, PreparedOperand):
-            # The operands of the products that compute gradients have no prepared form.
+            # If the other operand requires a gradient, torch keeps x for the gradient's product, without its prepared
+            # form.
             if x.side == side and not getattr(other, "requires_grad", False):
                 prepared_side = x._prepared_side or prepared_side
             x = x._array
@@ -99,7 +100,7 @@ def unwrap_operands(a: Any, b: Any, constraints: PlanConstraints) -> tuple[Any, 
 
 
 def shape_error_note(a: Any, b: Any) -> str:
-    """Return a note for a shape error if an operand was prepared for the other side; else an empty text."""
+    """Return a note for an error about shapes if an operand was prepared for the other side; else an empty text."""
     note = wrong_side_note(a, b)
     if not note:  # returns before shapes are compared, since a tracer would record the comparison
         return ""
@@ -111,8 +112,8 @@ def shape_error_note(a: Any, b: Any) -> str:
 def wrong_side_note(a: Any, b: Any) -> str:
     """Return a text that names the operand that was prepared for the other side, and the correct call.
 
-    Return an empty text if no operand was prepared for the other side. If the shapes match, the product is correct, but
-    the prepared form is not used.
+    Return an empty text if no operand was prepared for the other side. An operand on the wrong side gives a correct
+    product if the shapes match, but its prepared form is not used.
     """
     for x, side, name in ((a, "left", "a"), (b, "right", "b")):
         if isinstance(x, PreparedOperand) and x.side != side:
@@ -148,9 +149,9 @@ def _array_bytes(x: Any) -> int:
 
 
 def _prepare_on_device(library: Any, x: Any, side: Side) -> PreparedOperand | None:
-    """Return the prepared operand, with the form of the first leaf that stores one.
+    """Return the prepared operand, with the prepared form of the first leaf that stores one for x.
 
-    Return None if no leaf stores a prepared form.
+    Return None if no leaf stores a prepared form for x.
     """
     setting, operand = library.product_setting(x, x, None), library.describe_operand(x)
     is_default = not setting.refusal and setting.math == "ieee" and setting.may_emulate and is_emulation_allowed()

@@ -33,38 +33,39 @@ from fmm.perfmodel.default_calibration import cpu_calibration
 MIN_TIMED_SIDE, MAX_TIMED_SIDE = 256, 4096  # smallest and largest side of the timed products
 MAX_PRODUCT_SECONDS = 0.02  # seconds; the side is doubled unless the next product would take longer
 PRODUCT_TIMINGS, SUM_TIMINGS = 7, 5  # number of timings of each product, number of timings of the sums
-# The side S for which products run at half the asymptotic rate: time = flops / rate (1 + S / side). Products with sides
-# of 1000 or 2000 run 10 to 20 % below the asymptotic rate; a level saves about as much time. A measurement of S would
-# take too long. On two cores with AVX-512, S is 200 to 250 in float64 and 200 to 400 in float32. Two products that run
-# concurrently, each on one thread, have a smaller S.
+# The side S for which products run at half the asymptotic rate: time = flops / rate * (1 + S / side). Products with
+# sides of 1000 or 2000 run 10 to 20 % below the asymptotic rate, and a level saves about as much time, so S matters. A
+# measurement of S would take too long. On two cores with AVX-512, S is 200 to 250 in float64 and 200 to 400 in float32.
+# Two products that run concurrently, each on one thread, have a smaller S.
 HALF_RATE_SIDE, CONCURRENT_HALF_RATE_SIDE = 200.0, 150.0
-# side of the float64 operand of the timed sums; the sums move about 40 MB, more than a core's own caches hold
+# Side of the float64 matrix A in the timed sums. The sums move about 40 MB, more than a core's own caches hold.
 SUM_OPERAND_SIDE = 1536
-# rows and columns of A in the product that runs concurrently with the timed sums; it takes longer than the sums
+# Rows and columns of A in the product that runs concurrently with the timed sums. The product takes longer than the
+# sums.
 CONCURRENT_SHAPE = (640, 1024)
-# Factors on the measured rate of sums, for plans whose sums and products alternate. The overflow check takes time, and
-# during a product's sums the caches are colder than in the probe. float32 products take less time than float64
-# products, so slow sums have a larger share of the time.
+# Factors on the measured rate of sums, for plans with sums and products one after the other. The sums of such a plan
+# are slower than in the probe: the overflow check takes time, and the caches are colder. The factor for float32 is
+# smaller, since float32 products take less time, and slow sums have a larger share of the time.
 SUM_RATE_SHARE = {"float64": 0.75, "float32": 0.65}
-# Smallest predicted gain for which a plan is chosen. For sides from 4096 to 7000, plans on two cores with AVX-512 lose
-# 2 to 5 % in float64 and 6 to 8 % in float32. The losses occur at the start and end of products, and are also caused by
-# OpenBLAS's other thread, which spins after a product.
+# Smallest predicted gain for which a plan is chosen. For sides from 4096 to 7000, plans on two cores with AVX-512 are
+# slower than predicted, by 2 to 5 % in float64 and by 6 to 8 % in float32. Plans lose this time at the start and end of
+# their products, and because OpenBLAS's second thread spins after a product.
 MIN_PREDICTED_GAIN = 0.075
 # Smallest predicted gain of plans that replace a complex product by three real products. Two threads cannot share three
-# products evenly, and OpenBLAS's other thread still spins when the products begin. (Measured for 27 products with sides
-# from 1300 to 6000 on two cores with AVX-512: with a predicted gain of 9 to 13 %, products lost up to 14 %; with a
-# larger predicted gain, products gained 5 to 19 %.)
+# products evenly, and OpenBLAS's second thread still spins when the products begin. (27 products with sides from 1300
+# to 6000 on two cores with AVX-512: plans with a predicted gain of 9 to 13 % lost up to 14 %; plans with a larger
+# predicted gain won 5 to 19 %.)
 MIN_COMPLEX_GAIN = 0.13
-# Smallest side of the leaf products of a plan that runs two products concurrently. (Measured on two cores with AVX-512:
-# two levels with leaf products of side 1250 lost 1 % at a predicted gain of 8 %.)
+# Smallest side of the leaf products of a plan that runs two products concurrently. (On two cores with AVX-512, a plan
+# with two levels and leaf products of side 1250 lost 1 %, though a gain of 8 % was predicted.)
 MIN_CONCURRENT_LEAF_SIDE = 2000.0
 
 PROBE_SOURCE = "measured in this process"
 
 _lock = ForkSafeLock()
 _callbacks: list[Callable[[], None]] = []
-# the measured calibrations: the first key is (number of threads, True for single precision), the second is True for
-# complex types
+# The measured calibrations. The first key is (number of threads, True for single precision). The second key is True for
+# complex types.
 _measured_calibrations: dict[tuple[int, bool], dict[bool, Calibration]] = {}
 
 
@@ -75,13 +76,13 @@ def measured_calibration(threads: int, dtype: str) -> Calibration | None:
 
 
 def register_probe_callback(callback: Callable[[], None]) -> Callable[[], None]:
-    """Register a function to call after each measurement. (A measurement makes earlier decisions out of date.)"""
+    """Register a function to call after each measurement, which makes earlier decisions out of date."""
     _callbacks.append(callback)
     return callback
 
 
 def probed_calibration(threads: int, dtype: str) -> Calibration:
-    """Return this processor's calibration for `threads` and the precision of `dtype`, measured once per process."""
+    """Return this processor's calibration for `threads` threads and a type; measure its rates at the first call."""
     single = dtype in ("float32", "complex64")
     key = threads, single
     with _lock.now:
@@ -118,7 +119,7 @@ def _measure_calibration(threads: int, dtypes: tuple[str, ...]) -> Calibration:
 def _product_rate(dtype: np.dtype[Any], pipe: float) -> ProductRate:
     """Return the asymptotic rate in flop/s from the largest product that MAX_PRODUCT_SECONDS permits.
 
-    The model is time = flops / rate (1 + pipe / side). Each of the sides m, k and n has a third of `pipe`.
+    The model is time = flops / rate * (1 + pipe / side). The ProductRate gives each of m, k and n a third of `pipe`.
     """
     side, seconds = MIN_TIMED_SIDE, _product_seconds(MIN_TIMED_SIDE, dtype)
     while side < MAX_TIMED_SIDE and seconds * 8 < MAX_PRODUCT_SECONDS:
@@ -134,7 +135,7 @@ def _product_seconds(side: int, dtype: np.dtype[Any]) -> float:
 
 
 def _sum_rate(threads: int) -> float:
-    """Return the rate of a plan's sums in bytes per second, measured after a product or during a concurrent product."""
+    """Return the rate of a plan's sums in bytes per second, measured during or after a product, as in a plan."""
     plan, a = Plan.parse("winograd > vendor"), np.ones((SUM_OPERAND_SIDE, SUM_OPERAND_SIDE))
     recipe = lower_level(plan, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE)
     assert recipe is not None

@@ -23,7 +23,7 @@ BAR_UPDATE_SECONDS, LINE_UPDATE_SECONDS = 0.5, 10.0  # seconds between two updat
 class Progress:
     """The count of a call's finished multiply-adds.
 
-    If `wanted` is True, a thread shows the progress from `begin_count` on.
+    If `wanted` is True, `begin_count` starts a thread that shows the progress on stderr.
     """
 
     def __init__(self, wanted: bool) -> None:

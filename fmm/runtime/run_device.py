@@ -1,11 +1,11 @@
-"""Run a prepared call on a CUDA device: memory is from the library's pool, and the plan runs on the library's stream.
+"""Run a prepared call on a CUDA device, with memory from the library's pool and on the library's current stream.
 
 If C has an inf or NaN after the plan has run, the product is computed again on the device.
 
 A call that recurs is captured as a CUDA graph. A replay of the graph is one launch instead of about five, with shorter
 gaps between kernels. A graph owns no memory. If an operand, C or the workspace has another address than at the
-capture, the new address is written into the graph's kernel nodes. Only memory that cuBLAS itself reads or writes
-(usually the workspace) must keep its address.
+capture, the new address is written into the graph's kernel nodes. The nodes of cuBLAS cannot be changed, so memory that
+cuBLAS reads or writes (usually the workspace) must keep its address.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ def _run_on_stream(
     stream: int,
     addend: Any = None,
 ) -> Any:
-    """Return C.
+    """Return C, computed by the call's plan on this stream; None if the vendor must multiply.
 
-    All memory is allocated before the first launch, so an exception leaves `out` either unchanged or complete.
+    All memory is allocated before the first launch. If a launch fails, the library computes `out`. After an exception,
+    `out` is therefore either unchanged or complete.
     """
     if stream != LEGACY_STREAM and runtime.streamIsCapturing(stream):
         if required:
@@ -120,9 +121,9 @@ def run_preparation(library: DeviceLibrary, launches: LaunchList, pointer: int, 
 
 
 def run_timed_product(library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
-    """Return a product, timed by the online measurement of its shape.
+    """Return one product, timed by the online measurement of its shape.
 
-    While the stream is captured, nothing is timed.
+    While the stream is captured, return the vendor's product without a timing.
     """
     if _is_capturing(library, call):
         return multiply(VENDOR)
@@ -143,15 +144,15 @@ def run_first_product(
 
 
 def _is_capturing(library: DeviceLibrary, call: PreparedCall) -> bool:
-    """Return True while launches on the library's current stream are captured as a graph, and do not run."""
+    """Return True while the library's current stream is captured as a CUDA graph, and its launches do not run."""
     stream, _ = library.current_stream(call.setting.device)
     return stream != LEGACY_STREAM and bool(runtime.streamIsCapturing(stream))
 
 
 def _complete_by_vendor(library: DeviceLibrary, call: PreparedCall, a: Any, b: Any, out: Any, addend: Any) -> None:
-    """Compute C by the library's own functions.
+    """Compute C by the library's own functions, after a launch of the plan has failed.
 
-    If the call reads the old values of C, do nothing, since the old values may be overwritten.
+    If the result depends on the old values of C, do nothing: launches of the plan may have overwritten the old values.
     """
     problem = call.launches.problem if call.launches else None
     if problem is None or call.launches is None or any(call.launches.plan.conjugated_operands):
@@ -190,22 +191,22 @@ class StreamCall:
         self.call = call  # this reference keeps the call alive, so the key id(call) is unique
         self.stream, self.device = flag.stream, device
         self.launches = call.launches
-        # True if an inf or NaN in C starts a second computation on the device
+        # True if the launches check C for inf and NaN, and then compute C again on the device
         self.is_flagged = may_create_nonfinite(call.launches.plan)
         self.flag_addresses = (flag.address, flag.count_address) if self.is_flagged else (0, 0)
         self.scratch = cublas_scratch_offset(call.launches)
         self.replays = GraphCaptures(self._capture_graph, GRAPH_CACHE) if call.uses_graph else None
         self._latest: Hashable = None  # key of the last replay, which is tried first, since addresses usually recur
         self._players: dict[Alignment, Player | str] = {}  # the player, or why the plan cannot run
-        # if the call has one product: the player for addresses with the alignment that the libraries' pools give
+        # The player for addresses from the memory pools, which are aligned, if the call has a single product.
         self._single: Player | None = None
-        # for each alignment, the indices of the addresses that vendor calls read or write
+        # for each alignment, the indices (in `Addresses`) of the addresses that vendor calls read or write
         self._fixed: dict[Alignment, tuple[int, ...]] = {}
 
     def run_at_addresses(self, *bases: int, visible: bool = True) -> None:
         """Run the call with A, B, C, the workspace and the addend at these addresses.
 
-        `visible`: True if C is the caller's array. An exception must not leave the caller's array incomplete.
+        `visible`: True if C is the caller's array; an exception then must not leave C incomplete.
         """
         if self.replays is not None:
             replay = self.replays.captured.get(self._latest)
@@ -224,9 +225,9 @@ class StreamCall:
         return Addresses(*bases[:4], *self.flag_addresses, *bases[4:])
 
     def _find_replay(self, bases: tuple[int, ...]) -> _GraphReplay | None:
-        """Return the graph, with these addresses in its nodes.
+        """Return the call's captured graph, after these addresses have been written into its nodes.
 
-        Return None for a new call, or if the nodes cannot be changed.
+        Return None if no graph has been captured yet, or if the nodes cannot be changed.
         """
         assert self.replays is not None
         addresses = self._launch_addresses(bases)
@@ -262,7 +263,8 @@ class StreamCall:
     def _replay_key(self, addresses: Addresses) -> Hashable:
         """Return the cache key of a graph.
 
-        The key has the addresses that vendor calls read or write, and the alignment of all addresses.
+        The key contains the alignment of all addresses, and the addresses that vendor calls read or write, because a
+        graph cannot change the latter.
         """
         alignment = addresses.alignment
         fixed = self._fixed.get(alignment)
@@ -272,9 +274,10 @@ class StreamCall:
         return aligned, *[addresses[i] for i in fixed]
 
     def _launch_products(self, addresses: Addresses, stream: int, visible: bool) -> None:
-        """Launch all products.
+        """Launch all products of the call.
 
-        If the caller can see C, all launches are prepared before the first launch: all products run, or none.
+        If C is the caller's array (`visible`), all launches are prepared before the first launch, so that an exception
+        leaves C unchanged.
         """
         products = list(self._product_players(addresses))  # raises PlanError before the first launch
         if len(products) == 1 and addresses.is_aligned and products[0][1] is addresses:
@@ -322,13 +325,13 @@ class StreamCall:
 
 
 class _GraphReplay:
-    """A call's captured graph, with the addresses of A, B, C and the workspace that the graph's nodes have."""
+    """A call's captured graph, and the addresses of A, B, C and the workspace in the graph's nodes."""
 
     def __init__(
         self, call: StreamCall, graph: Any, addresses: Addresses, counters: dict[Player, tuple[int, ...]]
     ) -> None:
         self.call, self.counters = call, counters
-        # None after a failed update: the nodes may then have addresses of two calls
+        # None after a failed update, since some nodes may then have new addresses and others old ones
         self.bases: tuple[int, ...] | None = addresses.memory_addresses
         self.graph = UpdatableGraph(graph, call.kernel_nodes(addresses, counters))
 

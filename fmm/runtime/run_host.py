@@ -1,8 +1,9 @@
 """Run a prepared call on the host: allocate the workspace, check for overflow, and run the plan on NumPy views.
 
 After any exception, Ctrl-C included, `out` is either complete or unchanged. Therefore Python code that a signal could
-interrupt must not write to `out`. Either a worker thread writes to `out` while the caller waits in one C function, or
-one C function copies the result from a private array. (The vendor's product in NumPy is also one C call.)
+interrupt must not write to `out`. `out` is written in one of three ways: by a worker thread while the caller waits in
+one C function, by one C function that copies the result from a private array, or by NumPy's own product, which is one
+C function too.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ SMALL_ARRAY_BYTES = 256 * 1024  # size in bytes; if A, B and C are all smaller, 
 
 
 class PartlyAddedError(RuntimeError):
-    """The error raised if memory runs out while a product is added to an array; the array's old values are lost."""
+    """The error raised if memory runs out while a plan adds a product to `out`; the old values of `out` are lost."""
 
 
 class _VendorNeededError(Exception):
@@ -54,9 +55,9 @@ class _VendorNeededError(Exception):
 def run_call(
     library: HostLibrary, call: PreparedCall, a: Any, b: Any, out: Any, required: bool, addend: Any = None
 ) -> Any:
-    """Return C, computed by the call's plan; None if the vendor must multiply, for example since numbers may overflow.
+    """Return C, computed by the call's plan; None if the vendor must multiply, for example since sums may overflow.
 
-    `required`: True if the caller named the plan. `addend`: the addend, with C's shape; None if C holds the addend.
+    `required`: True if the caller passed the plan. `addend`: the addend, with C's shape; None if C holds the addend.
 
     If memory runs out after a product was partly added to `out`, raise PartlyAddedError: the product cannot be computed
     again.
@@ -111,8 +112,8 @@ def run_first_product(
 def _can_numpy_warn(call: PreparedCall, c: Array) -> bool:
     """Return True if NumPy's own product of a matrix and its transpose could warn of an overflow.
 
-    Only the diagonal is checked, since no other entry, and no partial sum of an entry, is larger than the largest entry
-    of the diagonal.
+    Only the diagonal of A A^T is checked, since no other entry, and no partial sum of an entry, is larger than the
+    largest entry of the diagonal.
     """
     is_numpy_gram = call.setting.b_is_transposed_a and bool(call.setting.vendor_advantage)
     return is_numpy_gram and not bool(np.isfinite(np.diagonal(c, axis1=-2, axis2=-1)).all())
@@ -124,8 +125,8 @@ def _can_numpy_warn(call: PreparedCall, c: Array) -> bool:
 def _is_worker_thread_as_fast() -> bool:
     """Return True if BLAS is as fast on a worker thread as on the caller's thread.
 
-    An OpenBLAS that has its own threads is as fast on any thread. A BLAS with OpenMP is not, since OpenMP has separate
-    threads and settings for each calling thread.
+    An OpenBLAS with its own threads is equally fast for any calling thread. A BLAS with OpenMP is slower on a worker
+    thread, since OpenMP has separate threads and settings for each calling thread.
     """
     return loaded_openblas() is not None
 
@@ -133,9 +134,9 @@ def _is_worker_thread_as_fast() -> bool:
 def _vendor_product_calls(
     multiply: Callable[[], Any], c: Array, multiplier: _PlanMultiplier
 ) -> list[Callable[[], Any]]:
-    """Return functions that together compute C = alpha A B, plus or minus the addend.
+    """Return functions that, called one after the other, compute C = alpha A B, plus or minus the addend.
 
-    Each function is one C call without allocations.
+    Each function is one call of a C function, and allocates no memory.
     """
     alpha, beta, addend = complex(multiplier.params.alpha), multiplier.params.beta, multiplier.addend
     steps = [multiply]
@@ -151,8 +152,9 @@ def _compute_on_worker(
 ) -> None:
     """Compute C on a worker thread; raise NoThreadError if no thread starts.
 
-    `completion`: functions that compute the caller's C, in the same C call, if the plan fails after its first write to
-    C. If memory runs out and the plan is required, the MemoryError is raised.
+    If the plan fails after its first write to C, the worker thread calls the functions in `completion`, which compute
+    the caller's C by the vendor; the caller's thread waits until then. If memory runs out and the plan is required, the
+    MemoryError is raised.
     """
     last = list(completion)
 
@@ -216,18 +218,17 @@ class _PlanMultiplier:
 
     @property
     def can_vendor_compute_c(self) -> bool:
-        """True if the vendor can compute C in a few C calls, and needs no old values of C."""
+        """True if a few calls of C functions compute C by the vendor, without the old values of C."""
         is_simple = self.addend is None or self.params.beta in (1, -1)
         return is_simple and not self.in_place and not (self.writes_triangle and self.has_factors)
 
     def compute_product(self, a: Array, b: Array, c: Array) -> None:
-        """Compute C.
+        """Compute C by the plan.
 
-        The workspace is allocated before the first write into C. `has_begun` becomes True before the first write into
-        C.
+        Before the first write into C, the workspace is allocated, and `has_begun` becomes True.
         """
-        # Overflows in a plan's sums are not in the caller's numbers, so overflows are not reported. For the vendor's
-        # product, the warnings are NumPy's own.
+        # An overflow in a plan's sums is no overflow of the caller's product, so no warning reports the overflow. For
+        # the vendor's product, NumPy's own warnings are kept.
         quiet = np.errstate(all="ignore") if self.plan != VENDOR else nullcontext()
         if self.progress is not None:
             self._begin_progress(self.progress, c.size)
@@ -244,7 +245,7 @@ class _PlanMultiplier:
 
     def _multiply_matrices(self, a: Array, b: Array, c: Array, arena: Arena, addend: Array | None) -> None:
         a, b = self._readable_operands(a, b, arena)
-        # A product whose leaf uses all threads is not run concurrently with other work.
+        # With 0 flops, the backend runs nothing concurrently with a product: the leaf of the plan uses all threads.
         is_alone = self.plan == VENDOR or self.plan.leaf_use.leaf.host_product_with_scratch is not None
         flops = 0 if is_alone else 2 * a.shape[0] * a.shape[1] * b.shape[1]
         with plan_backend(self.threads.count, flops, self.report) as backend:
@@ -254,7 +255,7 @@ class _PlanMultiplier:
             execute_plan(self.plan, a, b, c, backend, arena, *self.params, addend)
 
     def _begin_progress(self, progress: Progress, size: int) -> None:
-        """Start the progress count if there is more than one leaf product. `size`: number of entries of C."""
+        """Start to count the finished leaf products if there is more than one; `size` is the number of entries of C."""
         problem, device = self.call.decision.problem, self.call.device
         assert problem is not None and device is not None
         products = [kind(self.plan, *problem.size, self.params) for kind in (count_leaf_products, count_leaf_triangles)]
@@ -270,9 +271,10 @@ class _PlanMultiplier:
         return self._copy_for_blas(a, packs[0], arena), self._copy_for_blas(b, packs[1], arena)
 
     def _copy_for_blas(self, x: Array, pack: bool, arena: Arena) -> Array:
-        """Return the matrix if BLAS can read it; else a copy.
+        """Return the matrix, or a copy if the matrix is marked for a copy (`pack`).
 
-        (BLAS cannot read other types, negative strides, or gaps along both axes.)
+        BLAS cannot read a matrix of another type, with negative strides, or with gaps along both axes. NumPy's own
+        product copies such a matrix itself, except for another type.
         """
         if not pack:
             return x
@@ -293,7 +295,7 @@ class _PlanMultiplier:
 
 
 def _split_stack(call: PreparedCall, a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield (A, B, C) of each product of two matrices; together the products compute all of C."""
+    """Yield the matrices (A, B, C) of each product of a stack; together the products compute the whole array C."""
     if a.ndim == 1:
         c = np.expand_dims(c, -1 if b.ndim == 1 else -2)
     if b.ndim == 1:
@@ -312,7 +314,7 @@ def _split_stack(call: PreparedCall, a: Array, b: Array, c: Array) -> Iterator[t
 
 
 def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
-    """Return descriptions of the products that run: one text for each kind of product."""
+    """Return texts that say on which threads the plan's products run, one text for each kind of product."""
     if problem.writes_triangle and not plan.levels:
         return (f"BLAS's syrk or herk on {count_noun(threads, 'thread')}, one triangle; the other is its mirror",)
     vendor, whole = f"numpy.matmul on {count_noun(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"

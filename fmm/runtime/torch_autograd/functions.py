@@ -1,7 +1,8 @@
 """Products of torch tensors, with torch's rules for modes, conjugate marks and gradients.
 
-Tensors on the host are multiplied as NumPy views of their memory. If an operand requires gradients, fmm computes
-the product and its gradients. G is the gradient of C, dX the gradient of X, and * marks a complex conjugate:
+Tensors on the host are multiplied as NumPy views of their memory. If an operand requires gradients, fmm computes the
+product and its gradients by these formulas. G is the gradient of C, dX is the gradient of X, and alpha* is the complex
+conjugate of alpha:
 
     C = A B               dA = G B^H               dB = A^H G
     C = alpha A B + beta D    dA = alpha* G B^H    dB = alpha* A^H G    dD = beta* G
@@ -54,16 +55,17 @@ def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
     library = torch_library_of(a)
     if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
         return array_matmul.run_matmul(library, a, b, out, constraints)
-    # If no plan is faster, or if torch rejects the call, torch's own product runs and records gradients.
+    # If no plan is faster, torch's own product runs and records gradients. If the call is invalid, it raises the error.
     if out is not None or min(a.dim(), b.dim()) < 2 or prepare_call(library, a, b, None, constraints).plan is None:
         return library.vendor_product(a, b, out)
     return Product.apply(a, b, constraints)
 
 
 def _hermitian_product(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the product of a complex matrix and its adjoint (a view with a conjugate mark) by a plan of one triangle.
+    """Return the product of a complex matrix and its adjoint, by a plan that computes one triangle.
 
-    Return None for other products, and if the chosen plan must copy the adjoint.
+    The adjoint is a view with torch's conjugate mark. Return None for other products, and if the chosen plan would need
+    a copy of the adjoint.
     """
     if (found := _matrix_of_adjoint(a, b)) is None or out is not None or constraints is not NO_CONSTRAINTS:
         return None
@@ -74,7 +76,7 @@ def _hermitian_product(a: Any, b: Any, out: Any, constraints: PlanConstraints) -
 
 
 def _matrix_of_adjoint(a: Any, b: Any) -> tuple[Any, bool] | None:
-    """Return (x, True) for the operands x and x.mH, (x, False) for x.mH and x; None for other operands."""
+    """Return (x, True) if the operands are x and x.mH, (x, False) if they are x.mH and x, else None."""
     if not a.is_cuda or a.dim() != 2 or a.is_conj() == b.is_conj() or a.is_neg() or b.is_neg():
         return None
     x, adjoint = (a, b) if b.is_conj() else (b, a)
@@ -95,14 +97,14 @@ def explain_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> D
 
 
 def _decide_fallback(reason: str, constraints: PlanConstraints, function: str = TORCH.vendor_name) -> Decision:
-    """Return the decision for a call that only torch can compute; PlanError if the caller named a plan."""
+    """Return the decision for a call that only torch can compute; raise PlanError if the caller passed a plan."""
     if constraints.plan not in (None, VENDOR):
         raise PlanError(f"the plan {constraints.plan} cannot run here: {reason}")
     return Decision(VENDOR, None, f"torch multiplies: {reason}", kernels=(function,))
 
 
 class Product(torch.autograd.Function):  # type: ignore[misc]
-    """The autograd function of fmm.matmul. fmm computes the gradients, which can be differentiated again."""
+    """The autograd function of fmm.matmul; fmm computes its gradients, and the gradients of gradients."""
 
     @staticmethod
     def forward(a: Any, b: Any, constraints: PlanConstraints) -> Any:
@@ -164,7 +166,7 @@ def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill:
 
 
 def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Any:
-    """Return the result of fmm.gram by torch's own functions, which torch can trace, transform or record."""
+    """Return the result of fmm.gram by torch's own functions; torch can trace them, transform them and record them."""
     if out is not None or constraints.plan not in (None, VENDOR):
         _decide_gram_fallback(a, b, out, constraints)  # raises TypeError with the reason
     left, right = (a, b) if b is not None else (a, a.mH) if params.rows else (a.mH, a)
@@ -199,7 +201,7 @@ def _decide_gram_fallback(a: Any, b: Any, out: Any, constraints: PlanConstraints
 
 
 class Gram(torch.autograd.Function):  # type: ignore[misc]
-    """The autograd function of fmm.gram. fmm computes the gradients."""
+    """The autograd function of fmm.gram; fmm computes its gradients."""
 
     @staticmethod
     def forward(a: Any, b: Any, params: GramParams, constraints: PlanConstraints) -> Any:
@@ -264,7 +266,7 @@ def explain_gemm_tensors(
 def _is_plain_gemm(a: Any, b: Any, c: Any, out: Any) -> bool:
     """Return True if fmm can compute the fmm.gemm call.
 
-    Calls in which `c` and `a` have different types are left to torch, which rejects them.
+    If `c` and `a` have different types, return False: torch computes the call, and raises its own error.
     """
     return is_plain_call(a, b, out) and (c is None or (is_plain_call(a, c, out) and c.dtype == a.dtype))
 
@@ -293,9 +295,9 @@ def _run_plain_gemm(
 
 
 def _conjugate_marks_as_ops(a: Any, b: Any, params: BlasGemmParams) -> tuple[Any, Any, BlasGemmParams]:
-    """Return the tensors without conjugate marks.
+    """Return the tensors without torch's conjugate marks, and the parameters with other ops.
 
-    Where possible, op "C" replaces the mark, so the tensor is not copied.
+    Where possible, the op "C" replaces the mark of a tensor, so that the tensor is not copied.
     """
     a, op_a = _conjugate_mark_as_op(a, params.op_a)
     b, op_b = _conjugate_mark_as_op(b, params.op_b)
@@ -316,7 +318,7 @@ def _apply_op(x: Any, op: str) -> Any:
 def _gemm_by_torch(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> Any:
     """Return the result of fmm.gemm, computed by torch's own functions.
 
-    torch's own functions raise torch's errors and record gradients.
+    These functions record gradients, and raise torch's errors for invalid operands.
     """
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return TORCH.vendor_product(a, b)
@@ -335,7 +337,7 @@ def _differentiable_gemm(
 ) -> Any:
     """Return the result of fmm.gemm and record gradients.
 
-    torch computes the result if no plan is faster or if torch rejects the call; else a plan computes the result.
+    A plan computes the result if it is faster. Otherwise, and if the call is invalid, torch's own functions compute it.
     """
     a, b = _apply_op(a, params.op_a), _apply_op(b, params.op_b)
     params = params._replace(op_a="N", op_b="N")
@@ -350,7 +352,7 @@ def _differentiable_gemm(
 
 
 class Gemm(torch.autograd.Function):  # type: ignore[misc]
-    """The autograd function of fmm.gemm. fmm computes the gradients, which can be differentiated again."""
+    """The autograd function of fmm.gemm; fmm computes its gradients, and the gradients of gradients."""
 
     @staticmethod
     def forward(a: Any, b: Any, c: Any, params: BlasGemmParams, constraints: PlanConstraints) -> Any:
@@ -387,7 +389,8 @@ Shapes = tuple[Sequence[int], Sequence[int]]
 def save_factors(ctx: Any, a: Any, b: Any) -> None:
     """Save `a` if the gradient of `b` is needed, and `b` if the gradient of `a` is needed, as torch's product does.
 
-    A program may overwrite or free an operand that is not saved. If `b` is None, the gradient of `a` needs `a` itself.
+    A program may overwrite or free an operand that is not saved. If `b` is None, the product is that of `a` and its
+    adjoint, and the gradient of `a` needs `a`.
     """
     of_a, of_b = ctx.needs_input_grad[:2]
     ctx.save_for_backward(a if of_b or b is None else None, b if of_a else None)

@@ -26,9 +26,9 @@ from fmm.runtime.torch_autograd.functions import matmul_tensors, product_gradien
 OPERATOR_SCHEMA = (
     "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
 )
-# No plan runs while a stream is captured (fmm/runtime/run_device.py). With this tag Inductor leaves the operator out of
-# the CUDA graphs that it captures. In a version of torch without this tag, the operator is captured, and runs torch's
-# own product.
+# The tag cudagraph_unsafe: Inductor leaves an operator with this tag out of the CUDA graphs that it captures. In a
+# version of torch without the tag, Inductor captures the operator. The operator then runs torch's own product, since no
+# plan runs while a stream is captured (fmm/runtime/run_device.py).
 OPERATOR_TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 _OPERATOR_LIBRARY = torch.library.Library("fmm", "FRAGMENT")
 _OPERATOR_LIBRARY.define(OPERATOR_SCHEMA, tags=OPERATOR_TAGS)
@@ -36,7 +36,10 @@ MATMUL_OPERATOR: Any = torch.ops.fmm.matmul.default
 
 
 def traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the product while torch's calls are traced: by the operator in a compiled graph, else by torch itself."""
+    """Return the product while torch records calls.
+
+    While torch.compile compiles a graph, large products call the operator; all other products call torch's own matmul.
+    """
     if out is None and not constraints.componentwise and _is_worth_an_operator(a, b):
         plan = None if constraints.plan is None else str(constraints.plan)
         return MATMUL_OPERATOR(a, b, plan, constraints.error_growth, constraints.workspace)
@@ -68,7 +71,7 @@ def _is_worth_an_operator(a: Any, b: Any) -> bool:
 def _operator_product(
     a: Any, b: Any, plan: str | None = None, error_growth: float | None = None, workspace: int | None = None
 ) -> Any:
-    with torch.no_grad():  # detached, since the operator has its own gradients
+    with torch.no_grad():  # the gradients of this operator are registered, so no gradient is recorded here
         constraints = PlanConstraints(None if plan is None else Plan.parse(plan), error_growth, workspace)
         return matmul_tensors(a, b, None, constraints).contiguous()
 
@@ -123,7 +126,7 @@ def _autocast_operator(kind: str) -> Callable[..., Any]:
 def _batched_operator_product(
     info: Any, batch_axes: tuple[int | None, ...], a: Any, b: Any, *limits: Any
 ) -> tuple[Any, int]:
-    """Return the operator's result under torch.vmap, as one product of stacks with torch.matmul's broadcasting."""
+    """Return the operator's result under torch.vmap, computed as one product of two stacks of matrices."""
     at_a, at_b, *_ = batch_axes
     of_a, of_b = a.dim() - (at_a is not None), b.dim() - (at_b is not None)
     axes = max(of_a, of_b, 2)
@@ -149,18 +152,18 @@ def _as_stack(x: Any, batch_axis: int | None, axes: int, missing_axis: int | Non
 
 # ---- forward-mode gradients and DTensors, which torch.library does not support
 #
-# torch generates an autograd kernel from the operator's gradients, and the generated kernel drops tangents silently. A
-# kernel of fmm replaces the generated kernel at the autograd keys. A version of torch without torch.library.get_kernel
-# keeps the generated kernel.
+# torch generates an autograd kernel from the operator's gradients. The generated kernel drops the tangents of dual
+# tensors silently, so a kernel of fmm replaces it at torch's autograd keys. A version of torch without
+# torch.library.get_kernel keeps the generated kernel.
 
 AUTOGRAD_KEYS = "AutogradCPU", "AutogradCUDA", "AutogradMeta"
 DTENSOR_MODULE = "torch.distributed.tensor"
 
 
 def _add_autograd_kernels() -> None:
-    """Replace torch's autograd kernels of the operator.
+    """Replace the autograd kernels that torch generated for the operator when its gradients were registered.
 
-    Call this function after the operator's gradients are registered.
+    This function must be called after torch.library.register_autograd.
     """
     get_kernel = getattr(torch.library, "get_kernel", None)
     if get_kernel is not None:
@@ -171,7 +174,7 @@ def _add_autograd_kernels() -> None:
 
 
 def _autograd_kernel(generated: Any, keys: Any, a: Any, b: Any, *rest: Any) -> Any:
-    """Return the operator's product. For tensors with tangents return torch's own product, as fmm.matmul does."""
+    """Return the operator's product; for tensors with tangents, return torch's own product, as fmm.matmul does."""
     if type(a) not in PLAIN_TENSORS or type(b) not in PLAIN_TENSORS:
         # if an operand is a DTensor, this module is loaded already
         dtensor = getattr(sys.modules.get(DTENSOR_MODULE), "DTensor", ())
@@ -189,16 +192,17 @@ def _autograd_kernel(generated: Any, keys: Any, a: Any, b: Any, *rest: Any) -> A
 def _has_tangent(x: Any) -> bool:
     """Return True for a dual tensor (a tensor with a tangent).
 
-    `level=0` is passed, since compiled code enters the level without torch's Python variable for the current level.
+    Compiled code does not set the Python variable in which torch stores the current level of forward gradients, so
+    `level=0` is passed.
     """
     return forward_ad.unpack_dual(x, level=0).tangent is not None
 
 
 @cache
 def _register_sharding() -> None:
-    """Register torch.mm's DTensor placements for products of two matrices.
+    """Register the operator's placements of DTensors.
 
-    For stacks and vectors, the operands are replicated.
+    Products of two matrices have torch.mm's placements. Stacks and vectors are replicated.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor.experimental import register_sharding
