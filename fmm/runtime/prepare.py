@@ -487,7 +487,7 @@ def _check_required_plan(
 def launches_on_device(plan: Plan, problem: Problem, device: Device, required: bool) -> LaunchList | None:
     """Return the plan's launches on a device; None on the host, and if the vendor must multiply.
 
-    `required`: True if the caller passed the plan. A required plan runs on any layout; PlanError if the plan cannot run.
+    `required`: True if the caller passed the plan. A required plan runs on any layout, or raises PlanError.
     """
     chip = chip_with_tuned_terms(device)
     if (plan == VENDOR and not problem.writes_triangle and not problem.has_factors) or chip is None:
