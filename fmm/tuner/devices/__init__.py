@@ -1,1 +1,1 @@
-"""Devices of the tuner: the CPU, a CUDA device, and a simulated device with predicted times plus noise."""
+"""The devices that the tuner can measure: the CPU, a CUDA device, and a simulated device without hardware."""

@@ -1,10 +1,11 @@
-"""Compile CUDA kernels in background processes while the tuner measures plans with compiled kernels.
+"""Compile CUDA kernels in background processes while the tuner measures plans whose kernels are already compiled.
 
-The processes write compiled kernels to CuPy's disk cache. NVRTC takes up to ten seconds for the sum kernels of three
-levels in one pass; each type needs a dozen of these kernels. Each of fmm's product kernels also takes seconds to
-compile. Compilers run in processes, not in threads, for two reasons: Python code in a thread would delay timed
-launches, and only a process can be killed at once. If a run needs a kernel that no process has compiled, the run
-compiles the kernel. If that compilation fails, the tuner records the failure in the trials.
+The processes write compiled kernels to CuPy's disk cache. NVRTC takes up to ten seconds to compile a sum kernel of
+three fused levels, and each element type needs a dozen of these kernels. Each of fmm's product kernels also takes
+seconds to compile. The compilers run in processes for two reasons: Python code in a thread of the tuner would delay
+timed launches, and a process can be killed at once, a thread cannot. If a timed plan needs a kernel that no background
+process has compiled, the tuner's process compiles the kernel. If that compilation fails, the tuner records the failure
+in the trials.
 """
 
 from __future__ import annotations
@@ -24,40 +25,42 @@ from fmm.kernels.cuda.products.kernel_sizes import H200_STRATEGIES, STRATEGIES, 
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.candidates import device_candidates
 
-MAX_WORKER_PROCESSES = 16  # largest number of worker processes
-# Three sizes (m, k, n) that need different kernels. In the first size, the block size of every level divides the sides.
-# In the second size, the sides are aligned and the blocks are padded. In the third size, the sides are odd.
+MAX_WORKER_PROCESSES = 16  # largest number of background processes
+# Three sizes (m, k, n) for which a plan needs different kernels. In the first size, the block size of every level
+# divides the sides. In the second size, the sides are aligned, but blocks are padded. In the third size, the sides are
+# odd.
 COMPILED_SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
 # For each of these sizes (m, k, n), the block model selects different tile sizes for fmm's own product kernel.
 TILE_KERNEL_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))
-# A level with at least this number of products is heavy: each of its sum kernels is compiled by a separate job with a
-# label.
+# The sum kernels of a level with at least this number of products compile slowly. Each of these kernels is compiled by
+# a job of its own, which has the kernel's label.
 MIN_HEAVY_PRODUCTS = 7**3
 # A first look measures levels with at most this number of products. The kernels of these levels compile first.
 MAX_FIRST_LOOK_PRODUCTS = 7
 SUM_LABELS = ("join", "split A", "split B")  # labels of a level's sum kernels, the slowest to compile first
 COMPILE_WORKER_COMMAND = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 
-# Kernels compile in three phases: quick kernels, then fmm's own product kernels, then the sum kernels of heavy levels.
-# The tuner probes plans in the order in which their kernels compile.
+# The kernels of a tuning are compiled in three phases: kernels that compile quickly, then fmm's own product kernels,
+# then the sum kernels of levels with at least MIN_HEAVY_PRODUCTS products. The tuner probes plans in the same order.
 QUICK_KERNELS_PHASE, OWN_KERNELS_PHASE, HEAVY_KERNELS_PHASE = COMPILE_PHASES = range(3)
 
 
 class CompileJob(NamedTuple):
-    """The kernels that one background process compiles in one task.
+    """A job for a background process: compile the kernels of a plan for one size (m, k, n).
 
-    The job has all kernels of a plan for a size (m, k, n), or only the plan's sum kernels with the given label.
+    With a `label`, only the plan's sum kernels with this label are compiled.
     """
 
     dtype: str
     plan: str
     size: tuple[int, int, int]
     label: str = ""
-    flagged: bool = False  # True for kernels that set a flag when they find inf or NaN, as in fmm.matmul
+    # True: compile the kernels that set a flag if an operand has inf or NaN, as fmm.matmul launches them
+    flagged: bool = False
 
 
-# The key of a level's kernels: (type, level's text, True if the level is the last of its plan). The key of a leaf's
-# kernel: (type, leaf's text, True if the last level's sums are fused into the kernel).
+# Identifies kernels. For the sum kernels of a level: (type, text of the level, True if the level is the plan's last).
+# For the kernel of a leaf: (type, text of the leaf, True if the last level's sums are fused into the kernel).
 KernelKey = tuple[str, str, bool]
 
 
@@ -79,19 +82,22 @@ def tuning_compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterato
 
 
 def plans_to_compile(probed: Sequence[Plan]) -> list[Plan]:
-    """Return the plans that a tuning may time: the plans of the probes, and all candidates with the same leaves."""
+    """Return the plans that a tuning may time: the probed plans, and all candidates with the leaf of a probed plan."""
     leaves = {plan.leaf for plan in probed}
     return list(dict.fromkeys([*probed, *(plan for plan in device_candidates(True) if plan.leaf in leaves)]))
 
 
 def strategy_compile_jobs() -> Iterator[CompileJob]:
-    """Yield the jobs that compile each tile strategy of fmm's own float32 kernel."""
+    """Yield a job for each tile strategy of fmm's own float32 kernel."""
     for strategy in (*STRATEGIES, *H200_STRATEGIES, *TMA_SIZES):
         yield CompileJob("float32", f"tile.{strategy.name.lower()}", TILE_KERNEL_SIZES[0])
 
 
 def _compile_sort_key(plan: Plan, rank: int) -> tuple[bool, int, int]:
-    """Return the key that sorts plans for compilation; kernels that compile quickly alternate between types."""
+    """Return the sort key of a plan; `rank` is the plan's position in the list of its type.
+
+    Plans of a first look come first. Plans with quickly compiled kernels are sorted by rank, so that types alternate.
+    """
     phase, first = compilation_phase(plan), is_needed_by_first_look(plan)
     return not first, phase, rank if first or phase == QUICK_KERNELS_PHASE else 0
 
@@ -99,8 +105,8 @@ def _compile_sort_key(plan: Plan, rank: int) -> tuple[bool, int, int]:
 def is_needed_by_first_look(plan: Plan) -> bool:
     """Return True if the coarse tuning ("first look") measures this plan.
 
-    A first look measures plans with one batched level and few vendor products, and leaves with their own rate
-    without levels.
+    A first look measures plans with one batched level that has few vendor products. A leaf with a rate of its own in
+    the calibration is measured without levels.
     """
     if plan.leaf_use.leaf.rate:
         return not plan.levels
@@ -109,7 +115,10 @@ def is_needed_by_first_look(plan: Plan) -> bool:
 
 
 def call_compile_jobs(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[CompileJob]:
-    """Yield the jobs for these calls of fmm.matmul, each a (type, plan, size); the slowest jobs come first."""
+    """Yield the jobs that compile the kernels of these calls of fmm.matmul; the slowest jobs come first.
+
+    Each call is (type, plan, size).
+    """
     for dtype, plan, size in sorted(dict.fromkeys(calls), key=lambda call: -largest_level_products(call[1])):
         for label in (*SUM_LABELS, "") if compilation_phase(plan) == HEAVY_KERNELS_PHASE else ("",):
             yield CompileJob(dtype, str(plan), size, label, True)
@@ -123,12 +132,12 @@ def compilation_phase(plan: Plan) -> int:
 
 
 def uses_own_kernel(plan: Plan) -> bool:
-    """Return True if a kernel of fmm, not of the vendor, computes the plan's leaf products."""
+    """Return True if one of fmm's kernels computes the plan's leaf products, False if the vendor computes them."""
     return plan.uses_tile_model or bool(plan.leaf_use.leaf.rate)
 
 
 def _covering_plans(plans: Iterable[Plan], dtype: str, seen: set[KernelKey]) -> list[Plan]:
-    """Return plans that together launch all kernels missing in `seen`; plans that compile quickly come first.
+    """Return plans that together use every kernel of `plans` that is not in `seen`; quickly compiled plans come first.
 
     The kernels of the returned plans are added to `seen`.
     """
@@ -141,7 +150,7 @@ def _covering_plans(plans: Iterable[Plan], dtype: str, seen: set[KernelKey]) -> 
 
 
 def kernel_keys(plan: Plan, dtype: str) -> frozenset[KernelKey]:
-    """Return the keys of a plan's kernels: one for each level, and one for a leaf with a kernel of fmm."""
+    """Return the keys of a plan's kernels: one key for each level, and one for the leaf if its kernel is fmm's."""
     found: list[KernelKey] = []
     for step in plan.levels:
         found.append((storage_type(dtype), str(step), step is plan.levels[-1]))
@@ -152,7 +161,7 @@ def kernel_keys(plan: Plan, dtype: str) -> frozenset[KernelKey]:
 
 
 def largest_level_products(plan: Plan) -> int:
-    """Return the number of products of the plan's largest level; the time to compile grows with this number."""
+    """Return the number of products of the plan's largest level; the compile time of sum kernels grows with it."""
     return max((step.products for step in plan.levels), default=1)
 
 
@@ -167,7 +176,7 @@ def storage_type(dtype: str) -> str:
 
 
 class CompileWorkers:
-    """Background processes that compile jobs in the given order.
+    """Background processes that compile the kernels of jobs, in the order of the jobs.
 
     Parameters
     ----------
@@ -196,7 +205,7 @@ class CompileWorkers:
             thread.start()
 
     def _send_jobs(self, worker: subprocess.Popen[str]) -> None:
-        """Send jobs to one process until no job is left or the process has ended."""
+        """Send one job after the other to a background process, until no job is left or the process has ended."""
         assert worker.stdin and worker.stdout
         with suppress(OSError, ValueError, IndexError):
             while True:
@@ -213,10 +222,10 @@ class CompileWorkers:
             self._changed.notify_all()
 
     def wait_for_plan(self, dtype: str, plan: Plan, seconds: float) -> bool:
-        """Wait until a plan's kernels are compiled or all processes have ended; return False at the timeout.
+        """Wait until a plan's kernels are compiled or all background processes have ended; return False at the timeout.
 
-        The function also returns True if no job compiles one of the kernels, since the plan's first run then compiles
-        it. If `seconds` is 0, it returns False in this case.
+        A kernel that no job compiles is not waited for, since the plan's first run compiles this kernel. If `seconds`
+        is 0 and no job compiles one of the kernels, the result is False.
         """
         needed = kernel_keys(plan, dtype)
         if not seconds and any(x not in self._pending_kernels for x in needed):
@@ -228,7 +237,7 @@ class CompileWorkers:
             )
 
     def wait_for_all(self, seconds: float) -> bool:
-        """Wait until all jobs are done or all processes have ended; return False at the timeout."""
+        """Wait until all jobs are done, or until all background processes have ended; return False at the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not any(self._pending_kernels.values()) or not self._alive, seconds)
 
@@ -249,7 +258,7 @@ class CompileWorkers:
 
 
 def _start_worker(command: Sequence[str]) -> subprocess.Popen[str]:
-    """Start a background process with the import path of this process; its standard error is dropped."""
+    """Start a background process with the import path of this process; what it writes to stderr is dropped."""
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=found)
@@ -268,7 +277,7 @@ def compile_in_background(device: int, dtypes: Sequence[str], plans: Sequence[Pl
 def run_compile_workers(device: int, wanted: Sequence[CompileJob]) -> Iterator[CompileWorkers]:
     """Compile these jobs in background processes until the context ends.
 
-    The function leaves two processors free for the measurements.
+    At least two processors remain free for the measurements, if there are more than two.
     """
     made = CompileWorkers(device, wanted, min(max((os.cpu_count() or 2) - 2, 1), MAX_WORKER_PROCESSES))
     try:

@@ -1,4 +1,4 @@
-"""The background process of compile_ahead.py: read jobs from standard input, compile them, print one line per job."""
+"""The background process of compile_ahead.py: read jobs from stdin, compile their kernels, print a line per job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fmm.tuner.devices.compile_ahead import CompileJob
 
 
 def launched_kernels(job: CompileJob, chip: Chip) -> Iterator[Kernel]:
-    """Yield the kernels that the job's plan launches on a chip; a job with a label has only the label's sum kernels."""
+    """Yield the kernels that the job's plan launches on a chip; if the job has a label, only its sum kernels."""
     plan = Plan.parse(job.plan)
     target = chip_target(chip, flagged=job.flagged and may_create_nonfinite(plan))
     found = record_launches(plan, Problem(*job.size, job.dtype), target)
@@ -32,7 +32,7 @@ def launched_kernels(job: CompileJob, chip: Chip) -> Iterator[Kernel]:
 
 
 def chip_from_driver(device: int) -> Chip:
-    """Return the chip of a CUDA device from properties that the driver reports, without loading cuBLAS."""
+    """Return the description of a CUDA device from properties that the driver reports, without loading cuBLAS."""
     from fmm.kernels.cuda.launch.device_facts import chip_of
 
     return chip_of(device)
@@ -51,11 +51,11 @@ def claim_kernel_source(text: str, folder: Path) -> bool:
 
 
 class _SavedToDiskError(Exception):
-    """Signals that CuPy has saved the compiled code to its disk cache and would load the code next."""
+    """Raised when CuPy has saved the compiled code to its disk cache and would load it into device memory next."""
 
 
 class _UnloadedModule:
-    """Stand-in for CuPy's module class that does not load compiled code into device memory."""
+    """Replaces CuPy's module class, so that compiled code is not loaded into device memory."""
 
     def load(self, code: bytes) -> None:
         raise _SavedToDiskError
@@ -67,8 +67,8 @@ class _UnloadedModule:
 def compile_to_disk_cache(kernel: Kernel, text: str, device: int) -> None:
     """Compile a kernel into CuPy's disk cache.
 
-    The function makes the same CuPy calls as fmm's CUDA backend. The backend therefore finds the compiled code under
-    the same name.
+    The function makes the same CuPy calls as fmm's CUDA backend. The name of the compiled code in the cache is
+    therefore the name that the backend looks for.
     """
     import cupy
     from cupy.cuda import compiler
@@ -89,13 +89,13 @@ def compile_to_disk_cache(kernel: Kernel, text: str, device: int) -> None:
 
 
 def compile_requested_jobs(arguments: list[str]) -> int:
-    """Compile the jobs from standard input until the input ends; return exit code 0.
+    """Read jobs from stdin and compile their kernels, until the input ends; return exit code 0.
 
-    `arguments` are the index of the device and the folder of claims.
+    `arguments` are the index of the CUDA device, and the folder for the files of `claim_kernel_source`.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the process at once, even inside the compiler
     if hasattr(os, "nice"):
-        os.nice(10)  # the tuner's timed launches have priority
+        os.nice(10)  # lower priority than the tuner, which times launches
     device, folder = int(arguments[0]), Path(arguments[1])
     for line in sys.stdin:
         try:
@@ -104,7 +104,8 @@ def compile_requested_jobs(arguments: list[str]) -> int:
                 if claim_kernel_source(text := kernel.cuda_source, folder):
                     compile_to_disk_cache(kernel, text, device)
             outcome = "done"
-        except Exception as error:  # the tuner compiles the kernel again and records the error in the trials
+        # not reported here: the tuner compiles the kernel again, and records the error in the trials
+        except Exception as error:
             outcome = f"{type(error).__name__}: {error}".replace("\n", " ")
         print(outcome, flush=True)
     return 0

@@ -1,4 +1,4 @@
-"""The CPU as a device of the tuner: plans run with fmm.matmul, and the vendor's product is numpy.matmul."""
+"""The CPU as a device of the tuner: fmm.matmul runs the plans, and numpy.matmul is the vendor's product."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ from fmm.tuner.devices.device import (
     TimedRun,
 )
 
-MIN_SAMPLE_SECONDS = 2e-3  # a sample repeats a short call until about this number of seconds has passed
-CHECKED_ROWS = 8  # largest number of rows of a result that are compared with the exact product
+# a sample of a shorter call is the mean of as many calls as take about this number of seconds
+MIN_SAMPLE_SECONDS = 2e-3
+CHECKED_ROWS = 8  # largest number of rows of a result that `_check_result` compares with the exact product
 
 
 class CpuDevice:
@@ -99,14 +100,14 @@ class CpuDevice:
         m, k, n = problem.size
         kept = self._normal[1].nbytes if self._normal else 0
         if (m * k + k * n + m * n) * problem.itemsize > host_memory.available_bytes() + kept:
-            raise MemoryError  # Linux would kill this process at the first write to this memory
+            raise MemoryError  # Linux would allocate the matrices, but kill this process when it fills them
         numbers = self._random_numbers(problem.dtype, seed, m * k + k * n)
         a, b = numbers[: m * k].reshape(m, k), numbers[m * k : m * k + k * n].reshape(k, n)
         b = a.conj().T if problem.writes_triangle else b
         yield CpuSession(problem, a, b, np.empty((m, n), problem.dtype), self.threads)
 
     def _random_numbers(self, dtype: str, seed: int, count: int) -> Array:
-        """Return at least `count` normally distributed random numbers; equal types and seeds give equal numbers."""
+        """Return at least `count` normally distributed random numbers; the same type and seed give the same numbers."""
         if self._normal is None or self._normal[0] != (dtype, seed) or self._normal[1].size < count:
             rng = np.random.Generator(np.random.SFC64(seed))
             real = np.float64 if dtype in ("float64", "complex128") else np.float32
@@ -124,7 +125,7 @@ class CpuDevice:
 
 @dataclass
 class CpuSession:
-    """Holds the operands and the result of one problem, and times runs on these operands."""
+    """The operands and the result of one problem, with methods that time runs on these operands."""
 
     problem: Problem
     a: Array
@@ -138,7 +139,7 @@ class CpuSession:
 
     @cached_property
     def _exact_rows(self) -> tuple[Array, Array]:
-        """Return the indices of the checked rows, and these rows of the product in float64 or complex128."""
+        """Return the indices of the checked rows, and these rows of the exact product in float64 or complex128."""
         rows = np.linspace(0, self.problem.m - 1, min(CHECKED_ROWS, self.problem.m)).astype(np.intp)
         wide = np.result_type(self.a.dtype, np.float64)
         exact = self.a[rows].astype(wide) @ self.b.astype(wide, copy=False)
@@ -156,7 +157,7 @@ class CpuSession:
             self._check_result(run.plan)
 
     def _check_result(self, plan: Plan) -> None:
-        """Raise RunFailedError if the last result differs too much from the exact product."""
+        """Raise RunFailedError if the result of the last run differs too much from the exact product."""
         rows, exact = self._exact_rows
         found = _frobenius_distance(self.c[rows], exact)
         growth, eps = expected_error_growth(plan, self.problem.dtype, True), float(np.finfo(self.c.dtype).eps)
@@ -177,7 +178,7 @@ class CpuSession:
         return (time.perf_counter() - start) / repeats
 
     def _shortest_product_seconds(self) -> float:
-        """Return the shortest seconds of many products, an estimate of the time without other work on the machine."""
+        """Return the shortest time of many products, in seconds: an estimate of the time on an idle machine."""
         found = float("inf")
         for _ in range(SHORTEST_SAMPLE_COUNT):
             start = time.perf_counter()
@@ -186,7 +187,7 @@ class CpuSession:
         return found
 
     def _run_function(self, run: TimedRun) -> Callable[[], Any]:
-        """Return the function without arguments that executes a run."""
+        """Return a function without arguments that executes a run."""
         if run.part not in ("whole", SHORTEST_SAMPLE_PART):
             return partial(self._part_seconds, run)
         if self.problem.writes_triangle:
@@ -197,9 +198,9 @@ class CpuSession:
         return partial(fmm.matmul, self.a, self.b, out=self.c, plan=run.plan)
 
     def _part_seconds(self, run: TimedRun) -> float:
-        """Return the seconds of the plan's sums or of its products.
+        """Return the seconds that a plan spends in its sums, or in its leaf products, as `run.part` says.
 
-        One execution of the plan measures sums and products; the next call returns the other of the two numbers.
+        One execution of the plan measures both times; the other time is returned when it is requested next.
         """
         kept = self._spent.setdefault(run.plan, {})
         if run.part not in kept:
@@ -207,7 +208,7 @@ class CpuSession:
         return kept.pop(run.part)
 
     def _timed_steps(self, plan: Plan) -> StepTimes:
-        """Execute a plan; return the seconds spent in its sums, and the seconds spent in its products."""
+        """Execute a plan; return the seconds spent in its sums, and the seconds spent in its leaf products."""
         m, k, n = self.problem.size
         with host_memory.borrowed_block(plan_workspace_bytes(plan, m, k, n, self.problem.itemsize)) as block:
             arena = Arena(block, self.c.dtype)
@@ -220,23 +221,23 @@ class CpuSession:
 
 
 def _concurrent_products(threads: int) -> int:
-    """Return the number of leaf products that a plan runs at a time with this number of BLAS threads."""
+    """Return how many leaf products a plan runs concurrently with this number of BLAS threads."""
     with threads_per_product(threads) as (at_a_time, _):
         return at_a_time
 
 
 def _wake_blas_threads() -> None:
-    """Multiply two small matrices to wake all BLAS threads before a sample, as in a program that multiplies often.
+    """Multiply two small matrices before a sample, so that all BLAS threads are awake.
 
-    After a product, OpenBLAS's threads wait in a busy loop for 0.1 s and slow down the plan's own threads. Without this
-    call, a plan's time would depend on the previous measurement.
+    For 0.1 s after a product, OpenBLAS's threads wait in a busy loop and slow down the plan's own threads. Without the
+    small product, a plan's time would depend on the time since the previous measurement.
     """
     matmul(WARM_UP_MATRIX, WARM_UP_MATRIX)
 
 
-WARM_UP_MATRIX = np.ones((256, 256))  # both operands of the product that wakes the BLAS threads
+WARM_UP_MATRIX = np.ones((256, 256))  # both operands of the product in `_wake_blas_threads`
 
 
 def _frobenius_distance(found: Array, exact: Array) -> float:
-    """Return the Frobenius norm of found - exact."""
+    """Return the Frobenius norm of the difference found - exact."""
     return float(np.linalg.norm(found - exact))

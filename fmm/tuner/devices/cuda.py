@@ -1,6 +1,6 @@
-"""A CUDA device of the tuner: plans run as launch lists, the vendor is cuBLAS, and CUDA events measure the time.
+"""A CUDA device of the tuner: plans run as launch lists, cuBLAS is the vendor, and CUDA events measure the time.
 
-Consecutive calls use different sets of operands, since operands in the cache would make a call faster.
+Consecutive calls use different sets of operands, so that no operand is still in the GPU's cache from the previous call.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ from fmm.tuner.devices.device import (
     TimedRun,
 )
 
-MIN_SAMPLE_MILLISECONDS = 5.0  # a sample repeats shorter runs until about this number of milliseconds has passed
-# After a pause, an H200 runs 5 to 10 % faster until it reaches its power limit. After MAX_IDLE_SECONDS without
-# work, the device therefore repeats the run for HEAT_MILLISECONDS before the next sample.
+# a sample of a shorter run is the mean of as many executions as take about this number of milliseconds
+MIN_SAMPLE_MILLISECONDS = 5.0
+# After a pause, an H200 runs 5 to 10 % faster until it reaches its power limit again. If the device was idle for more
+# than MAX_IDLE_SECONDS, the session therefore repeats the run for HEAT_MILLISECONDS before the next sample.
 MAX_IDLE_SECONDS, HEAT_MILLISECONDS = 0.004, 40.0
-CHECKED_ROWS = 16  # largest number of rows of a result that are compared with the exact product
-# The launch purpose for each value of TimedRun.part: a session times only launches with this purpose.
+CHECKED_ROWS = 16  # largest number of rows of a result that `_check_result` compares with the exact product
+# Purpose of launches, by TimedRun.part: to time only the sums or only the leaf products of a plan, a session runs only
+# the launches with this purpose.
 LAUNCH_PURPOSE_BY_PART: Mapping[str, LaunchPurpose] = {"sums": "sums", "products": "product"}
 
 
@@ -68,9 +70,9 @@ class CudaDevice:
     def measurement_conditions(self) -> Mapping[str, Any]:
         facts = cupy.cuda.runtime.getDeviceProperties(self.index)
         found = {"uuid": bytes(facts["uuid"]).hex() if "uuid" in facts else "", "memory": facts["totalGlobalMem"]}
-        if variables := vendor_variables():  # environment variables that change how cuBLAS multiplies
+        if variables := vendor_variables():  # record the environment variables that change how cuBLAS multiplies
             found["vendor_variables"] = variables
-        with suppress(Exception):  # some machines do not have nvidia-smi
+        with suppress(Exception):  # the program nvidia-smi may be missing or may fail
             found |= _nvidia_smi_fields(self.index)
         return found
 
@@ -86,14 +88,14 @@ class CudaDevice:
             return int(0.9 * (free + pool.total_bytes() - pool.used_bytes()))
 
     def untuned_model(self) -> Calibration:
-        """Return the model of the GPU's datasheet; for an unknown GPU, rough numbers until the first measurements."""
+        """Return the model of the GPU's datasheet; for a GPU without a datasheet, a model with rough rates."""
         if (known := devices.cuda_device(self.index).guess) is not None:
             return known
         rates = {t: ProductRate(1e13, 1e6, 32.0) for t in DTYPES}
         return Calibration(self.identity.name, "unknown", MappingProxyType(rates), 1e12, 4e6, 4e-6, batches=True)
 
     def prior_model(self, dtype: str) -> Calibration:
-        """Return the model that fmm ships for GPUs of this name, else the untuned model."""
+        """Return the model that fmm ships for GPUs of this name; the untuned model if fmm ships no such model."""
         return shipped_model(self.identity, dtype) or self.untuned_model()
 
     def candidate_plans(self) -> Sequence[Plan]:
@@ -130,7 +132,7 @@ class CudaDevice:
 
 
 def _nvidia_smi_fields(index: int) -> dict[str, Any]:
-    """Return clocks, power limit, temperature and driver version as nvidia-smi prints them."""
+    """Return clocks (MHz), power limit (W), temperature (Celsius) and driver version, as nvidia-smi prints them."""
     fields = ["clocks.sm", "clocks.mem", "power.limit", "temperature.gpu", "driver_version"]
     command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     values = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip().split(", ")
@@ -138,7 +140,7 @@ def _nvidia_smi_fields(index: int) -> dict[str, Any]:
 
 
 def operand_layouts(problem: Problem) -> Layouts | tuple[()]:
-    """Return the layouts of A, B and C of a gram product; an empty tuple for other products.
+    """Return the layouts of A, B and C for a gram product; an empty tuple for other products.
 
     In a gram product, B is the adjoint of A, stored in the memory of A, and therefore column-major. The empty tuple
     means that all operands are row-major.
@@ -150,7 +152,7 @@ def operand_layouts(problem: Problem) -> Layouts | tuple[()]:
 
 
 class CudaSession:
-    """Holds several sets of operands of one problem in device memory, and the launch lists of the prepared runs."""
+    """Several sets of operands of one problem in device memory, and the launch lists of the prepared runs."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self.problem = problem
@@ -162,15 +164,17 @@ class CudaSession:
         self.workspace = cupy.empty(1, cupy.uint8)
         self._launches: dict[TimedRun, LaunchList] = {}
         self._repeats: dict[TimedRun, int] = {}
-        self._last_sample_end = 0.0  # time.perf_counter() at the end of the last sample
+        self._last_sample_end = 0.0  # value of time.perf_counter() at the end of the last sample
 
     def prepare_run(self, run: TimedRun) -> None:
         try:
             whole = record_plan_for_device(run.plan, self.problem_with_layouts)
             if whole.workspace > self.workspace.nbytes:
-                self.workspace = cupy.empty(1, cupy.uint8)  # free the old workspace before a larger one is allocated
+                # free the old workspace before the larger workspace is allocated
+                self.workspace = cupy.empty(1, cupy.uint8)
                 self.workspace = cupy.empty(whole.workspace, cupy.uint8)
-            self._launch_on_operands(whole, 0)  # sums or products alone would read uninitialized temporaries
+            # run the whole plan once: sums or products alone would read uninitialized temporaries
+            self._launch_on_operands(whole, 0)
             if run.part == "whole" and run.plan != VENDOR:
                 self._check_result(run.plan)
             kept = LAUNCH_PURPOSE_BY_PART.get(run.part)
@@ -179,7 +183,8 @@ class CudaSession:
             self._repeats[run] = max(int(MIN_SAMPLE_MILLISECONDS / max(self._mean_milliseconds(run, 2), 1e-3)), 1)
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise RunFailedError(f"out of memory: {error}") from None
-        except Exception as error:  # the caller records every failure of a plan in the trials
+        # any failure of a plan becomes a RunFailedError, which the tuner records in the trials
+        except Exception as error:
             raise RunFailedError(f"{type(error).__name__}: {error}") from None
 
     def sample_seconds(self, run: TimedRun) -> float:
@@ -193,28 +198,28 @@ class CudaSession:
         return found / 1000
 
     def _heat_device(self, run: TimedRun) -> None:
-        """Repeat a run for HEAT_MILLISECONDS, so that the device reaches its power limit before the next sample."""
+        """Repeat a run for HEAT_MILLISECONDS, so that the GPU has reached its power limit before the next sample."""
         spent = 0.0
         while spent < HEAT_MILLISECONDS:
             spent += self._repeats[run] * self._mean_milliseconds(run, self._repeats[run])
 
     def _mean_milliseconds(self, run: TimedRun, repeats: int) -> float:
-        """Return the mean milliseconds of a run over `repeats` executions on alternating sets of operands."""
+        """Return the mean time of `repeats` executions of a run, on alternating sets of operands, in milliseconds."""
         return mean_event_milliseconds(lambda i: self._launch_on_operands(self._launches[run], i), repeats)
 
     def _launch_on_operands(self, launches: LaunchList, i: int) -> None:
-        """Launch all kernels of a launch list on the operands of set `i` modulo the number of sets."""
+        """Start all launches of a launch list on a set of operands; `i` modulo the number of sets selects the set."""
         a, b, c = self.sets[i % len(self.sets)]
         self.backend.run_launches(launches, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
 
     # ---- the check of results
 
     def _check_result(self, plan: Plan) -> None:
-        """Raise RunFailedError if the first set's result differs too much from the exact product."""
+        """Raise RunFailedError if C of the first set of operands differs too much from the exact product."""
         error, _ = self.operands.result_errors()
         kind = self.problem.element_type
-        # If products of a type are accumulated in a wider type, each result is rounded once, and the error does not
-        # grow with k.
+        # For a type that is accumulated in a wider type, each element of C is rounded once, so the error does not grow
+        # with k.
         rounds_once = kind.sums_wider or bool(kind.stored_as)
         added_up = kind.unit_roundoff if rounds_once else 2 * kind.unit_roundoff * np.sqrt(self.problem.k)
         allowed = 20 * expected_error_growth(plan, kind.name) * added_up
@@ -223,7 +228,7 @@ class CudaSession:
 
 
 def mean_event_milliseconds(call: Callable[[int], object], repeats: int) -> float:
-    """Return the mean milliseconds of call(0), call(1), ..., call(repeats - 1), from events on the current stream."""
+    """Return the mean time of call(0), call(1), ..., call(repeats - 1) in milliseconds, measured by CUDA events."""
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
     start.record()
     for i in range(repeats):
@@ -248,7 +253,7 @@ class OperandSets:
     dtype
         Element type of A, B and C.
     rows
-        Number of rows that `result_errors` compares with the exact product, in the first set's C.
+        Number of rows of the first set's C that `result_errors` compares with the exact product.
     adjoint
         True if B is the adjoint of A. For real types, an adjoint B shares A's memory.
     """
@@ -266,7 +271,7 @@ class OperandSets:
 
     @cached_property
     def _exact_rows(self) -> tuple[Any, Any]:
-        """Return the indices of the checked rows, and these rows of the product in double precision."""
+        """Return the indices of the checked rows, and these rows of the exact product in double precision."""
         a, b, c = self.sets[0]
         rows = cupy.asarray(np.linspace(0, len(a) - 1, self._rows).astype(np.int64))
         left = to_double_precision(a[rows], self.kind)
@@ -290,7 +295,7 @@ def storage_dtype(kind: str) -> Any:
 
 
 def random_normal_matrix(shape: tuple[int, int], kind: str) -> Any:
-    """Return a device matrix of normally distributed random numbers; products of zeros would run faster."""
+    """Return a matrix of normally distributed random numbers in device memory; products of zeros would run faster."""
     if kind.startswith("complex"):
         real = {"complex64": "float32", "complex128": "float64"}[kind]
         return random_normal_matrix((shape[0], 2 * shape[1]), real).view(kind)

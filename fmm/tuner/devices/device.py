@@ -1,6 +1,6 @@
-"""The interface of a device that can be tuned, the efforts of a tuning, and the predicted seconds of a run.
+"""The interface of a device that can be tuned, the efforts of a tuning, and the predicted time of a run.
 
-A device opens a session on a problem, and the session times runs of plans on the problem's operands.
+A device opens a session on a problem. The session allocates the problem's operands and times plans on these operands.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SHORTEST_SAMPLE_COUNT = 15
 
 
 class TimedRun(NamedTuple):
-    """The work that a session times: a whole plan on the session's problem, or only the plan's sums or leaf products.
+    """What a session times on its problem: a whole plan, or only the plan's sums, or only its leaf products.
 
     `part` is "whole", "sums" or "products". With SHORTEST_SAMPLE_PART, a sample is the shortest of
-    SHORTEST_SAMPLE_COUNT executions of the whole plan. Two runs that differ only in `twin` execute the same work, so
-    the difference of their times is noise.
+    SHORTEST_SAMPLE_COUNT executions of the whole plan. Two runs that differ only in `twin` do the same work, so the
+    difference of their times is noise.
     """
 
     plan: Plan = VENDOR
@@ -38,9 +38,9 @@ class TimedRun(NamedTuple):
 
 
 class RunFailedError(Exception):
-    """A run cannot be timed: it does not compile, does not fit in memory, or has a wrong result.
+    """Raised for a run that cannot be timed: it does not compile, does not fit in memory, or has a wrong result.
 
-    The tuner records the failure in the trials.
+    The tuner records the error's message in the trials.
     """
 
 
@@ -51,11 +51,11 @@ class TimingSession(Protocol):
         """Execute a run once and check its result; raise RunFailedError if the run fails."""
 
     def sample_seconds(self, run: TimedRun) -> float:
-        """Return the seconds of one sample: the mean over enough executions of the run to be measurable."""
+        """Return the seconds of one sample, the mean over several executions if a single execution is too short."""
 
 
 class TunableDevice(Protocol):
-    """A device that can be tuned."""
+    """The methods and properties that the tuner needs from a device."""
 
     @property
     def identity(self) -> Identity:
@@ -67,7 +67,7 @@ class TunableDevice(Protocol):
 
     @property
     def dtypes(self) -> Sequence[str]:
-        """Return the element types that the device can multiply, the most used first."""
+        """Return the element types that the device can multiply, the most frequently used types first."""
 
     @property
     def efforts_by_name(self) -> Mapping[str, Effort]:
@@ -85,48 +85,49 @@ class TunableDevice(Protocol):
         """Return the calibration at the start of a tuning, before any measurement."""
 
     def prior_model(self, dtype: str) -> Calibration:
-        """Return the shipped calibration of devices of this kind for a type; without it, the untuned calibration."""
+        """Return the shipped calibration of a type for this kind of device; if none exists, the untuned calibration."""
 
     def candidate_plans(self) -> Sequence[Plan]:
         """Return the plans that a tuning measures, the vendor's product first."""
 
     def vendor_alternatives(self) -> Sequence[Plan]:
-        """Return plans for the vendor's other product functions; a certified plan must be faster than these plans."""
+        """Return plans that call the vendor's other product functions; a certified plan must be faster than these."""
 
     def open_session(self, problem: Problem, seed: int) -> AbstractContextManager[TimingSession]:
-        """Return a context with a session on a problem; `seed` is the seed of the random operands."""
+        """Return a context manager that opens a session on a problem; `seed` is the seed of the random operands."""
 
     def compile_ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
-        """Return a context in which the candidate plans' kernels for these types compile in the background."""
+        """Return a context manager; until its context ends, the kernels of all candidates compile in the background."""
 
     def wait_for_kernels(self, dtype: str, plan: Plan, seconds: float) -> bool:
         """Wait until the kernels of a plan are compiled; return False if the wait exceeds `seconds`."""
 
 
-MIN_HELD_OUT_SHAPES = 4  # smallest number of held-out shapes in an effort that a time limit shortens
+MIN_HELD_OUT_SHAPES = 4  # smallest number of held-out shapes after `limited_to_seconds` has reduced an effort
 
 
 @dataclass(frozen=True)
 class Effort:
-    """The amount of measuring in a tuning of one element type."""
+    """How much a tuning of one element type measures."""
 
-    seconds: float  # planned seconds of all stages
+    seconds: float  # planned time of all stages, in seconds
     most: float  # time limit of all measurements, in seconds
     rounds: int  # number of rounds for each probed shape, each held-out shape and each trial of the search
     held_out: int  # number of held-out shapes
     trials: int  # number of plans that the search times for a shape
-    enqueued: int  # number of plans of the search that the model ranks first; the optimizer proposes the other plans
+    # number of plans of the search that are the best ones by the model; the optimizer proposes the other plans
+    enqueued: int
     certify: int  # largest number of rounds of a certification
-    stride: int = 1  # step through the tuner's list of square shapes: 2 tunes every second shape, 1 every shape
+    # step through the tuner's list of square shapes: with 2 every second shape is tuned, with 1 every shape
+    stride: int = 1
     blocks: bool = False  # True if the tile sizes of fmm's own kernel are timed
-    max_products_per_level: float = (
-        inf  # a plan is not measured if one of its levels has more products than this number
-    )
+    max_products_per_level: float = inf  # plans with a level of more products than this number are not measured
     spread: float = 4.0  # largest ratio between the sides of a random shape
-    is_first_look: bool = False  # True for a first look: a few measurements scale the prior model of the device
+    # True for a first look, in which a few measurements scale the prior model of the device
+    is_first_look: bool = False
 
     def limited_to_seconds(self, seconds: float) -> Effort:
-        """Return the effort reduced to at most this number of planned seconds: smaller products, fewer held-out shapes.
+        """Return the effort with its planned time reduced to at most `seconds`, and with fewer held-out shapes.
 
         Without the reduction, the time limit would stop the tuning before its held-out shapes, and the model would be
         rejected.
@@ -137,20 +138,22 @@ class Effort:
         return replace(self, seconds=seconds, held_out=held_out)
 
 
-# On a CPU, plans take about twice as long as the vendor for products of 0.1 s or less. The model's error for small
-# products says nothing about large products. Random shapes are therefore large, and their sides are similar. (Measured
-# in float32 with 60 shapes and spread 4: 103 of 120 held-out plans took 1.6 times the vendor's time or more.)
+# The efforts on a CPU. For products of 0.1 s or less, plans take about twice as long as the vendor, and the model's
+# error for such products says nothing about large products. Random shapes are therefore large, with sides of similar
+# length (small `spread`). (Measured in float32 with 60 shapes and spread 4: 103 of 120 held-out plans took 1.6 times
+# the vendor's time or more.)
 CPU_QUICK_EFFORT = Effort(15, 21, 2, 4, 3, 2, 7, spread=1.5)
-# A tuning of several types first tunes each type with `coarse`: 90 seconds for the four types of a CPU.
+# A tuning of several types first tunes each type with the effort `coarse`, which takes 90 s for the four types of a
+# CPU.
 CPU_EFFORTS = {
     "coarse": CPU_QUICK_EFFORT,
     "quick": CPU_QUICK_EFFORT,
     "default": Effort(150, 290, 3, 20, 10, 4, 11, spread=2.0),
     "full": Effort(900, 1500, 5, 60, 24, 6, 21, spread=2.0),
 }
-# On a GPU, compiling kernels takes longer than measuring. `coarse` is therefore a first look, which uses only the few
-# kernels that compile first. First looks at all seven types together take 50 seconds; `quick` for several types ends
-# after these first looks. `default` takes five minutes for seven types.
+# The efforts on a GPU, where compiling kernels takes longer than measuring. `coarse` is therefore a first look, which
+# uses only the few kernels that compile first. The first looks at all seven types together take 50 s; a tuning of
+# several types with `quick` ends after these first looks. A tuning of seven types with `default` takes five minutes.
 GPU_EFFORTS = {
     "coarse": Effort(2, 6, 3, 6, 1, 1, 7, max_products_per_level=7, is_first_look=True),
     "quick": Effort(6, 24, 3, 10, 3, 2, 7, 3),
@@ -161,16 +164,16 @@ GPU_EFFORTS = {
 
 @lru_cache(maxsize=16384)
 def cached_plan_work(plan: Plan, problem: Problem) -> PlanWork:
-    """Return the sums, products and traffic of a plan on a problem, from a cache."""
+    """Return the number of sums and products and the traffic of a plan on a problem, from a cache."""
     return counted_work(plan, problem)
 
 
 def predicted_run_seconds(run: TimedRun, problem: Problem, counts: PlanWork, calibration: Calibration) -> float:
-    """Return the seconds that the model predicts for a run: for its whole plan, its sums, or its leaf products."""
+    """Return the seconds that the model predicts for a run: for the whole plan, its sums, or its leaf products."""
     found = predict_from_work(run.plan, problem, counts, calibration)
     if run.part in ("whole", SHORTEST_SAMPLE_PART):
         return found.predicted_seconds
-    if calibration.lanes > 1:  # on a CPU, the seconds measured for sums and products exclude the start of threads
+    if calibration.lanes > 1:  # on a CPU, the measured times of sums and products do not include the start of threads
         return found.sums if run.part == "sums" else found.products
     starts = sum(count / together for *_, count, together in counts.leaves)
     if run.part == "sums":

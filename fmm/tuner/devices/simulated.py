@@ -1,4 +1,4 @@
-"""Devices that need no hardware: a recorded tuning's device, and a simulated device whose times follow the model."""
+"""Devices without hardware: the device of a recorded tuning, and a simulated device with times from the model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fmm.tuner.devices.device import (
 
 @dataclass(frozen=True)
 class RecordedDevice:
-    """The device of a recorded tuning, without measurements; `starting_calibration` is the model before the tuning."""
+    """The device of a recorded tuning, which cannot measure; `starting_calibration` is the model before the tuning."""
 
     identity: Identity
     starting_calibration: Calibration
@@ -89,16 +89,16 @@ SIMULATED_IDENTITY = Identity("cpu-fake-2t", "a fake CPU", MappingProxyType({"nu
 
 @dataclass
 class SimulatedDevice:
-    """A device that returns the model's seconds times lognormal noise as samples.
+    """A device for tests: a sample is the time that the model `truth` predicts, multiplied by lognormal noise.
 
-    Each sample sleeps for `real_time` times its seconds; with 0 it does not sleep.
+    Each sample also sleeps for `real_time` times its seconds; with 0, no sample sleeps.
     """
 
     truth: Calibration = SIMULATED_CALIBRATION
     noise: float = 0.01
     seed: int = 0
     real_time: float = 0.0
-    broken: frozenset[str] = frozenset()  # texts of plans that raise an error when they run
+    broken: frozenset[str] = frozenset()  # texts of the plans that fail when they are prepared
     identity: Identity = SIMULATED_IDENTITY
     measurement_conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
     memory_bytes: int = 1 << 34
@@ -106,7 +106,7 @@ class SimulatedDevice:
     vendor_alternative_ratios: Mapping[str, float] = field(default_factory=dict)
     gpu: bool = False
     chip: Chip | None = None
-    samples_taken: int = 0  # number of samples taken so far
+    samples_taken: int = 0  # number of samples that all sessions have taken so far
     prior_calibration: Calibration | None = None  # the shipped model for this kind of device; None without one
 
     @property
@@ -144,7 +144,7 @@ class SimulatedDevice:
 
 @dataclass
 class SimulatedSession:
-    """Returns simulated times of runs on one problem."""
+    """Returns simulated times of the runs on one problem."""
 
     device: SimulatedDevice
     problem: Problem
@@ -164,7 +164,7 @@ class SimulatedSession:
         return seconds
 
     def _noisy_seconds(self, run: TimedRun) -> float:
-        """Return the model's seconds of a run times a random factor."""
+        """Return the seconds that the model predicts for a run, multiplied by a random factor."""
         seconds = predicted_run_seconds(run, self.problem, counted_work(run.plan, self.problem), self.device.truth)
         seconds *= self.device.vendor_alternative_ratios.get(run.plan.leaf, 1.0) if not run.plan.levels else 1.0
         return seconds * exp(self.random.gauss(0.0, self.device.noise))
