@@ -44,15 +44,16 @@ from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment, ChipTarget
 OperandBlocks = tuple[int, int, int]
 # the dimensions ("inner" or "outer") along which A and B are contiguous
 ContiguousAxes = tuple[ContiguousAxis, ContiguousAxis]
-Shape = tuple[int, int, int]  # (m, k, n)
+Shape = tuple[int, int, int]  # sides (m, k, n) of a product
 
 GEMM_OPERANDS: OperandBlocks = (1, 1, 1)
 ROW_MAJOR_AXES: ContiguousAxes = ("inner", "outer")
-FLOAT32_BYTES, WIDE_ACCESS_FLOATS = 4, 4  # bytes of a float32 number; float32 numbers in the widest memory access
+# bytes of a float32 number, and number of float32 numbers in the widest memory access
+FLOAT32_BYTES, WIDE_ACCESS_FLOATS = 4, 4
 
-# The next three numbers are counted in the machine code for sm_90.
-COPY_INSTRUCTIONS = 5  # instructions to copy 16 bytes, including the computation of the address
-LOOP_INSTRUCTIONS = 50  # all other instructions of a thread for each tile
+# COPY_INSTRUCTIONS, LOOP_INSTRUCTIONS and UNCOUNTED_REGISTERS are counted in the kernel's machine code for sm_90.
+COPY_INSTRUCTIONS = 5  # number of instructions of a thread to copy 16 bytes, including the computation of the address
+LOOP_INSTRUCTIONS = 50  # number of instructions of a thread for each tile, without multiply-adds and copies
 UNCOUNTED_REGISTERS = 32  # registers of a thread that Huang's Equation 16 does not count
 
 
@@ -60,17 +61,17 @@ UNCOUNTED_REGISTERS = 32  # registers of a thread that Huang's Equation 16 does 
 
 
 def tile_load_elements(s: TileSizes, k: int) -> tuple[int, int]:
-    """Return the elements of A and B that move from global memory through registers to shared memory (Equation 8)."""
+    """Return the numbers of elements of A and of B that move from global to shared memory (Equation 8)."""
     return s.m_s * k, s.n_s * k
 
 
 def fragment_load_elements(s: TileSizes, k: int) -> tuple[int, int]:
-    """Return the elements of A and of B that move from shared memory to registers (Equation 9)."""
+    """Return the numbers of elements of A and of B that move from shared memory to registers (Equation 9)."""
     return s.thread_count * s.m_r * k, s.thread_count * s.n_r * k
 
 
 def write_back_elements(s: TileSizes) -> int:
-    """Return the elements of C that move from registers to global memory, for each block of C (Equation 10)."""
+    """Return the number of elements of each block of C that move from registers to global memory (Equation 10)."""
     return s.m_s * s.n_s
 
 
@@ -82,13 +83,13 @@ def kernel_flops(s: TileSizes, w: OperandBlocks, k: int) -> int:
 
 
 def global_memory_elements(s: TileSizes, w: OperandBlocks, k: int) -> int:
-    """Return the elements that move to and from global memory (Equation 12)."""
+    """Return the number of elements that move to and from global memory (Equation 12)."""
     a, b = tile_load_elements(s, k)
     return a * w[0] + b * w[1] + write_back_elements(s) * w[2]
 
 
 def shared_memory_elements(s: TileSizes, k: int) -> int:
-    """Return the elements that move to and from shared memory (Equation 14).
+    """Return the number of elements that move to and from shared memory (Equation 14).
 
     Blocks are added on the way to shared memory, so the count does not depend on W_A and W_B.
     """
@@ -96,8 +97,10 @@ def shared_memory_elements(s: TileSizes, k: int) -> int:
 
 
 def registers_needed(s: TileSizes, w: OperandBlocks) -> int:
-    """Return the registers for accumulator, fragments and prefetched A and B, in elements (left-hand side of
-    Equation 16)."""
+    """Return the number of elements that a thread holds in registers (left-hand side of Equation 16).
+
+    These are the accumulators, the fragments, and the prefetched elements of A and B.
+    """
     return s.m_r * s.n_r + (2 + w[0]) * s.m_r + (2 + w[1]) * s.n_r
 
 
@@ -327,9 +330,9 @@ def fastest_float32_tile(
 
 
 def busiest_sm_entries(s: TileSizes, shape: Shape, count: int, multiprocessors: int, triangle: bool = False) -> float:
-    """Return the number of entries of C that the busiest multiprocessor computes; fewer take less time in float64.
+    """Return the number of entries of C that the busiest multiprocessor computes, a measure of the time in float64.
 
-    The number leaves out the time to begin and end a tile, and all memory traffic.
+    This measure leaves out the time to begin and end a tile, and all memory traffic.
     """
     whole, last = divmod(-(-count_computed_tiles(s, shape, count, triangle) // multiprocessors), s.blocks)
     # A multiprocessor with fewer than MIN_BUSY_SM_THREADS threads takes as long as one with MIN_BUSY_SM_THREADS
@@ -374,7 +377,7 @@ def fastest_tma_tile(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
 
 # ---- the choice of tile sizes for the recorder of plans
 
-# The strategy measured on one shape holds for products whose sides differ from the shape's by at most this factor.
+# A strategy that was measured on one shape is used for all products with sides that differ by at most this factor.
 MEASURED_SHAPE_FACTOR = 2**0.25
 
 

@@ -42,15 +42,16 @@ class ProductRate:
     unaligned: float = 1.0
     odd: float = 1.0  # factor on the time of a product if some rows do not begin at multiples of 4 bytes
     alone: float = 1.0  # factor on (unaligned - 1) and (odd - 1) if only the rows of A are unaligned
-    # Factor on the time of a product if unaligned operands are first copied to aligned rows. On an H200
-    # `copied` is 0.9 in bfloat16, 0.94 in float64 and 0.99 in float32. A device at its power limit clocks
-    # higher after a slow product of unaligned operands.
+    # Factor on the time of a product if unaligned operands are first copied to aligned rows. On an H200 `copied` is
+    # 0.9 in bfloat16, 0.94 in float64 and 0.99 in float32. The factor is below 1, because each measured product follows
+    # the vendor's slow product of the unaligned operands, after which a device at its power limit has higher clocks.
     copied: float = 1.0
     batch: float = 1.0  # factor on the time of products that start together as a batch
     tile: float = 1.0  # number of rows and columns of a tile of the kernel; C is computed in whole tiles
     width: float = 0.0  # number of columns of a tile of the kernel; 0: as many columns as rows
-    # `slots` tiles run at a time: fewer tiles take as long as `slots` tiles, since one thread block computes each tile.
-    # `slots` is 0 for the vendor's kernels, which cut a product along the inner dimension to fill the device.
+    # The number of tiles that run at a time. Fewer tiles take as long as `slots` tiles, since one thread block computes
+    # a whole tile. `slots` is 0 for the vendor's kernels, which cut a product along the inner dimension to fill the
+    # device.
     slots: float = 0.0
     # The number of multiprocessors. The vendor computes C in tiles of several sizes, one tile on each multiprocessor at
     # a time. If C takes few rounds of tiles, the model counts whole rounds instead of `fill`. `sms` is 0 if measured
@@ -133,14 +134,14 @@ class Calibration:
     call_of_leaf: float = 0.0  # host seconds for a leaf of one launch
     # host seconds for the leaf `small`, which needs one look-up, and one launch without the vendor's library
     call_of_small: float = 0.0
-    # smallest allowed m, k and n of a leaf product; the formula is wrong for smaller ones
+    # smallest allowed m, k and n of a leaf product; the formula is wrong for leaf products with a shorter side
     least: float = 0.0
     lanes: int = 1  # number of products that run at a time on a CPU
     idle: float = 0.0  # seconds in which CPU threads are idle at a plan's beginning and end
     spin: float = 0.0  # seconds lost to BLAS's own threads, which spin on half of a processor after each product
     apart: float = 1.0  # share of `stream` that the sums of small plans reach, since these plans run one step at a time
-    # Measured bounds on the number of levels. A key is the text of a baseline, that is of a plan without its levels;
-    # plans with another baseline have no bound. The thresholds in a config contain the bounds on the number of levels.
+    # Measured bounds on the number of levels, one LevelBounds for each baseline (a plan without its recursion levels).
+    # Plans with another baseline have no bound. In a config, the bounds are part of the thresholds.
     level_bounds: tuple[LevelBounds, ...] = ()
 
     def bounding_side(self, problem: Problem) -> float:

@@ -274,11 +274,11 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
     is no candidate in element types in which it takes about the vendor's time.
     """
     leaf, parts = plan.leaf_use.leaf, None
-    if plan.has_smaller_products:  # levels without a fixed number of parts are not counted
+    if plan.has_smaller_products:  # a level without a fixed number of parts does not change `parts`
         cuts = [level.cut.parts for level in plan.levels if level.cut]
         m, k, n = (prod(axis) for axis in zip((1, 1, 1), *cuts, strict=True))
         parts = (m, k, n)
-    if writes_triangle and not plan.levels and plan != VENDOR:  # the leaf computes a triangle without levels
+    if writes_triangle and not plan.levels and plan != VENDOR:  # one call of fmm's own leaf computes the triangle
         rate = calibration.rates.get(plan.rate_name(dtype)) if leaf.rate else calibration.find_rate(dtype)
         supported = dtype in (*leaf.kernel_triangles, *leaf.loose_triangles)
         if not supported or rate is None or rate.half_by_tiles >= 1:
@@ -312,7 +312,10 @@ def shortest_sides(plan: Plan, rate: ProductRate) -> Shape:
 
 
 def _has_needed_column_copies(plan: Plan, dtype: str) -> bool:
-    """Return True if the leaves of diagonal blocks get copied operands if and only if a copy saves time."""
+    """Return True if the plan copies the operands of diagonal blocks for leaves that need it, and for no others.
+
+    A leaf needs a copy if it is slow on a column-major B. The plan has a copy if the leaf has an operand order.
+    """
     return all((dtype in use.leaf.slow_columns) == (use.order is not None) for use in _diagonal_leaves(plan))
 
 
@@ -385,15 +388,16 @@ FEW_TILES_MARGIN = 45.0
 # columns. FEW_TILES_MARGIN was determined with tiles of 128 rows and columns, as in a datasheet's
 # calibration. A fit may find tiles of half this side; C would then count four times as many tiles. On an H100
 # in complex128, `3m.batched > vendor` takes 1.33 times the vendor's time at 368 x 19344 x 1120 (predicted
-# 0.72). Of 220 shapes, 6 take longer than the vendor with MIN_COMPLEX_TILE_SIDE, and 16 without it.
+# 0.72). With MIN_COMPLEX_TILE_SIDE, the chosen plan takes longer than the vendor for 6 of 220 shapes; without
+# it, for 16 shapes.
 MIN_COMPLEX_TILE_SIDE = 128.0
 # The share of FEW_TILES_MARGIN for types in which the model counts whole rounds of tiles (`ProductRate.sms`).
 # Predictions are better in these types, and a missed win costs as much time as a wrong choice. On an H200 the share
 # leads to fewer poor choices for 111 shapes in float32 without emulation.
 COUNTED_ROUNDS_MARGIN_SHARE = 0.45
 # The share of FEW_TILES_MARGIN for plans that multiply in another type and cut no sides. On an H200 in complex128 with
-# a long inner side, products with 272 rows take 1.12 times the vendor's time (predicted 0.82), and products with 318
-# rows 1.02 (predicted 0.86).
+# a long inner side, plans for products with 272 rows take 1.12 times the vendor's time (predicted 0.82). For products
+# with 318 rows, plans take 1.02 times the vendor's time (predicted 0.86).
 OTHER_TYPE_MARGIN_SHARE = 0.5
 # Plans that only copy operands to aligned rows have the additional margin THIN_OPERAND_MARGIN / shortest side in rows.
 # The formula of the model is uncertain about the vendor's time of thin products with unaligned rows. On an H200 in

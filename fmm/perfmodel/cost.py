@@ -43,13 +43,13 @@ class Cost:
     launches: int  # number of launches of sums and leaf products
     leaves: LeafCounts
     workspace: int  # bytes of temporaries at the peak
-    depth: int  # number of levels of the plan
+    depth: int  # number of recursion levels of the plan
     # shapes and numbers of the self-adjoint leaf products; a leaf computes one triangle of each product
     triangles: LeafCounts = ()
 
     @property
     def total_bytes(self) -> int:
-        """All traffic."""
+        """The number of bytes that sums and leaf products read and write."""
         return self.bytes_read + self.bytes_written + self.leaf_bytes
 
     @property
@@ -246,7 +246,7 @@ def _launches_saved_by_batches(
     if not plan.levels or plan.inner_plan.levels:
         return 0
     first = plan.levels[0]
-    if first.has_fused_sums:  # empty blocks need no launch
+    if first.has_fused_sums:  # a fused product with an empty block needs no launch
         calls = sum(times for (_, size, _), times in level.calls.items() if 0 not in size)
         return max(calls - first.launch_count, 0)
     if not (first.is_batched or (batched and first.has_independent_products)):

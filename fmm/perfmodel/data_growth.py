@@ -29,7 +29,7 @@ DataTransform = Scheme | None  # a scheme; None for a level that replaces a comp
 # complex product has the errors of its four real products, and each real product has its own partial sums.)
 PARTIAL_SUM_TERMS = 256
 SAMPLED_SUM_STEP = 32  # number of terms between two estimated partial sums
-RANDOM_VECTOR_COUNT = 4  # number of random vectors of an estimate
+RANDOM_VECTOR_COUNT = 4  # number of random vectors that one estimate of squared partial sums uses
 
 
 def error_growth_on_data(

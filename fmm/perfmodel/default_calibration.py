@@ -152,7 +152,8 @@ BATCH_TIME_FACTORS = {"tf32": 1.12}
 # float64 and bfloat16 the errors are equal with and without rounds.
 ROUND_COUNTED_TYPES = ("float32",)
 # A GPU computes C in tiles with TILE_SIDE rows and columns, and a multiprocessor computes TILE_ENTRIES entries of C at
-# a time. With FILLING_TILES_PER_SM tiles for each multiprocessor the device is idle for half the time of one tile.
+# a time. A product reaches half of its full rate if C has TILE_ENTRIES / FILLING_TILES_PER_SM entries for each
+# multiprocessor (`ProductRate.fill`).
 TILE_SIDE, TILE_ENTRIES, FILLING_TILES_PER_SM = 128.0, 128 * 128, 8
 PIPE_STEPS = 32.0  # number of steps along the inner dimension with which half of a product's time is start-up
 # The time of syrk as a share of gemm's time, measured on an H200 at 8192 (in float64 the share is 0.63 at 16384).
@@ -288,11 +289,12 @@ F16X3_TRIANGLE_SHARE, F16X3_TRIANGLE_EDGE_ROWS = 0.5, 256.0
 # rate of sums. For 306 products of an H100 and 526 of an H200, the fitted rates are 0.68 and 0.65 of the datasheet's
 # bandwidth for A, and 0.69 and 0.71 for B.
 LEFT_PLANE_BYTES, RIGHT_PLANE_BYTES, PLANES_STREAM_SHARE = 8.0, 12.0, 0.91
-PLANE_FILL_FACTOR = 12  # factor on `fill` if the vendor multiplies the planes
+PLANE_FILL_FACTOR = 12  # factor on `ProductRate.fill` if the vendor multiplies the float16 planes
 
 # ---- GPUs: constants of products that are computed with residues: float64 and integer products
 
-MODULI_INNER_DIMENSION = 8192  # inner dimension for which the number of moduli is determined
+# The number of moduli for products of integers depends on the inner dimension. Default rates assume this one.
+MODULI_INNER_DIMENSION = 8192
 # The time to split or join one number without its residues, in bytes of memory traffic, for each number of inner
 # levels. The numbers of bytes were measured in float64 at 8192. With two levels a number needs more bytes, since many
 # sums share few registers.
@@ -307,9 +309,9 @@ JOIN_FLOAT64_FLOPS_PER_MODULUS = 12.0
 # inner levels. The seconds are measured with 14 moduli; the value for two levels is a guess. Each inner level halves
 # the inner dimension. int8 products lose 13, 5 and 0 % of their rate at inner dimensions of 2048, 4096 and 8192.
 RESIDUE_START_SECONDS, RESIDUE_LEVEL_PIPE_STEPS = (25e-6, 135e-6, 250e-6), 200.0
-# The seconds that are saved without inner levels, because one kernel both measures and splits the lines of
-# floating-point operands. Only Hopper has this kernel. On an H200 at 1024, it saves 10 (complex128) to 18 microseconds
-# (float64).
+# The seconds that a product by residues without inner levels saves on Hopper: there, one kernel both computes the norms
+# of the lines of floating-point operands and splits the lines. On an H200 at 1024, the kernel saves 10 (complex128) to
+# 18 microseconds (float64).
 LINE_KERNEL_SAVED_SECONDS = 15e-6
 # Number of columns of a tile of int8 products. The kernel also has narrower tiles, but two narrow tiles take longer
 # than one wide tile. With narrow tiles in the formula, predicted times of products with a half-empty last tile are 10
@@ -348,7 +350,10 @@ def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, ProductRate], stream: fl
 
 
 def _own_f16x3_rate(three: ProductRate, factor: float, gpu: Datasheet) -> ProductRate:
-    """Return the rate of fmm's kernel for `f16x3`: the rate `three` times `factor`, with the seconds of each start."""
+    """Return the rate of fmm's kernel for `f16x3`.
+
+    `three` is the rate of three float16 products; `factor` is the speed of fmm's kernel relative to this rate.
+    """
     faster = {name: factor * getattr(three, name) for name in ("flops", "rows", "cols", "half_by_tiles")}
     return replace(three, **faster, start=F16X3_START_SECONDS, blocks=float(gpu.sms))
 
@@ -367,7 +372,7 @@ def _integer_and_residue_rates(
 
 def _small_leaf_rate(gpu: Datasheet, seconds: float) -> ProductRate:
     """Return the rate of the leaf `small`: one thread block computes each tile on or below the diagonal."""
-    # number of tiles that run at a time; the tiles above the diagonal, which are skipped, count too
+    # number of tiles that run at a time, doubled: the rate also counts the tiles above the diagonal, which are skipped
     at_once = 2 * SMALL_BLOCKS_PER_SM * gpu.sms
     flops = at_once * SMALL_TILE_SIDE**3 / seconds
     return ProductRate(flops, 0.0, 0.0, tile=SMALL_TILE_SIDE, slots=at_once, half_by_tiles=0.5)

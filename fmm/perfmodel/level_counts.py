@@ -23,8 +23,8 @@ from fmm.kernels.plans.sums import OPERAND_NAMES, LineExponents, Mirror, Place, 
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
-RectangleShape = tuple[int, int]  # rows, columns
-# The number of elements of a rectangle, and True if their type is the type of the level's products.
+RectangleShape = tuple[int, int]  # number of rows and number of columns of a rectangle
+# The number of elements of a rectangle, and True if the elements have the type of the level's products.
 MovedElements = tuple[int, bool]
 KeyT = TypeVar("KeyT")
 
@@ -120,7 +120,10 @@ def _sum_key(step: Sum | ProductWithSums) -> _SumKey:
 
 
 def _product_type_flags(places: Sequence[Place]) -> tuple[bool, ...]:
-    """Return for each array whether it has the products' type, as temporaries and parts of complex numbers do."""
+    """Return for each array: True if its elements have the type of the level's products.
+
+    Temporaries and the real or imaginary parts of complex matrices have this type.
+    """
     return tuple([p.part is not None or p.name not in OPERAND_NAMES for p in places])
 
 

@@ -66,11 +66,11 @@ class Prediction:
     plan: Plan
     problem: Problem
     device: str
-    products: float  # P
-    sums: float  # S
-    launches: float  # L
-    hidden: float  # H, the hidden seconds; negative if sums and products slow each other down
-    ends: float = 0.0  # E
+    products: float  # term P: seconds of the leaf products
+    sums: float  # term S: seconds of the sums
+    launches: float  # term L: seconds of the launches
+    hidden: float  # term H: seconds of sums hidden behind products; negative if sums and products delay each other
+    ends: float = 0.0  # term E: seconds of a plan's beginning and end on a CPU
 
     @property
     def predicted_seconds(self) -> float:
@@ -194,11 +194,11 @@ class LeafTerm(NamedTuple):
     The term is number * max(flops / rate * slowdown, moved / memory) + number / batch * start seconds.
     """
 
-    size: tuple[float, float, float]  # m, k, n
+    size: tuple[float, float, float]  # sides (m, k, n) of each product
     number: float  # number of equal leaf products
     batch: float  # number of products that start together
     flops: float  # flops of one product
-    rate: float  # flop/s of a very large product
+    rate: float  # rate of a very large product in flop/s
     slowdown: float  # slowdown s, the factor on flops / rate
     moved: float  # bytes of A, B and C of one product
     memory: float  # bytes/s with which A, B and C are read and written
@@ -245,7 +245,8 @@ def leaf_terms(
                 slowdown *= COLUMN_MAJOR_B_FACTOR if slow_order else 1.0
             elif rate.blocks:
                 slowdown = f16x3_slowdown(rate, m, k, n, together, unpaired)
-                slowdown = max(slowdown, planes.rows / m + planes.cols / n)  # the planes are read at least once
+                # A product takes at least the time to read the planes once.
+                slowdown = max(slowdown, planes.rows / m + planes.cols / n)
                 slowdown += split_slowdown(rate, m, k, n, together, has_strips)
                 slowdown = copied * leaf.relative_time * (slowdown * (rate.batch if together > 1 else 1.0))
             else:
@@ -259,19 +260,20 @@ def leaf_terms(
     yield from _triangle_terms(work, rate, dtype, calibration, lanes)
 
 
-# Number of passes that prepare A and B. One pass reads A, two passes read B, and another pass writes the planes.
+# Number of passes over memory that prepare A (left) and B (right): A is read once and B twice, and then the planes of
+# the operand are written.
 LEFT_PREPARATION_PASSES, RIGHT_PREPARATION_PASSES = 2, 3
 
 
 def _rate_with_operands_from_sums(rate: ProductRate, last: Level) -> ProductRate:
-    """Return a leaf's rate; operands are cheaper to prepare if the last level's splits write them in the leaf's form.
+    """Return a leaf's rate, which is higher if the sums of the level `last` write the float16 planes of the operands.
 
-    One pass over the blocks of an operand replaces the leaf's own passes over the operand. Three levels in one pass
-    cannot write this form, since each thread holds one number. The model ignores that some layouts and coefficients
-    also prevent a split from writing this form.
+    One pass over the blocks of an operand then replaces the leaf's own passes over the operand. Three levels in one
+    pass cannot write planes, since each thread holds one number. The model ignores that some layouts and coefficients
+    also prevent sums from writing planes.
     """
     scheme = last.bilinear
-    is_complex_split = last.itemsize_below(1) != 1  # splits of real or imaginary parts cannot write the leaf's form
+    is_complex_split = last.itemsize_below(1) != 1  # sums of real or imaginary parts cannot write planes
     if not last.is_batched or scheme is None or is_complex_split or last.products >= THREE_LEVEL_PRODUCT_COUNT:
         return rate
     left = scheme.m * scheme.k / (LEFT_PREPARATION_PASSES * last.products)
@@ -485,14 +487,14 @@ def _triangle_share(x: TriangleProducts, work: PlanWork, rate: ProductRate, dtyp
     """Return the time of one triangle as a share of the time that the whole product takes on aligned rows."""
     use = leaf_use(x.leaf)
     leaf, relative = use.leaf, use.leaf.relative_time
-    # If the leaf has no triangle kernel, the vendor computes the product.
+    # If the leaf has no triangle kernel that can read and write the rows, the vendor computes the product.
     aligned = not work.triangles_unaligned and not work.triangles_odd
     by_kernel = dtype.name in (*leaf.kernel_triangles, *(leaf.loose_triangles if x.loose and aligned else ()))
     if by_kernel and not is_slow_on_column_major_b(use, dtype.name):
         # The kernel computes both triangles of the tiles on the diagonal.
         return relative * min(rate.half_by_tiles * (1 + rate.half_edge / x.rows), 1.0)
     unaligned = 1 + work.triangles_unaligned * (rate.unaligned - 1) + work.triangles_odd * (rate.odd - 1)
-    if dtype.name not in leaf.blas_triangles:  # the leaf computes the whole product
+    if dtype.name not in leaf.blas_triangles:  # no BLAS function for a triangle: the leaf computes the whole product
         return relative * unaligned
     if batches and x.together > 1 and x.rows <= leaf.whole_product_rows:
         return relative

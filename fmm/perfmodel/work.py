@@ -28,7 +28,7 @@ from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.cost import cost
 from fmm.problem import Problem, Shape
 
-# Equal leaf products: m, k, n, the number of equal products, and the number that start together.
+# Equal leaf products: m, k, n, the number of equal products, and the number of products that start together.
 LeafProducts = tuple[float, float, float, float, float]
 
 

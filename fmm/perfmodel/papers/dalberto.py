@@ -27,7 +27,7 @@ class MeasuredSystem:
     processor: str
     product_rate: int  # 1/pi in MFLOPS, for matrices of 1000 x 1000
     addition_rate: int  # 1/alpha in MFLOPS, for matrices of 1000 x 1000
-    theoretical: int  # printed recursion point n_1 in rows
+    theoretical: int  # printed theoretical recursion point n_1 in rows
     measured: int | None  # measured recursion point in rows; None if the paper prints no point
 
     @property

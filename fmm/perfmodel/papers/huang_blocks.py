@@ -31,7 +31,8 @@ from fmm.perfmodel.block_model import (
 )
 from fmm.problem import Shape, check_positive_shape
 
-Coefficients = Sequence[Sequence[Fraction | int | float]]  # blocks x products
+# a scheme's coefficient matrix, with a row for each block and a column for each product
+Coefficients = Sequence[Sequence[Fraction | int | float]]
 
 
 # ---- the blocks that the products of a scheme read and write
@@ -64,7 +65,7 @@ def _nonzero_count(column: Iterable[Fraction | int | float]) -> int:
 class ModelledDevice:
     """The rates and limits of a device for elements of one size."""
 
-    flop: float  # tau_flop, flop/s
+    flop: float  # tau_flop, the rate of arithmetic in flop/s
     gmop: float  # tau_gmop, the bandwidth of global memory in bytes/s
     smop: float  # tau_smop, the bandwidth of all multiprocessors' shared memory in bytes/s
     sms: int  # number of multiprocessors
@@ -118,7 +119,7 @@ class BlockSizeBound:
 
     @property
     def is_met(self) -> bool:
-        """True if `have` meets the bound."""
+        """True if `value` meets the bound."""
         return self.value < self.required if self.below else self.value >= self.required
 
 
@@ -254,9 +255,9 @@ def active_blocks_per_sm(
 class ResourceSeconds:
     """The seconds of one product by each resource, as if no other resource took time."""
 
-    flop: float  # arithmetic (20)
-    gmop: float  # global memory (22)
-    smop: float  # shared memory (21)
+    flop: float  # seconds of arithmetic (Equation 20)
+    gmop: float  # seconds of transfers to and from global memory (Equation 22)
+    smop: float  # seconds of transfers to and from shared memory (Equation 21)
 
     @property
     def slowest_seconds(self) -> float:
@@ -277,13 +278,13 @@ def resource_seconds(
     per_sm = active_blocks_per_sm(s, w, gpu, model)
     if per_sm == 0:
         raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on an SM")
-    together = gpu.sms * per_sm  # (19)
+    together = gpu.sms * per_sm  # Equation 19
     tiles = -(-m // s.m_s) * -(-n // s.n_s)
     waves = -(-tiles // together)
     return ResourceSeconds(
-        flop=waves * together * kernel_flops(s, w, k) / gpu.flop,  # (20)
-        gmop=tiles * gpu.element_bytes * global_memory_elements(s, w, k) / gpu.gmop,  # (22)
-        smop=waves * together * gpu.element_bytes * shared_memory_elements(s, k) / gpu.smop,  # (21)
+        flop=waves * together * kernel_flops(s, w, k) / gpu.flop,  # Equation 20
+        gmop=tiles * gpu.element_bytes * global_memory_elements(s, w, k) / gpu.gmop,  # Equation 22
+        smop=waves * together * gpu.element_bytes * shared_memory_elements(s, k) / gpu.smop,  # Equation 21
     )
 
 

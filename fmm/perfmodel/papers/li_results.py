@@ -283,7 +283,7 @@ def _error_ratios() -> tuple[tuple[str, str, float], ...]:
 def _temporaries_share(n: int = 64) -> float:
     """Return the number of elements of Figure 2's temporaries at all levels, as a share of n^2.
 
-    Each level needs a quarter of the temporaries of the level above it, so all levels need 4/3 of the first level's.
+    Each level needs a quarter of the memory of the level above, so all levels need 4/3 of the first level's memory.
     """
     steps = lower_level(Plan((level_with_options("li-fig2"),)), n, n, n)
     assert steps is not None
@@ -291,7 +291,7 @@ def _temporaries_share(n: int = 64) -> float:
     return float(own / (1 - Fraction(1, 4)))
 
 
-SGEMM_SECONDS: Final = SGEMM_BY_SIZE[-1]  # n = 16384
+SGEMM_SECONDS: Final = SGEMM_BY_SIZE[-1]  # seconds of sgemm at n = 16384
 GPU8_SECONDS: Final = FIGURE_24_SECONDS["gpu8"][-1]
 # Section 8: compared codes, printed speedup in percent, seconds of the slower code and of the faster code (Figures 24,
 # 36 and 40). The speedup is 100 (1 - faster / slower) percent.

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 # the ratio alpha / pi, as a number or as a function of m, k and n
 AlphaPiRatio = float | Callable[[int, int, int], float]
-Coefficients = Sequence[Sequence[Fraction | int | float]]  # blocks x products
+# a scheme's coefficient matrix, with a row for each block and a column for each product
+Coefficients = Sequence[Sequence[Fraction | int | float]]
 
 
 @dataclass(frozen=True, slots=True)
