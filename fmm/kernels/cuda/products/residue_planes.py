@@ -1,8 +1,8 @@
 """Compute scaling exponents and residues of the operands: one plane of bytes for each modulus (residue_planes.cuh).
 
 `ResidueOperand` describes the memory of one operand with its exponents and planes. The launch of `measure_launch`
-computes the exponents: to measure a row or column is to find its norm. The launch of `residue_split_launch` computes
-the planes. residues.py multiplies the planes, and joins the products to C.
+measures each row of A and each column of B: it finds the norm, and from the norm the scaling exponent. The launch of
+`residue_split_launch` computes the planes. residues.py multiplies the planes, and joins the products to C.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ from fmm.kernels.plans.levels.residue_planes import INNER_ALGORITHM, PlaneLayout
 from fmm.kernels.plans.memory_layout import round_up
 
 MAX_MODULI, MAX_WEIGHT_PIECES = 20, 4  # as in residue_join.cuh: at most 20 moduli, and at most 4 pieces of a weight
-BYTE_SUM_BOUND = 2**18 + 2**9  # upper bound of the weighted sums of eight bytes in modulus.cuh
+BYTE_SUM_BOUND = 2**18 + 2**9  # upper bound of the magnitude of weighted sums of eight bytes in modulus.cuh
 FLOAT_2_23_BITS = 0x4B000000  # bit pattern of 2^23 as a float32 number
-MAX_NORM = 2.0**60  # upper bound of scaled norms; with this bound a sum of four scaled numbers has 62 bits
+MAX_NORM = 2.0**60  # upper bound of the norms of scaled rows or columns; a sum of four scaled numbers then has 62 bits
 RESIDUE_THREADS = 256  # number of threads in a thread block of the kernels that measure, split or join
 RESIDUE_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster; a cluster measures 64 positions of all lines
-# number of positions that a cluster transposes together: for smaller elements, and for elements of 16 bytes
+# Number of positions that a cluster transposes together: for elements of at most 8 bytes, and for elements of 16 bytes.
 TRANSPOSED_POSITIONS, TRANSPOSED_POSITIONS_OF_16_BYTES = 64, 32
-TRANSPOSED_POSITIONS_ALONE = 16  # if a thread block computes the norms of its lines alone, as in residue_planes.cuh
-# For 0, 1 and 2 levels: the number of thread blocks of the split kernel whose registers must fit on a multiprocessor.
-# With "", the compiler decides.
+# The number of positions that a thread block without a cluster measures and transposes, as in residue_planes.cuh.
+TRANSPOSED_POSITIONS_ALONE = 16
+# For 0, 1 and 2 levels of Strassen's algorithm: the number of thread blocks of the split kernel that one multiprocessor
+# must have enough registers for. With "", the compiler decides.
 MIN_SPLIT_BLOCKS_PER_SM = "4", "", "2"
-# a warp measures a line of up to 4096 bytes, and a thread block measures a longer line
+# A warp measures a line of at most MAX_WARP_LINE_BYTES bytes, and a thread block measures a longer line.
 WARP_THREADS, MAX_WARP_LINE_BYTES = 32, 4096
 LINE_MEMORY_BYTES = 24 * RESIDUE_THREADS + 4 * 32  # size of struct LineMemory of residue_lines.cuh
-STRIP_BYTES = 128  # a cluster splits the lines of an MN-major operand that are adjacent in this number of bytes
-STRIP_PART_POSITIONS = 32  # each block of a cluster splits a multiple of this number of positions of the lines
-# The longest lines that one kernel measures and splits. Longer lines fit in shared memory too, but leave space for
-# fewer thread blocks: on an H200, float64 products take 1.02 (at 5500) and 1.13 (at 8192) times their time with two
-# kernels.
+STRIP_BYTES = 128  # width in bytes of the strip of adjacent lines that a cluster splits in an MN-major operand
+STRIP_PART_POSITIONS = 32  # each thread block of a cluster splits a multiple of this number of positions of the lines
+# The largest number of positions in a line for which one kernel measures and splits. Longer lines fit in shared memory
+# too, but leave space for fewer thread blocks. On an H200, float64 products by this kernel took 1.02 times as long as
+# with separate kernels for lines of 5500 numbers, and 1.13 times as long for lines of 8192 numbers.
 MAX_SPLIT_LINE_LENGTH = 4096
 OPERAND_WORDS = 11  # number of 8-byte words in struct Operand of residue_planes.cuh
 RESIDUE_NAMESPACE = "fmm::residues::"
@@ -73,7 +74,7 @@ def pack_gaussian_modulus(p: int) -> bytes:
 
 
 def _multiple_bits(p: int, bound: int) -> int:
-    """Return the bit pattern of the float32 number 2^23 + x, where x >= `bound` makes it a multiple of p.
+    """Return the bit pattern of a float32 number: the smallest multiple of p that is at least 2^23 + `bound`.
 
     The kernel adds a sum of magnitude up to `bound` to this bit pattern. The result is again the bit pattern of a
     float32 number between 2^23 and 2^24.
@@ -82,7 +83,7 @@ def _multiple_bits(p: int, bound: int) -> int:
 
 
 def _pack_powers(p: int, factor: int = 1) -> tuple[int, int]:
-    """Return the residues of factor 256^i modulo p as bytes of two words: i from 0 to 3, and i from 4 to 7."""
+    """Return the residues of factor 256^i modulo p as bytes: i = 0 to 3 in the first word, i = 4 to 7 in the second."""
     residues = bytes(symmetric_residue(factor * 256**i, p) % 256 for i in range(8))
     low, high = struct.unpack("<2i", residues)
     return low, high
@@ -97,10 +98,10 @@ def moduli_table(moduli: tuple[int, ...], for_complex: bool = False) -> bytes:
 def max_scaled_norm(moduli: int, k: int, for_complex: bool = False) -> float:
     """Return the largest norm that a row of A or a column of B may have after scaling.
 
-    The scalar product of an integer row of norm x and an integer column of norm y is at most x y (Cauchy-Schwarz). It
-    must be smaller than M / 2, where M is the product of all moduli, so each norm must be smaller than sqrt(M / 2).
-    Rounding to integers changes each of the k numbers of a row or column by at most 1/2, and so increases the norm. A
-    complex row or column has 2k real numbers.
+    The scalar product of an integer row of norm x and an integer column of norm y is at most x y (Cauchy-Schwarz). This
+    scalar product must be smaller than M / 2, where M is the product of all moduli, so each norm must be smaller than
+    sqrt(M / 2). Rounding to integers changes each of the k numbers of a row or column by at most 1/2, and so increases
+    the norm. A complex row or column has 2k real numbers.
     """
     half = float(isqrt(remainder_weights(moduli, for_complex).product // 2))
     return min(half * (1 - 2.0**-20) - sqrt(k * planes_per_modulus(for_complex)), MAX_NORM)
@@ -108,7 +109,7 @@ def max_scaled_norm(moduli: int, k: int, for_complex: bool = False) -> float:
 
 # ---- one operand
 
-# Elements of one byte already are residues and need no split. Where the product kernel reads them: "source": from the
+# Where the product kernel reads elements of one byte, which already are residues and need no split. "source": from the
 # operand itself. "planes": from a transposed copy in the memory of a plane.
 ByteSource = Literal["source", "planes"]
 
@@ -137,8 +138,8 @@ class MeasureKernel:
 class ResidueOperand:
     """An operand of a batch, and the memory layout of its exponents, planes and transposed copy.
 
-    Exponents and planes are in the workspace. Those that `fmm.prepare` has stored follow the operand's matrix in
-    memory.
+    Exponents and planes are in the workspace. Exponents and planes that `fmm.prepare` has stored follow the operand's
+    matrix in memory.
     """
 
     source: GemmOperand
@@ -152,12 +153,12 @@ class ResidueOperand:
     # where the product kernel reads elements that already are residues; None if the elements are split into residues
     bytes_from: ByteSource | None = None
     base: str = "W"  # name of the base that the offsets of exponents and planes count from
-    is_prepared: bool = False  # True if `fmm.prepare` has stored the planes, or the other operand's planes are used
-    conjugated: bool = False  # True if the complex conjugate of the operand is multiplied
+    is_prepared: bool = False  # True if `fmm.prepare` has stored the planes, or both operands use the same planes
+    conjugated: bool = False  # True if the product uses the complex conjugate of the operand
 
     @property
     def threads_per_line(self) -> int:
-        """The number of threads that read a line along the inner dimension: a warp's or a thread block's."""
+        """The number of threads that read a line along the inner dimension: a complete warp or thread block."""
         line_bytes = self.geometry.item * self.geometry.k
         return WARP_THREADS if line_bytes <= MAX_WARP_LINE_BYTES else RESIDUE_THREADS
 
@@ -169,7 +170,7 @@ class ResidueOperand:
         return MeasureKernel(self.along, group if self.along == "inner" else 0, self.has_wide_lines(aligned))
 
     def has_wide_lines(self, aligned: bool) -> bool:
-        """Return True if each line starts at a multiple of 16 bytes; of four elements if these are fewer bytes."""
+        """Return True if each line starts at a multiple of 16 bytes, or of four elements of less than 4 bytes."""
         x, item = self.source, self.geometry.item
         unit = min(4 * item, VECTOR_BYTES)
         return aligned and all(step * item % unit == 0 for step in (x.leading, x.stride)) and x.offset % unit == 0
@@ -181,7 +182,7 @@ class ResidueOperand:
     def measure_block_count(self, kernel: MeasureKernel | None, cluster: int, scaled: bool) -> int:
         """Return the number of thread blocks that measure this operand, in clusters of this size (1: no clusters).
 
-        Operands that are not `scaled` need no norms, so their thread blocks share lines even without clusters.
+        Operands that are not `scaled` need no norms, so several thread blocks can share lines even without clusters.
         """
         if kernel is None:
             return 0
@@ -194,13 +195,13 @@ class ResidueOperand:
 
     @property
     def lines_per_split_block(self) -> int:
-        """Return the number of lines that a thread block, or for an MN-major operand a cluster, reads and splits."""
+        """The number of lines that a thread block reads and splits; for an MN-major operand, that a cluster does."""
         if self.along == "outer":
             return STRIP_BYTES // self.geometry.item
         return RESIDUE_THREADS // self.threads_per_line
 
     def line_split_block_count(self) -> int:
-        """Return the number of thread blocks that measure and split whole lines; whole clusters."""
+        """Return the number of thread blocks that measure and split whole lines, a multiple of the cluster size."""
         if self.is_prepared:
             return 0
         if self.along == "outer":
@@ -246,10 +247,10 @@ class ResidueOperand:
         )
 
     def tensor_map(self, first: int, moduli: int, most: int, sign: int | None = None) -> TensorMap:
-        """Return the tensor map of the planes of `moduli` moduli, the first of which has the index `first`.
+        """Return the tensor map of the planes of `moduli` moduli; `first` is the index of the first modulus.
 
         One copy loads `most` lines. A modulus of a complex product has two planes: with `sign` 0 the map has only the
-        planes of re + j im, with `sign` 1 only those of re - j im.
+        planes of re + j im, and with `sign` 1 only the planes of re - j im.
         """
         lines, length = self.block
         if self.bytes_from == "source":
@@ -267,8 +268,8 @@ def byte_plane_map(
 ) -> TensorMap:
     """Return the tensor map of planes of bytes.
 
-    Only the first `filled` positions of a line are read from memory; a copy fills the others with zeros. With `sign`,
-    the map has every second plane, and begins with the plane of this index.
+    Only the first `filled` positions of a line are read from memory; a copy fills the other positions with zeros. With
+    `sign`, the map has every second plane, starting with the plane of index `sign`.
     """
     lines, length = piece.rows, piece.cols
     read, layer = length if filled is None else filled, lines * length
@@ -292,7 +293,10 @@ def source_byte_map(x: GemmOperand, lines: int, length: int, layers: int, most: 
 
 @lru_cache(maxsize=64)
 def measure_kernel_source(left: MeasureKernel | None, right: MeasureKernel | None, dtype: str, cluster: int) -> str:
-    """Return the CUDA source of the kernel that measures and transposes operands; it skips an operand with None."""
+    """Return the CUDA source of the kernel that measures and transposes operands.
+
+    If `left` or `right` is None, the kernel skips this operand.
+    """
     body = (
         "const int block = blockIdx.x;",
         "if (block < p.left.blocks) {",
@@ -319,9 +323,10 @@ def residue_split_kernel_source(levels: int, left_wide: bool, right_wide: bool, 
 
 @lru_cache(maxsize=64)
 def line_split_kernel_source(left: MeasureKernel | None, right: MeasureKernel | None, dtype: str) -> str:
-    """Return the CUDA source of the kernel that measures and splits whole lines; an operand with None is skipped.
+    """Return the CUDA source of the kernel that measures and splits whole lines.
 
-    The strips of an MN-major operand take longer than lines, so they have the first thread blocks.
+    If `left` or `right` is None, the kernel skips this operand. The strips of an MN-major operand take longer than the
+    lines of a K-major operand, so the first thread blocks of the grid split the strips.
     """
     sides = [("left", 0, left), ("right", 1, right)]
     sides.sort(key=lambda side: side[2] is None or side[2].along == "inner")
@@ -379,7 +384,8 @@ def measure_launch(
     """Return the launch that computes the exponents of both operands, and transposes operands that are not K-major.
 
     `aligned` holds two values, for A and for B: True if the operand's address is a multiple of 16 bytes. `cluster` is
-    the number of thread blocks in a cluster; 1: no clusters, which only compute capability 9.0 and newer have.
+    the number of thread blocks in a cluster; 1 means no clusters, because only compute capability 9.0 and newer has
+    clusters.
     """
     scaled = not DTYPES[dtype].exact
     kernels = [x.measure_kernel(wide, scaled) for x, wide in zip(sides, aligned, strict=True)]
@@ -410,7 +416,11 @@ def residue_split_launch(
 
 
 def can_split_lines(sides: ResidueOperandPair, dtype: str) -> bool:
-    """Return True if one launch can measure and split both operands: lines without levels fit in shared memory."""
+    """Return True if one launch can measure and split both operands.
+
+    The lines must have at most MAX_SPLIT_LINE_LENGTH numbers, and the workspace must hold the planes of all moduli. The
+    plan must have no levels of Strassen's algorithm, and the element type must not be an integer.
+    """
     g = sides[0].geometry
     fits = g.k <= MAX_SPLIT_LINE_LENGTH and g.moduli_per_pass == g.moduli
     return fits and not g.levels and not DTYPES[dtype].exact

@@ -1,8 +1,9 @@
 """Compute a product by residues: multiply byte planes for each modulus, then join the results to C.
 
 The kernels are in gemm_residues.cuh and residue_join.cuh. `residue_op` describes a GEMM. `residue_launches` returns the
-GEMM's launches in order: measure the operands; for each group of moduli, split the operands and multiply the planes; at
-the end, join the results by the Chinese remainder theorem. residue_planes.py describes the operands.
+GEMM's launches in order. The first launch measures the operands: it finds their scaling exponents. For each group of
+moduli, further launches split the operands into residues and multiply the planes. The last launch joins the results by
+the Chinese remainder theorem. residue_planes.py describes the operands.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ from fmm.problem import Shape
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
 TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile together take as long as computing this number of columns
-MAX_UNREDUCED_STEPS = 512  # after this number of steps of 128 positions, sums must be reduced, as in gemm_residues.cuh
+# A longer product reduces its sums modulo p each time after this number of steps of 128 positions (gemm_residues.cuh).
+MAX_UNREDUCED_STEPS = 512
 FLOAT64_EXACT_BITS = 52  # number of bits of an integer that float64 stores exactly
 NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # alignments by base; empty: no alignment is known
 
@@ -77,9 +79,10 @@ class ResidueOp:
     factor: complex
     keep: complex
     writes_c: bool = False  # True if the product kernel writes C without a join: C's elements are the product's bytes
-    lower_only: bool = False  # True if C is its own adjoint and only the lower triangle of C is written
+    lower_only: bool = False  # True if C is symmetric or Hermitian and only the lower triangle of C is written
     shares_planes: bool = False  # True if both operands have the same planes, because B is the adjoint of A
-    warp_chip: Chip | None = None  # the chip, if it multiplies by a warp's instructions; None: by Hopper's warpgroups
+    # the chip if the product kernel uses the mma instruction of single warps; None if it uses Hopper's warpgroups
+    warp_chip: Chip | None = None
 
     def __hash__(self) -> int:
         return id(self)
@@ -96,10 +99,11 @@ class ResidueOp:
 
     @property
     def launched_signs(self) -> tuple[int | None, ...]:
-        """The signs of j, one launch for each; or only None, for one launch of all products.
+        """The signs of j for which products are launched separately; only None if one launch computes all products.
 
-        A complex number has two planes for each modulus: re + j im and re - j im. Conjugation exchanges them. If both
-        operands share their planes, a plane with one sign is therefore multiplied by the plane with the other sign.
+        A complex number has two planes for each modulus: re + j im and re - j im. Conjugation exchanges these two
+        planes. If both operands share their planes, a plane with one sign is therefore multiplied by the plane with the
+        other sign.
         """
         return (0, 1) if self.shares_planes and self.geometry.for_complex else (None,)
 
@@ -115,18 +119,19 @@ class ResidueOp:
         return rows, inner, self.geometry.n if self.writes_c else columns
 
     def products_per_modulus(self, sign: int | None) -> int:
-        """Return the number of products of planes of each modulus; with `sign`, of the planes with this sign of j."""
+        """Return the number of products for each modulus; with `sign`, only products of planes with this sign of j."""
         return self.geometry.plane_product_count // (1 if sign is None else 2)
 
     def operand_signs(self, sign: int | None) -> list[int | None]:
         """Return the signs of A's and B's planes.
 
-        The operand that uses the other operand's planes needs their conjugates, the planes with the other sign.
+        An operand that uses the planes of its adjoint needs the conjugates of these planes: the planes with the other
+        sign.
         """
         return [sign if sign is None else sign ^ x.is_prepared for x in self.operands]
 
     def result_map(self, first: int, count: int, sign: int | None) -> TensorMap:
-        """Return the tensor map of the products of planes of `count` moduli, from the one with index `first` on."""
+        """Return the tensor map of the products of planes for `count` moduli; `first` is the first modulus's index."""
         g, (rows, _, columns) = self.geometry, self.geometry.block_shape
         if self.writes_c:
             return source_byte_map(self.dest, g.m, g.n, g.count, 64)
@@ -134,9 +139,9 @@ class ResidueOp:
         return byte_plane_map(planes, count * g.plane_product_count, 64, sign=sign)
 
     def byte_products(self, first: int, moduli: tuple[int, ...], sign: int | None = None) -> ByteProducts:
-        """Describe the products of planes for these moduli by a warp's instructions; `first` is the first's index.
+        """Describe the products of planes for these moduli, for the kernel that multiplies by single warps.
 
-        With `sign`, one of the two products of each modulus.
+        `first` is the index of the first modulus. With `sign`, describe only one of the two products of each modulus.
         """
         count = len(moduli)
         operands = zip(self.operands, self.operand_signs(sign), strict=True)
@@ -145,9 +150,9 @@ class ResidueOp:
         return ByteProducts(maps, *self.product_shape, moduli, self.products_per_modulus(sign), self.lower_only)
 
     def plane_product_op(self, first: int, count: int, sign: int | None = None) -> WgmmaOp[ResidueKernel]:
-        """Describe the products of planes for `count` moduli, the first of which has the index `first`.
+        """Describe the products of planes for `count` moduli, for the kernel that multiplies by warpgroups.
 
-        With `sign`, describe only one of the two products of each modulus.
+        `first` is the index of the first modulus. With `sign`, describe only one of the two products of each modulus.
         """
         rows, inner, columns = self.product_shape
         layers = count * self.products_per_modulus(sign)
@@ -173,7 +178,7 @@ def residue_op(
     """Describe a GEMM as a product by residues. The residues are planes in the workspace, or the operands' own bytes.
 
     Return None if alpha or beta of a real product has an imaginary part. `alignment` maps a base to a power of two that
-    divides the base's address. `warp_chip` is the chip if it multiplies by a warp's instructions instead of Hopper's
+    divides the base's address. `warp_chip` is the chip if the kernel multiplies by single warps instead of Hopper's
     warpgroups.
     """
     alpha, beta, dtype, levels = complex(op.alpha), complex(op.beta), op.dtype, ending.depth
@@ -201,7 +206,8 @@ def residue_op(
     writes_c = (
         are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_tma_aligned(op.dest, alignment)
     )
-    # With levels, the scheme multiplies sums of blocks, and the products of these sums are not their own adjoints.
+    # With levels of Strassen's algorithm, products of sums of blocks are computed. These are not symmetric or
+    # Hermitian.
     lower_only = op.triangle is not None and not levels and not DTYPES[dtype].exact
     shares_planes = lower_only and _are_adjoint_planes(op, x, y)
     if shares_planes:
@@ -212,15 +218,15 @@ def residue_op(
 
 
 def _are_adjoint_planes(op: GemmOp, x: ResidueOperand, y: ResidueOperand) -> bool:
-    """Return True if both operands can use the same planes: in a single product of a matrix and its adjoint."""
+    """Return True if both operands can use the same planes: one is the other's adjoint, and none is prepared."""
     is_gram = op.triangle is not None and op.triangle.gram
     return is_gram and op.count == 1 and not (x.is_prepared or y.is_prepared)
 
 
 def _share_planes(x: ResidueOperand, y: ResidueOperand) -> tuple[ResidueOperand, ResidueOperand]:
-    """Return the operands so that one uses the other's planes.
+    """Return the operands so that both use the planes of one operand.
 
-    The planes are those of the K-major operand if only one operand is K-major: it needs no transposed copy.
+    If only one operand is K-major, its planes are used, because a K-major operand needs no transposed copy.
     """
     if x.along == "outer" and y.along == "inner":
         return replace(x, is_prepared=True, exponents=y.exponents, planes=y.planes, block=y.block), y
@@ -228,13 +234,13 @@ def _share_planes(x: ResidueOperand, y: ResidueOperand) -> tuple[ResidueOperand,
 
 
 def _conjugate_operand(side: ResidueOperand, level: ResiduesLevel) -> ResidueOperand:
-    """Return the operand, conjugated if the level conjugates its matrix, A or B."""
+    """Return the operand, marked as conjugated if the level multiplies the complex conjugate of its matrix (A or B)."""
     conjugated = dict(zip("AB", level.conjugates, strict=True))
     return replace(side, conjugated=conjugated.get(side.source.base, False))
 
 
 def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
-    """Return the operand with the layout of its prepared planes; unchanged if `fmm.prepare` has stored none."""
+    """Return the operand with the layout of its prepared planes; unchanged if `fmm.prepare` has stored no planes."""
     if op.leaf_use.leaf.prepared_layout is None or not op.prepared.prepared_matrix == base == side.source.base:
         return side
     exponents, _ = prepared_plane_layout(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
@@ -259,7 +265,7 @@ def _is_tma_aligned(x: GemmOperand, alignment: Mapping[str, int]) -> bool:
 
 @lru_cache(maxsize=4096)
 def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, triangle: bool = False) -> WgmmaSizes:
-    """Return the tile sizes for which the last cluster is predicted to end first."""
+    """Return the tile sizes with the earliest predicted end of the last cluster."""
 
     def last_cluster_end(s: WgmmaSizes) -> int:
         units = count_cluster_tiles(cluster_tiles(m, n, s), s, triangle) * count
@@ -272,14 +278,14 @@ def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, triangl
 
 
 def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
-    """Return all launches of a product: find exponents, split and multiply for each group of moduli, join to C.
+    """Return all launches of a product, in order: exponents, splits and products for each group of moduli, and join.
 
     `alignment` maps a base to the largest power of two that divides its address. If `flagged`, the join kernel raises
     the flag for an inf or NaN in C.
     """
     aligned, exact = _operand_alignments(op, alignment), DTYPES[op.dtype].exact
     measures = any(x.measure_kernel(False, not exact) is not None for x in op.operands)
-    # Only Hopper's kernel measures and splits lines together: it needs clusters and much shared memory.
+    # Only on Hopper, one kernel measures and splits lines, because this kernel needs clusters and much shared memory.
     splits_lines = measures and op.warp_chip is None and can_split_lines(op.operands, op.dtype)
     measures_first = measures and not splits_lines
     launches = [measure_launch(op.operands, op.dtype, aligned, op.cluster_blocks)] if measures_first else []
@@ -297,7 +303,7 @@ def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool)
 
 
 def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[tuple[Launch, ...], int]:
-    """Return the launches that prepare one operand for later calls, and the bytes of workspace that they need."""
+    """Return the launches that prepare one operand for later calls, and the bytes of workspace for these launches."""
     if not any(x.is_prepared for x in op.operands):
         return (), 0
     # In `op`, the operand to prepare is marked as prepared. Exchange the marks, so that the launches compute the planes
@@ -385,7 +391,7 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...], s
 
 @dataclass(frozen=True)
 class WeightPieces:
-    """The weights of the Chinese remainder theorem, cut into pieces so short that float64 sums of pieces are exact."""
+    """The weights of the Chinese remainder theorem, cut into short pieces, so that float64 sums of pieces are exact."""
 
     moduli: int
     levels: int
@@ -400,9 +406,9 @@ class WeightPieces:
     def piece_bits(self) -> int:
         """Number of bits in a piece of a weight.
 
-        A piece is multiplied by a residue of 7 bits. Each level adds four residues, so their sum has 2 more bits. For
-        complex numbers, the residues of two planes are added or subtracted, which needs 1 more bit. The sum over all
-        moduli needs log2(number of moduli) more bits.
+        A piece is multiplied by a residue of 7 bits. Each level of Strassen's algorithm adds four residues, so the sum
+        has 2 more bits. For complex numbers, the residues of two planes are added or subtracted, which needs 1 more bit.
+        The sum over all moduli needs log2(number of moduli) more bits.
         """
         return FLOAT64_EXACT_BITS - 7 - 2 * self.levels - self.for_complex - (self.moduli - 1).bit_length()
 
@@ -485,8 +491,8 @@ def join_threads(levels: int) -> int:
 def adjacent_columns(dtype: str, levels: int) -> int:
     """Return the number of adjacent elements of a row that a thread joins in every block of C.
 
-    If levels follow the level of residues, a thread joins four or more blocks of C. Four adjacent elements of 8 bytes
-    or more in each block would then need too many registers.
+    If levels of Strassen's algorithm follow the level of residues, a thread joins four or more blocks of C. Four
+    adjacent elements of 8 bytes or more in each block would then need too many registers.
     """
     return 2 if levels and DTYPES[dtype].itemsize >= 8 else 4
 

@@ -24,7 +24,7 @@ MIRROR_ENTRY_NAME = "fmm_mirror"
 class MirrorVariant(NamedTuple):
     """Template arguments of the mirror kernel: fmm::MirrorVariant of mirror_triangle.cuh."""
 
-    in_place: bool  # True if dest already holds the lower triangle
+    in_place: bool  # True if source and dest are the same matrix, and its lower triangle stays unchanged
     reads_source: bool  # False if alpha is 0
     reads_dest: bool  # False if beta is 0
     full: bool  # True if the kernel also writes the upper triangle
@@ -68,8 +68,10 @@ class LineExponentsOp:
     source: DeviceView
     dest: DeviceView
     axis: int
-    shifts: SignedExponents = (None, 0)  # exponents of a scaling along the line, before the largest number is found
-    against: DeviceView | None = None  # other exponents: the result is half the difference, rounded down
+    # exponents of powers of two that scale the numbers of a line before the largest number is found
+    shifts: SignedExponents = (None, 0)
+    # exponents of another matrix; if given, the result is half the difference of both exponents, rounded down
+    against: DeviceView | None = None
     writes_result = False
 
 

@@ -24,20 +24,20 @@ SUM_THREADS, WARP_THREADS = 128, 32  # threads of a thread block and of a warp, 
 SECTOR_BYTES = 32  # bytes of the smallest memory transaction of a GPU
 CROSSWISE_WARP_ROWS = 4  # rows of warps in a thread block of a transposing kernel
 MAX_ACCESS_BYTES = 16  # bytes of the widest memory access of a thread
-# Largest number of a thread's 255 registers that may hold live values. Addresses and early loads need the other
-# registers. Three levels in one pass have 84 live values: 168 registers for two float32 elements or one float64
-# element.
+# Largest number of registers, of the 255 that a thread has, that may hold live values. Addresses and early loads need
+# the other registers. Three levels in one pass have 84 live values. These need 168 registers for two float32 elements
+# or one float64 element.
 MAX_VALUE_REGISTERS = 176
 MAX_PREFETCH_VALUE_REGISTERS = 128  # the same limit for prefetching kernels: their addresses need more registers
 # Kernels that prefetch or transpose ask for four thread blocks on a multiprocessor if their live values need at most
 # this number of registers.
 MAX_FOUR_BLOCK_REGISTERS = 72
-MAX_SHORT_PROGRAM_STATEMENTS = 400  # a program with more statements is long (more than two levels in one pass)
+MAX_SHORT_PROGRAM_STATEMENTS = 400  # a program with more statements is long; it has more than two levels in one pass
 MAX_JOINT_PASS_VALUES = 12  # with more live values, a thread of a prefetching kernel processes one element at a time
 # A program prefetches through shared memory if it has at least PREFETCH_MIN_LOADS loads and at least twice as many
 # loads as live values. A prefetching thread block has PREFETCH_BATCHES batches of loads in flight, with PREFETCH_BYTES
 # bytes in total. Without prefetching, registers limit the number of loads in flight: on an H200, the join of three
-# levels then moves 1.9 TB/s. With prefetching it moves 3.7 to 4.1 TB/s.
+# levels then moves 1.9 TB/s. With prefetching, the join moves 3.7 to 4.1 TB/s.
 PREFETCH_MIN_LOADS = 32
 PREFETCH_BATCHES = 8
 PREFETCH_BYTES = 32 << 10
@@ -56,7 +56,7 @@ class BlockIndex(NamedTuple):
 class SumKernel:
     """A kernel that adds blocks, described by its program and its blocks. Sizes and strides are launch parameters.
 
-    An array is a grid of blocks of one matrix, or equal blocks at a constant distance.
+    The blocks are in arrays: an array is a grid of blocks of one matrix, or equal blocks at a constant distance.
     """
 
     program: AdditionProgram  # coefficients are literals, or launch parameters of type LaunchCoefficient
@@ -65,7 +65,7 @@ class SumKernel:
     writes: tuple[BlockIndex, ...]
     aliases: tuple[tuple[int, int], ...]  # pairs (index of a write, index of a read) on the same memory
     arrays: int  # number of arrays
-    unchecked: frozenset[int]  # indices of arrays that need no bounds checks: every block is as large as the launch
+    unchecked: frozenset[int]  # indices of arrays that need no bounds checks, because all their blocks have full size
     element: str  # element type
     column_major: frozenset[int] = frozenset()  # indices of the column-major arrays; all other arrays are row-major
     in_parts: frozenset[int] = frozenset()  # indices of complex arrays, whose parts are separate values
@@ -77,20 +77,20 @@ class SumKernel:
 
     @cached_property
     def vector_width(self) -> int:
-        """Number of elements that a thread computes at once: the most for which the live values fit in registers.
+        """Number of elements that a thread computes at once: the largest number with all live values in registers.
 
-        One memory access moves at most MAX_ACCESS_BYTES.
+        The number is at most the number of elements in MAX_ACCESS_BYTES.
         """
         element = DTYPES[self.element]
         width = MAX_ACCESS_BYTES // element.itemsize
         registers = MAX_PREFETCH_VALUE_REGISTERS if self.prefetches_loads else MAX_VALUE_REGISTERS
         while width > 1 and width * peak_live_values(self.statements) * element.registers > registers:
             width //= 2
-        # Programs of three levels with alpha and beta need many registers besides the registers of live values.
+        # Programs of three levels with alpha and beta need many registers in addition to the registers of live values.
         if self.is_long_program and self.scalars:
             width = max(width // 2, 1)
-        # A complex number has two live values. With four numbers per thread, the joins of two levels would spill
-        # registers.
+        # A complex number has two live values. With four complex numbers for each thread, the joins of two levels would
+        # spill registers.
         return min(width, 2) if self.in_parts and len(self.statements) > MAX_SHORT_PROGRAM_STATEMENTS else width
 
     @property
@@ -99,7 +99,7 @@ class SumKernel:
 
         The kernel of a shorter program also contains a copy of its statements without bounds checks.
         """
-        # In complex programs, one access replaces the two loads or stores of a number's parts.
+        # In programs of complex numbers, one access replaces the two loads or stores of a number's parts.
         longest = MAX_SHORT_PROGRAM_STATEMENTS * (3 if self.in_parts else 1)
         return len(self.statements) > longest
 
@@ -134,8 +134,8 @@ class SumKernel:
     def launch_bounds(self) -> str:
         """The launch bounds: threads of a thread block, and optionally thread blocks on a multiprocessor.
 
-        Without the second number, the compiler spills registers to fit six thread blocks for the joins of two levels,
-        and five for transposing splits. With four thread blocks no register is spilled.
+        Without the second number, the compiler spills registers so that six thread blocks fit for the joins of two
+        levels, and five for transposing splits. If the second number is four, no register is spilled.
         """
         values = self.vector_width * peak_live_values(self.statements) * DTYPES[self.element].registers
         holds_much = self.prefetches_loads or bool(self.column_major)
@@ -152,11 +152,10 @@ class SumKernel:
         return CROSSWISE_WARP_ROWS * down, warp_columns * (WARP_THREADS // down) * self.vector_width
 
     def other_complex_part(self, event: SumStatement) -> int | None:
-        """Return the index of the other part of a complex number, if a load or store accesses only one part.
+        """Return the index of the imaginary part for a load or store of a real part, and the reverse.
 
-        The other part of a real part is the imaginary part, and the reverse. The index counts values for a load, and
-        outputs for a store; the indices of the two parts are consecutive. Return None if the statement accesses
-        complete numbers, or if the kernel does not access the other part.
+        The index counts values for a load, and outputs for a store; the indices of the two parts are consecutive.
+        Return None if the statement accesses complete numbers, or if the kernel does not access the other part.
         """
         block_indices = self.reads if event.kind == "load" else self.writes
         number = event.value if event.kind == "load" else event.source
@@ -250,8 +249,8 @@ def _accessed_other_part(kernel: SumKernel, event: SumStatement, loads: Sequence
 def _complex_access_lines(kernel: SumKernel, event: SumStatement, other: int, seen: set[int]) -> Iterator[str]:
     """Yield one access to both parts of a complex number.
 
-    The access to both parts replaces the first of two load statements, or the second of two store statements. `seen`
-    contains the index v of each value loaded so far, and ~o for the index o of each output stored so far.
+    The access to both parts replaces the first of the two loads, or the second of the two stores. `seen` contains the
+    index v of each value loaded so far, and ~o for the index o of each output stored so far.
     """
     loads = event.kind == "load"
     own = event.value if loads else event.source
@@ -274,8 +273,8 @@ def _complex_access_lines(kernel: SumKernel, event: SumStatement, other: int, se
 def _batch_start_lines(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
     """Yield the lines that start a batch of prefetched loads.
 
-    The code that waits for a batch states the number of later batches that may still be in flight. This number is a
-    constant. Therefore empty batches follow the last batch of loads.
+    The code that waits for a batch contains, as a constant, the number of later batches that may still be in flight.
+    Therefore empty batches follow the last batch of loads.
     """
     for i in range(batch * kernel.loads_per_batch, min((batch + 1) * kernel.loads_per_batch, len(loads))):
         yield f"io.template fetch<{_block_index_text(kernel.reads[loads[i]])}>({i % kernel.prefetch_slots});"
@@ -283,7 +282,7 @@ def _batch_start_lines(kernel: SumKernel, loads: Sequence[int], batch: int) -> I
 
 
 def _prefetched_value_lines(kernel: SumKernel, loads: Sequence[int], i: int) -> Iterator[str]:
-    """Yield the lines that read a prefetched value. After the last value of a batch, they also start a later batch."""
+    """Yield the lines that read a prefetched value; after the last value of a batch, also lines that start a batch."""
     batch, within = divmod(i, kernel.loads_per_batch)
     if within == 0:
         yield f"Io::template wait<{PREFETCH_BATCHES - 1}>();"

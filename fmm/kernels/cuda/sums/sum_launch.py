@@ -1,8 +1,8 @@
-"""Describe launches of the sum kernel: the kernel accesses the blocks of a step through few arrays.
+"""Describe launches of the sum kernel. The kernel finds the blocks of a plan's step in a few arrays.
 
 An array is a grid of blocks of one matrix, a sequence of equal blocks at equal distances, or one block. `ArrayFitter`
-finds the arrays for a plan's step of sums. `sum_op` describes a launch when the plan is recorded, and `sum_launch`
-returns the launch for a chip.
+finds the arrays for a step of sums. `sum_op` describes a launch when the plan is recorded, and `sum_launch` returns the
+launch for a chip.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class SumOp:
 
     @cached_property
     def access(self) -> AccessWidth:
-        """`vector` if the offsets and strides of all blocks are aligned, else `scalar`."""
+        """The width of memory accesses: `vector` if offsets and strides of all blocks are aligned, else `scalar`."""
         width = self.kernel.vector_width
         size = width * DTYPES[self.kernel.element].itemsize
         fits = all(
@@ -82,7 +82,7 @@ class SumOp:
 
     @cached_property
     def grid(self) -> tuple[int, int, int]:
-        """The number of thread blocks along columns (x) and along rows (y, and also z if y would exceed its limit)."""
+        """The number of thread blocks: x along columns, y along rows; z is 1 unless y would exceed its limit."""
         height, width = self.kernel.tile_shape
         down = -(-self.rows // height)
         deep = -(-down // MAX_GRID_BLOCKS)
@@ -97,8 +97,8 @@ def sum_op(
     if rows == 0 or cols == 0:
         return None
     lines, scalars = _launch_scalars(program)
-    # Column-major outputs: transpose the step, so that neighbouring threads access neighbouring elements of the
-    # outputs. The outputs decide, not the inputs, because the sums before the products write more than they read.
+    # If all outputs are column-major, transpose the step, so that neighbouring threads access neighbouring elements of
+    # the outputs. The layout of the inputs does not matter, because sums before products write more than they read.
     if all(is_column_major(v) for _, v in writes):
         reads, writes = ([transposed_place(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
@@ -147,15 +147,15 @@ def _unique_kernel(kernel: SumKernel) -> SumKernel:
     return kernel
 
 
-# The usual coefficients of schemes: they are literals in the CUDA source. Other coefficients are launch parameters, so
+# The usual coefficients of schemes, which are literals in the CUDA source. Other coefficients are launch parameters, so
 # that a new alpha or beta needs no compilation. Coefficients are compared by value: 2 and 2.0 are equal.
 LITERAL_COEFFICIENTS = frozenset(sign * 2.0**e for e in range(-4, 5) for sign in (1, -1))
 
 
 def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[complex, ...]]:
-    """Return the program in which launch parameters replace all coefficients that are no literals.
+    """Return the program with launch parameters in place of all coefficients that are not literals.
 
-    Also return the values of these launch parameters.
+    The second result contains the values of these launch parameters.
     """
     scalars: dict[complex | str, tuple[LaunchCoefficient, complex]] = {}
 
@@ -216,7 +216,7 @@ class BlockArray(NamedTuple):
 
 
 def block_size(array: BlockArray, block: BlockIndex) -> tuple[int, int]:
-    """Return the number of rows and of columns of a block, which can be smaller at an edge of the array."""
+    """Return the number of rows and of columns of a block; a block at an edge of the array can be smaller."""
     return (
         min(array.height, array.rows - block.i * array.height),
         min(array.width, array.cols - block.j * array.width),
@@ -275,7 +275,8 @@ class ArrayFitter:
     def __init__(self, placed: Sequence[PlacedView]) -> None:
         self.placed = placed
         self.arrays: list[BlockArray] = []
-        self.batches: list[int] = []  # indices of arrays of temporaries, of equal blocks, or of one block's two parts
+        # indices of the arrays of temporaries, the arrays of equal blocks, and the arrays of one block's two parts
+        self.batches: list[int] = []
         self.parts: frozenset[int] = frozenset()  # indices of complex arrays whose parts are separate values
         self.block_indices: list[BlockIndex | None] = [None] * len(placed)
 
@@ -334,7 +335,7 @@ class ArrayFitter:
             yield run
 
     def _continues_block_run(self, run: Sequence[int], i: int) -> bool:
-        """Return True if block i can extend a sequence: it has the same size, and the distances remain equal."""
+        """Return True if block i extends the sequence `run`: it has the same size, and all distances remain equal."""
         nearest = [self.placed[j][1] for j in (*run[:2], *run[-1:], i)]
         first, last = (distance_between_views(pair) for pair in (nearest[:2], nearest[-2:]))
         return last not in (None, 0) and (len(run) == 1 or first == last)

@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, order_lines_by_use
 
 AliasPairs = tuple[tuple[int, int], ...]  # pairs (index of a write, index of a read) on the same memory
-# Limits of the search for an order of the inputs: the number of orders tried, and the total number of inputs in these
-# orders. For three levels the search takes a quarter of a second.
+# Limits of the search for an order of a sum kernel's inputs: the number of orders that are tried, and the total number
+# of inputs in these orders. For three levels the search takes a quarter of a second.
 MAX_TRIED_ORDERS = 1000
 MAX_ORDERED_INPUTS = 40_000
 
@@ -43,11 +43,11 @@ def best_statement_order(program: AdditionProgram, aliases: AliasPairs) -> tuple
     """Return the statement order with the fewest live values.
 
     There are three candidates: the program's own order of sums, the sums ordered by use, and an order that forwards
-    inputs. The first two suit a split (the sums before the products), which has few inputs and many outputs: all inputs
-    are loaded first, and each output is stored as soon as it is complete. The third suits a join (the sums after the
-    products): each product is loaded once and added at once to all sums that contain it. So the order of the products
-    determines how many sums are incomplete at a time. In the join of strassen^3, 85 values are live if the products
-    keep their own order, and 43 in the order that the search finds.
+    inputs. The first two candidates suit a split (the sums before the products), which has few inputs and many outputs:
+    all inputs are loaded first, and each output is stored as soon as it is complete. The third candidate suits a join
+    (the sums after the products): each product is loaded once and added at once to all sums that contain it. So the
+    order of the products determines how many sums are incomplete at a time. In the join of strassen^3, at most 85
+    values are live at a time in the original order of the products, and at most 43 in the order that the search finds.
     """
     orders = (
         _line_by_line_order(program),
@@ -108,11 +108,12 @@ def _store_statements(program: AdditionProgram, value: int) -> Iterator[SumState
 def _order_of_forwarded_inputs(program: AdditionProgram, aliases: AliasPairs) -> tuple[SumStatement, ...]:
     """Return the best statement order that a short search over orders of inputs finds.
 
-    A product of a composed scheme has one index in each scheme. Together these indices are the digits of the product's
-    number: in strassen^2, product 5 of outer product 3 has the digits 3 and 5 in base 7. The search writes the numbers
-    of all inputs in such digits. The bases are the prime factors of the number of inputs, the smallest first or last.
-    Each trial exchanges two digits in all numbers, for example 3 and 5 wherever the base is 7. So a good order of
-    Strassen's seven products also orders the products of strassen^2 and strassen^3 well.
+    The inputs of a join are the products of a scheme. A product of a composed scheme has one index in each scheme.
+    Together these indices are the digits of the product's number: in strassen^2, product 5 of outer product 3 has the
+    digits 3 and 5 in base 7. The search writes the numbers of all inputs in digits. The bases of the digits are the
+    prime factors of the number of inputs, the smallest first or last. Each trial exchanges two digits in all numbers,
+    for example 3 and 5 wherever the base is 7. So a good order of Strassen's seven products also orders the products of
+    strassen^2 and strassen^3 well.
     """
     free = _InputForwarder(program, aliases).freely_ordered_inputs
     factors = _prime_factors(len(free))
@@ -123,9 +124,10 @@ def _order_of_forwarded_inputs(program: AdditionProgram, aliases: AliasPairs) ->
 def _find_best_order(
     program: AdditionProgram, aliases: AliasPairs, free: Sequence[int], system: Sequence[int]
 ) -> tuple[SumStatement, ...]:
-    """Return the best order that exchanges of two digits find; `system` lists the bases of an input number's digits.
+    """Return the best statement order that a search by exchanges of two digits finds.
 
-    The search ends when no exchange lowers the register pressure.
+    `system` lists the bases of the digits of an input's number. The search ends when no exchange lowers the register
+    pressure.
     """
     digits = {radix: tuple(range(radix)) for radix in system}
     best = _InputForwarder(program, aliases, _values_in_digit_order(free, system, digits)).ordered_statements()
@@ -150,7 +152,7 @@ def _digit_swaps(digits: dict[int, tuple[int, ...]]) -> Iterator[dict[int, tuple
 
 
 def _register_pressure(events: Sequence[SumStatement]) -> tuple[int, int]:
-    """Return the largest number of values that are live at a time, and the sum of the numbers over all statements."""
+    """Return the largest number of values that are live at a time, and the number of live values summed over time."""
     alive = _live_value_counts(events)
     return max(alive, default=0), sum(alive)
 
@@ -164,9 +166,9 @@ def _prime_factors(number: int) -> list[int]:
 def _values_in_digit_order(
     values: Sequence[int], system: Sequence[int], digits: dict[int, tuple[int, ...]]
 ) -> list[int]:
-    """Return the values sorted by the digits of their numbers, the first digit first.
+    """Return the values sorted by the digits of their indices, the first digit first.
 
-    `digits` gives the order of the digits in each base, and `system` lists the bases.
+    `digits` contains the order of the digits in each base, and `system` lists the bases.
     """
     order = [0]
     for radix in system:
@@ -198,7 +200,7 @@ class _InputForwarder:
 
     @property
     def freely_ordered_inputs(self) -> list[int]:
-        """The inputs that can be loaded in any order: the inputs that no line overwrites."""
+        """The inputs that can be loaded in any order: all inputs except those in `old`."""
         return [v for v in range(self.program.inputs) if v not in self.old.values()]
 
     def ordered_statements(self) -> tuple[SumStatement, ...]:
