@@ -407,8 +407,8 @@ class WeightPieces:
         """Number of bits in a piece of a weight.
 
         A piece is multiplied by a residue of 7 bits. Each level of Strassen's algorithm adds four residues, so the sum
-        has 2 more bits. For complex numbers, the residues of two planes are added or subtracted, which needs 1 more bit.
-        The sum over all moduli needs log2(number of moduli) more bits.
+        has 2 more bits. For complex numbers, the residues of two planes are added or subtracted, which needs 1 more
+        bit. The sum over all moduli needs log2(number of moduli) more bits.
         """
         return FLOAT64_EXACT_BITS - 7 - 2 * self.levels - self.for_complex - (self.moduli - 1).bit_length()
 
