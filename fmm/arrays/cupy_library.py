@@ -38,7 +38,7 @@ except ImportError:  # this version of CuPy lacks the imported module
 COMPUTE_DEFAULT, COMPUTE_PEDANTIC, COMPUTE_FP16, COMPUTE_BF16, COMPUTE_TF32 = 1, 2, 3, 6, 7  # CuPy's compute types
 MAX_CUBLAS_SIDE = (1 << 31) - 1  # cuBLAS's sizes are C ints
 GEMM_ALGORITHM = 99  # cuBLAS's CUBLAS_GEMM_DEFAULT_TENSOR_OP, which CuPy passes
-# This function returns cupy.matmul's compute type. The environment or set_compute_type sets the compute type.
+# CuPy's function that returns the compute type of cupy.matmul; the environment or set_compute_type sets this type.
 get_compute_type: Callable[[Any], int] | None = getattr(_linalg, "get_compute_type", None)
 ndarray, current_device = cupy.ndarray, runtime.getDevice
 alloc, get_current_stream = cupy.cuda.alloc, cupy.cuda.get_current_stream
@@ -62,7 +62,7 @@ def _gemm_type(row: DType) -> _GemmType:
     return _GemmType(row.cuda_type, computes, scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize, scalars)
 
 
-# NumPy has no bfloat16.
+# bfloat16 is missing here, since NumPy has no such type.
 _GEMM_TYPES = {np.dtype(name): _gemm_type(DTYPES[name]) for name in STORED_TYPES if name != "bfloat16"}
 
 
@@ -90,8 +90,8 @@ def cublas_product(a: Any, b: Any) -> Any:
     if not left.device_id == right.device_id == current_device():
         return None
     c, cuda_type = ndarray((m, n), dtype), gemm_type.cuda_type
-    # cuBLAS is column-major, so C^T = B^T A^T is computed in the same memory. For a single row or column, the leading
-    # dimension is the one that CuPy passes.
+    # cuBLAS is column-major, so C^T = B^T A^T is computed in the same memory. For a matrix of one row or one column,
+    # several leading dimensions are valid; the one that cupy.matmul passes is used.
     transpose_a, lda = (0, k) if a._c_contiguous else (1, m)
     transpose_b, ldb = (1, k) if b._f_contiguous else (0, n)
     x, y, z = right.ptr, left.ptr, c.data.ptr
@@ -105,7 +105,7 @@ try:  # CuPy's own function, even if a program sets `cupy.matmul = fmm.matmul`
 except ImportError:  # some versions of CuPy lack this attribute
     matmul = cupy.matmul
 
-# NumPy has no bfloat16.
+# bfloat16 is missing here, since NumPy has no such type.
 _NUMPY_TYPES = {name: np.dtype(name) for name in (*STORED_TYPES, *INTEGERS) if name != "bfloat16"}
 NO_OPTIONS: Mapping[str, Any] = {}
 
@@ -157,9 +157,10 @@ class CupyLibrary(NumpyLikeLibrary):
         return found
 
     def _is_gram_symmetric(self, a: Any) -> bool:
-        """Return True if CuPy's kernel for a product with A's shape and layout computes it symmetric bit for bit.
+        """Return True if the result of CuPy's kernel for A times its transpose is symmetric bit for bit.
 
-        A kernel's order of additions does not depend on the numbers, so the test multiplies other numbers.
+        The order of additions in a kernel does not depend on the numbers. The test therefore multiplies a matrix of
+        A's shape and layout with numbers that reveal the order.
         """
         is_transposed = not a.flags.c_contiguous
         shape = a.swapaxes(-1, -2).shape if is_transposed else a.shape
@@ -208,7 +209,7 @@ class CupyLibrary(NumpyLikeLibrary):
     def type_key(self, a: Any, b: Any) -> Hashable:
         dtype, left = a.dtype, a.data
         mode = get_compute_type(dtype) if get_compute_type and dtype.kind in "fc" else 0
-        # The plan for a matrix times its own transpose (in the same memory) can differ from the plan for two matrices.
+        # If A and B have one address, B may be A's transposed view, and the product may have a plan of its own.
         return dtype, b.dtype, mode, current_device() == left.device_id, left.ptr == b.data.ptr
 
     def product_setting(self, a: Any, b: Any, out: Any) -> ProductSetting:
@@ -259,8 +260,8 @@ class CupyLibrary(NumpyLikeLibrary):
         dtype = _NUMPY_TYPES.get(call.dtype, a.dtype)
         if call.copies:
             a, b = (x.astype(dtype, order="C") if pack else x for x, pack in zip((a, b), call.packs, strict=True))
-        # The workspace is allocated before C. Otherwise C could take some of the pool's block that the last workspace
-        # used.
+        # The workspace is allocated before C, so that it gets the pool's block that the last call's workspace used. If
+        # C came first, C could take a part of this block.
         memory = alloc(call.workspace) if call.workspace else None
         c = ndarray(call.shape, dtype) if out is None else out
         return a.data.ptr, b.data.ptr, c.data.ptr, memory.ptr if memory else 0, c, (a, b, memory)
@@ -290,9 +291,9 @@ class CupyLibrary(NumpyLikeLibrary):
 
 
 def _common_type(a: Any, b: Any) -> str | None:
-    """Return the name of the product's element type.
+    """Return the name of the element type of the product of a and b.
 
-    Return None if CuPy rejects the operands' types or casts by its own rule.
+    Return None for bfloat16 and another type: CuPy rejects the two types, or casts them by a rule of its own.
     """
     if a.dtype == b.dtype:
         return str(a.dtype.name)
@@ -300,7 +301,7 @@ def _common_type(a: Any, b: Any) -> str | None:
 
 
 def _same_memory_transposed(a: Any, b: Any) -> bool:
-    """Return True if b is a's transpose in the same memory."""
+    """Return True if `b` is a transposed view of `a`, in the same memory."""
     if a.ndim < 2 or a.ndim != b.ndim or a.data.ptr != b.data.ptr or a.dtype != b.dtype:
         return False
     (*stack, rows, cols), (*steps, down, right) = a.shape, a.strides
@@ -314,9 +315,9 @@ CUPY = CupyLibrary()
 
 
 def as_cupy(x: Any) -> Any:
-    """Return a CuPy array of the same memory, by DLPack if possible.
+    """Return a CuPy array in the same memory, by DLPack if possible.
 
-    DLPack orders the streams without a wait on the host.
+    With DLPack, CuPy's stream waits for the other library's stream, and the host does not wait.
     """
     if isinstance(x, cupy.ndarray):
         return x
@@ -341,7 +342,7 @@ def stream_at_address(address: int) -> Any:
 
 
 def to_callers_library(c: Any, a: Any, b: Any) -> Any:
-    """Return the product as an array of Numba or JAX if the first foreign operand is such an array."""
+    """Return the product as an array of Numba or JAX if the first operand of another library is such an array."""
     foreign = next((x for x in (a, b) if array_kind(x) == "other"), None)
     library = type(foreign).__module__.partition(".")[0]
     if library == "numba":

@@ -16,7 +16,8 @@ from fmm.dtypes import DTYPES
 ArrayKind = Literal["host", "cupy", "torch", "other"]  # other: a CUDA array of a library other than CuPy and torch
 DLPACK_CUDA_TYPES = (2, 13)  # device types kDLCUDA and kDLCUDAManaged
 
-# The kind of array for each class; None if every object of the class must be examined.
+# The kind of array for each class. The kind is None for classes with host arrays and device arrays: array_kind then
+# examines each object.
 _kinds_by_class: dict[type, ArrayKind | None] = {
     np.ndarray: "host",
     list: "host",

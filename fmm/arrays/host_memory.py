@@ -57,7 +57,7 @@ def _cgroup_limits() -> Iterator[tuple[int, int]]:
 
 
 def _cgroup_folders() -> list[tuple[Path, str, str]]:
-    """Return each control group's folder for this process, with the names of its limit file and usage file."""
+    """Return the folders of the control groups of this process, each with the names of its limit and usage files."""
     try:
         lines = Path(PROCESS_CGROUPS).read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -72,8 +72,8 @@ def _cgroup_folders() -> list[tuple[Path, str, str]]:
             continue
         own = root / path.strip("/")
         folders = [own, *own.parents]
-        # Inside a container, /proc may show the path on the host, and this path is not visible inside the container.
-        # If the path is not visible, only the root folder is returned.
+        # Inside a container, /proc may show the folder's path on the host. This path does not exist in the container,
+        # so only the root folder is returned.
         found += [(folder, *names) for folder in folders[: folders.index(root) + 1] if folder.is_dir()]
     return found
 

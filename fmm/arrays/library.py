@@ -20,9 +20,9 @@ Span = tuple[int, int]  # byte offsets of an array's lowest address and of its e
 class Operand(NamedTuple):
     """The description of an array: all properties of the array that decide how a product is computed.
 
-    The field `strides` is in units of elements. `strides` is None if a stride is not a multiple of the element size, or
-    if elements are unaligned. BLAS cannot read either. If `strides` is None, `span` has the byte range that the array
-    occupies.
+    The field `strides` is in units of elements. `strides` is None if BLAS cannot read the array, because a stride is
+    not a multiple of the element size or because elements are unaligned. If `strides` is None, `span` is the byte range
+    that the array occupies.
     """
 
     shape: tuple[int, ...]
@@ -36,22 +36,24 @@ class Operand(NamedTuple):
 
 
 class ProductSetting(NamedTuple):
-    """The device and element type of the library's own product, and the reasons that forbid a plan."""
+    """The device and element type of the library's own product, and reasons why no plan may or need be used."""
 
     device: int  # index of the CUDA device; on the host, the number of BLAS threads
-    # element type of the product; None if the library rejects the operands' types or casts by its own rule
+    # Element type of the product. The type is None if the library rejects the operands' types, or casts them by a rule
+    # of its own.
     dtype: str | None = None
     math: Literal["ieee", "tf32"] = "ieee"
     refusal: str = ""  # reason why only the library may compute the call; empty if a plan may compute it
     refuses_plans: bool = False  # True if the library must compute the call even if the caller names a plan
-    # reason why the library's product of these arrays is faster than any plan; a plan that the caller passed still runs
+    # Reason why the library's product of these arrays is faster than any plan. A plan that the caller passed runs
+    # nevertheless.
     vendor_advantage: str = ""
-    b_is_transposed_a: bool = False  # True if b is a's transpose in the same memory
+    b_is_transposed_a: bool = False  # True if b is a transposed view of a, in the same memory
     # True if the library computes one triangle of A A^T and mirrors it, so that the product is symmetric bit for bit
     vendor_mirrors: bool = False
     casts_out: bool = False  # True if the result is cast to the type of `out`
     flattens_stacks: bool = True  # True if the library's stack times one matrix is one product of all rows
-    # True if the library has no product of this type: then any plan that can run is used
+    # True if the library has no product of this type, so that any plan that can run is used.
     no_vendor_product: bool = False
     # True if plans may emulate this type; False if the user set the library's precision
     may_emulate: bool = True
@@ -136,9 +138,9 @@ class Library(Protocol):
 
     @property
     def is_tracing(self) -> Callable[[], bool] | None:
-        """A faster replacement of `is_observed` for code that reads only an array's size.
+        """A faster function than `is_observed`, for code that reads no property of an array except its size.
 
-        The property is None if nothing can trace calls.
+        The property is None if the library has no tracers.
         """
         ...
 
@@ -154,9 +156,8 @@ class Library(Protocol):
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         """Return the cache key of a call; None if the call is not cached.
 
-        The plan depends only on properties in the key.
-
-        If `b` is None, the call multiplies `a` by its own transpose.
+        The key has all properties of the arrays on which the choice of a plan depends. If `b` is None, the call
+        multiplies `a` by its own transpose.
         """
         ...
 
@@ -165,7 +166,7 @@ class Library(Protocol):
         ...
 
     def type_key(self, a: Any, b: Any) -> Hashable:
-        """Return the types and other properties of the operands, without sizes, for the key of a declined product."""
+        """Return the part of a declined product's cache key that does not depend on sizes, such as the types."""
         ...
 
     def product_setting(self, a: Any, b: Any, out: Any) -> ProductSetting:
@@ -177,7 +178,7 @@ class Library(Protocol):
         ...
 
     def describe_result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
-        """Return the description of the new array that receives the product."""
+        """Return the description of the new array into which the product will be written."""
         ...
 
     def data_pointer(self, x: Any) -> int:
@@ -206,7 +207,7 @@ class Library(Protocol):
         ...
 
     def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
-        """Return the two operands and the addend (or None) in their common type, if the library promotes types."""
+        """Return the two operands and the addend (or None), converted to their common type if the library converts."""
         ...
 
     def transposed_view(self, x: Any) -> Any:
@@ -222,11 +223,11 @@ class Library(Protocol):
         ...
 
     def broadcast_copy(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
-        """Return a new array with this shape and the type of `like`, filled with x, which is broadcast."""
+        """Return a copy of x, broadcast to this shape and converted to the type of `like`."""
         ...
 
     def new_zeros(self, shape: tuple[int, ...], like: Any) -> Any:
-        """Return zeros of this shape and of the type of `like`."""
+        """Return an array of zeros with this shape and the type of `like`."""
         ...
 
     def copy_into(self, source: Any, out: Any) -> None:
@@ -241,7 +242,7 @@ class Library(Protocol):
 
     @property
     def fast_stack_product(self) -> Callable[..., Any]:
-        """The library's product of two stacks of equally many matrices; used if the library is differentiable."""
+        """The library's fastest function for a product of two stacks of the same length; only torch's is called."""
         ...
 
     @property
@@ -254,14 +255,14 @@ class Library(Protocol):
 
     @property
     def product_additions(self) -> Mapping[int, Callable[[Any, Any, Any], Any]]:
-        """The library's functions of c, a and b that return C + A B in a new array, by the number of axes of A and B.
+        """The library's functions f(c, a, b) that return C + A B in a new array.
 
-        For other numbers of axes, `fast_vendor_gemm` is used.
+        The key is the number of axes of A and B. For other numbers of axes, `fast_vendor_gemm` is used.
         """
         ...
 
     def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
-        """Return the library's own product; fmm.matmul's results have the same type, shape and memory order."""
+        """Return the library's own product; results of fmm.matmul have its type, its shape and its memory order."""
         ...
 
     def fast_vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
@@ -290,7 +291,7 @@ class Library(Protocol):
     def has_symmetric_gram(self, a: Any) -> bool:
         """Return True if the library's product of a device array and its transposed view is symmetric bit for bit.
 
-        The first call for a shape may multiply on the device.
+        The first call for a shape tests a product on the device; later calls use the cached answer.
         """
         ...
 
@@ -314,13 +315,13 @@ class HostLibrary(Library, Protocol):
         ...
 
     def unwrap_scalar(self, c: Any) -> Any:
-        """Return the product; for two vectors as a number, if the library returns numbers for them."""
+        """Return the product c; if c is a product of two vectors, as a number if the library returns numbers."""
         ...
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
-        """Return a C function without arguments that writes the library's product into `out`.
+        """Return a function without arguments that writes the library's product into `out`.
 
-        No signal interrupts the C function.
+        The function is one call of a C function, so no Python signal handler can interrupt the write.
         """
         ...
 
@@ -329,18 +330,18 @@ class DeviceLibrary(Library, Protocol):
     """The adapter of a library whose arrays are on a CUDA device."""
 
     def allocate_arrays(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
-        """Return the addresses of A, B, C and the workspace, the array C, and objects to hold until the last launch.
+        """Return the addresses of A, B, C and the workspace, the array C, and the objects that own these arrays.
 
-        An operand is copied if its value in `call.packs` is True. All memory is from the library's pool, on the
-        library's current stream.
+        The caller holds the objects until the last launch. An operand is copied if its value in `call.packs` is True.
+        All memory is from the library's pool, on the library's current stream.
         """
         ...
 
     def copy_with_scratch_tail(self, x: Any, order: str, nbytes: int) -> Any:
         """Return a contiguous copy of a matrix, row-major for order "C" or column-major for order "F".
 
-        The copy is at the beginning of an allocation of `nbytes`. A leaf stores a prepared form of the matrix behind
-        the copy.
+        The copy is at the beginning of an allocation of `nbytes` bytes. In the bytes behind the copy, a leaf stores a
+        prepared form of the matrix.
         """
         ...
 

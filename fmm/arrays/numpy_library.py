@@ -56,7 +56,7 @@ class NumpyLikeLibrary(ABC):
         return copy
 
     def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
-        """Return the operands in their common type; arrays that have this type already are not copied."""
+        """Return the operands and the addend in their common type; arrays that have this type are not copied."""
         if c is None:
             return a, b, c
         common = self.module.result_type(a.dtype, b.dtype, c.dtype)
@@ -102,7 +102,7 @@ class NumpyLikeLibrary(ABC):
         return False
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-        """Write one or both triangles of `alpha * product + beta * out` to `out`.
+        """Write the lower triangle of `alpha * product + beta * out` to `out`; with fill "full", mirror it too.
 
         Raise TypeError if the type of `out` cannot hold the result.
         """
@@ -134,7 +134,7 @@ def to_numpy(x: Any) -> Any:
     return x if isinstance(x, np.ndarray) else x.get()
 
 
-# element types that NumPy multiplies by BLAS
+# Element types for which NumPy's product calls BLAS.
 BLAS_DTYPES = tuple(np.dtype(name) for name in STORED_TYPES if not DTYPES[name].sums_wider)
 INTEGER_DTYPES = tuple(np.dtype(name) for name in INTEGERS)  # element types that NumPy multiplies by its own loops
 TYPE_NAMES = {dtype: dtype.name for dtype in (*BLAS_DTYPES, *INTEGER_DTYPES)}
@@ -150,10 +150,11 @@ PLAIN_ARRAY_CLASSES = ndarray, np.memmap  # other subclasses have masks, or prod
 
 
 def cancel_first_halves(x: Any) -> Any:
-    """Replace the second half of each row by the first half, multiplied by -1 in every second row; return x.
+    """Make numbers whose products reveal a kernel's order of additions: change x in place, and return it.
 
-    The exact product of two rows with different signs is zero. The computed product of two such rows therefore consists
-    of rounding errors alone, which depend on the order of the additions.
+    The second half of each row is replaced by the first half, multiplied by -1 in every second row. The exact dot
+    product of a row with the sign 1 and a row with the sign -1 is then 0. The computed dot product consists of rounding
+    errors alone, which depend on the order of the additions.
     """
     half = x.shape[-1] // 2
     x[..., half:] = 0
@@ -248,7 +249,10 @@ class NumpyLibrary(NumpyLikeLibrary):
         )
 
     def _common_type(self, a: Array, b: Array) -> tuple[np.dtype[Any], str, bool]:
-        """Return the product's type, the reason why only NumPy can compute it (or ""), and `refuses_plans`."""
+        """Return the product's type, the reason why only NumPy can compute the product, and `refuses_plans`.
+
+        The reason is an empty text if a plan can compute the product.
+        """
         requested, dtype = self.options.get("dtype"), a.dtype
         try:
             dtype = np.result_type(a.dtype, b.dtype) if requested is None else np.dtype(requested)
@@ -285,7 +289,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         return blas_threads()
 
     def describe_operand(self, x: Any) -> Operand:
-        """Return the description of an array. An array whose byte order is not native has another type name."""
+        """Return the description of an array; the type name also tells whether the byte order is native."""
         item, dtype = x.itemsize, x.dtype
         is_aligned = x.flags.aligned and not any(step % item for step in x.strides)
         name = TYPE_NAMES.get(dtype) or dtype.str
@@ -294,15 +298,15 @@ class NumpyLibrary(NumpyLikeLibrary):
         return Operand(x.shape, tuple(step // item for step in x.strides), name)
 
     def describe_result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
-        """Return the description of the new array that receives the product; it has numpy.matmul's memory order."""
+        """Return the description of the new array for the product; its memory order is that of numpy.matmul."""
         fortran = self.order == "F" or (self.order == "A" and all(x.flags.f_contiguous for x in (a, b)))
         if fortran:
             transpose = contiguous_operand(shape[::-1], dtype)
             return transpose._replace(shape=shape, strides=transpose.strides and transpose.strides[::-1])
         if self.order in ("C", "A") or max(a.ndim, b.ndim) <= 2 or 0 in shape:
             return contiguous_operand(shape, dtype)
-        # NumPy stores the axes of a stack of products in the same order as the axes of an elementwise result. An
-        # elementwise operation on one entry of each matrix shows the order of the axes.
+        # numpy.matmul stores the axes of a stack of products in the same order as an elementwise operation would. An
+        # elementwise operation on one entry of each matrix therefore gives the order of the axes in memory.
         batch = np.logical_or(*(x[..., 0, 0] if x.ndim > 1 else x[0] for x in (a, b)), order="K")
         axes = sorted(range(batch.ndim), key=lambda axis: -batch.strides[axis])
         strides, step = [0] * len(shape), 1
@@ -327,7 +331,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         return super().promote_operands(np.asanyarray(a), np.asanyarray(b), None if c is None else np.asanyarray(c))
 
     def can_multiply_operands(self, a: Any, b: Any) -> bool:
-        """Return True if NumPy can multiply the operands; the test is a product of zero rows and zero columns."""
+        """Return True if NumPy can multiply the operands; the test multiplies 0 rows of A by 0 columns of B."""
         a, b = (np.asarray(x) if isinstance(x, list | tuple) else x for x in (a, b))
         a = a[..., :0, :] if type(a) is ndarray and a.ndim > 1 else a
         b = b[..., :0] if type(b) is ndarray and b.ndim > 1 else b
@@ -350,25 +354,26 @@ class NumpyLibrary(NumpyLikeLibrary):
         return x
 
     def new_array(self, result: Operand) -> Any:
-        """Return an uninitialised array that owns its memory: programs can resize the array like NumPy's results."""
+        """Return an uninitialised array that owns its memory, so that programs can resize it like NumPy's results."""
         dtype, strides = np.dtype(result.dtype), result.strides or ()
         return np.ndarray(result.shape, dtype, strides=[step * dtype.itemsize for step in strides])
 
     def unwrap_scalar(self, c: Any) -> Any:
-        """Return the product; for two vectors as a number, as NumPy does."""
+        """Return the product c; if c is a product of two vectors, as a number, as NumPy does."""
         return c if c.ndim else c[()]
 
 
 def _layout_key(x: Array) -> tuple[Any, ...]:
     """Return the properties of an array that a prepared call depends on.
 
-    Types that compare equal can have different type numbers in NumPy, for example `long` and `long long`.
+    NumPy's type number is among them, since types that compare equal can have different type numbers (`long` and
+    `long long`).
     """
     return x.shape, x.strides, x.dtype, x.dtype.num, x.flags.aligned
 
 
 def same_memory_transposed(a: Array, b: Array) -> bool:
-    """Return True if b is a's transpose in the same memory."""
+    """Return True if `b` is a transposed view of `a`, in the same memory."""
     if a.ndim < 2 or a.ndim != b.ndim:
         return False
     transpose = a.T if a.ndim == 2 else np.swapaxes(a, -1, -2)
@@ -378,10 +383,10 @@ def same_memory_transposed(a: Array, b: Array) -> bool:
 
 
 def is_blas_readable(x: Array) -> bool:
-    """Return True if NumPy's BLAS can read the matrices in place.
+    """Return True if NumPy's BLAS can read the matrices without a copy.
 
-    If BLAS cannot read an operand, NumPy copies both operands, and does not notice that `b` is the transpose of `a`.
-    BLAS reads only the native byte order.
+    BLAS reads only the native byte order. If BLAS cannot read A, NumPy copies A and its transposed view separately, and
+    then calls gemm instead of syrk.
     """
     (rows, cols), (down, right), item = x.shape[-2:], x.strides[-2:], x.itemsize
     row_major = right == item and down >= cols * item and down % item == 0
@@ -392,7 +397,7 @@ def is_blas_readable(x: Array) -> bool:
 class _TensorMemory:
     """The array interface of a tensor's memory.
 
-    The NumPy array keeps this object alive, and this object keeps the tensor alive.
+    A NumPy array of the tensor's memory keeps this object alive, and this object keeps the tensor alive.
     """
 
     def __init__(self, tensor: Any) -> None:
@@ -410,10 +415,11 @@ class _TensorMemory:
 def tensor_as_numpy(x: Any) -> Array:
     """Return a NumPy array that shares the memory of a strided tensor.
 
-    torch's own `x.numpy()` would forbid later changes of the storage's size, and torch resizes sharded parameters.
+    torch's own `x.numpy()` is not called, because it forbids later changes of the storage's size, and torch resizes the
+    storage of sharded parameters.
     """
     if x.is_conj() or x.is_neg():
-        # torch raises its exception here: the memory of a tensor with a conjugate or negative mark holds other numbers
+        # x.numpy() raises torch's error: the memory of a tensor with a conjugate or negative mark holds other numbers
         return x.detach().numpy()  # type: ignore[no-any-return]
     return np.asarray(_TensorMemory(x))
 

@@ -14,14 +14,14 @@ from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 
 # The adapter for each of the classes cupy.ndarray, torch.Tensor and torch.nn.Parameter, added at the first call with
-# the class. Arrays of exactly these classes need no check.
+# the class. The adapter of an array of exactly one of these classes is found by this table alone.
 PLAIN_TYPES: dict[type, Library] = {}
-# The adapter for each class that has one adapter for all objects, including subclasses of CuPy's and torch's arrays.
+# The adapter for each class with one adapter for all its objects, subclasses of CuPy's and torch's arrays included.
 _libraries: dict[type, Library] = {np.ndarray: NUMPY}
 
 
 def library_of(a: Any, b: Any, out: Any = None, third_name: str = "out") -> Library:
-    """Return the adapter for these arrays; for lists and host arrays of libraries without an adapter, NumPy's adapter.
+    """Return the adapter for these arrays; NumPy's for lists, and for host arrays of libraries without an adapter.
 
     Raise TypeError if the arrays belong to different libraries. `third_name` is the name of the third argument in error
     messages.
@@ -43,7 +43,7 @@ def _select_library(a: Any, b: Any, out: Any, third_name: str) -> Library:
     kinds = {array_kind(x) for x in arrays}
     if kinds == {"host"}:
         return NUMPY
-    # If one operand is a list or another sequence, it becomes an array of the other operand's library.
+    # A list or another sequence as one operand is no error: it is converted to an array of the other operand's library.
     if any(isinstance(x, np.ndarray) for x in arrays) or ("torch" in kinds and kinds - {"torch", "host"}):
         raise mixed_arrays_error(a=a, b=b, **{third_name: out})
     if "torch" in kinds:

@@ -16,8 +16,8 @@ TORCH_MATMUL: Any = torch._C._VariableFunctions.matmul
 TORCH_BMM: Any = torch._C._VariableFunctions.bmm
 
 is_compiling = torch.compiler.is_compiling
-# A faster replacement of torch.compiler.is_compiling: real tensors reach this module only in code that torch.compile
-# evaluates.
+# A faster replacement of torch.compiler.is_compiling. The function returns False, but while torch.compile traces code,
+# it evaluates a call of this function as True.
 is_compiled = getattr(torch.compiler, "is_dynamo_compiling", is_compiling)
 tracing_state = torch._C._get_tracing_state
 count_function_modes, count_dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
@@ -25,13 +25,16 @@ is_function_mode_enabled: Callable[[], Any] = getattr(torch._C, "_is_torch_funct
 active_transforms = torch._C._functorch.peek_interpreter_stack
 is_deterministic = torch._C._get_deterministic_algorithms
 dispatch_keys: Any = torch._C._dispatch_keys
-# Returns True if autocast is on for any type of device. A query for one type parses the type's name and takes three
-# times as long.
+# This function returns True if autocast is on for any type of device. A query for one type of device takes three times
+# as long, since torch parses the type's name.
 is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 def is_exporting() -> bool:
-    """Return True during torch.export. torch 2.11's own is_exporting also returns True in compiled code."""
+    """Return True during torch.export.
+
+    torch.compiler.is_exporting is not called, since in torch 2.11 it returns True in compiled code too.
+    """
     return bool(torch.compiler._is_exporting_flag)
 
 
@@ -43,8 +46,8 @@ def _key_bits(*names: str) -> int:
     return bits
 
 
-# The dispatcher's keys of tensors with strided memory. Any other key means another memory layout, or a transform, trace
-# or mode that records calls.
+# The keys that torch's dispatcher has for tensors with strided memory. Any other key means another memory layout, or a
+# transform, a trace or a mode that records calls.
 PLAIN_DISPATCH_KEYS = _key_bits(
     "CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA", "ADInplaceOrView"
 )
@@ -67,14 +70,21 @@ def is_observed() -> bool:
 
 
 def is_tracing() -> bool:
-    """Return `is_observed()`, but False under torch.jit.trace. For code that reads only a tensor's size in bytes."""
+    """Return `is_observed()`, except that torch.jit.trace counts as not tracing.
+
+    This function is for code that reads no property of a tensor except its size in bytes: torch.jit.trace does not
+    record that read.
+    """
     if is_compiled():
         return True
     return _has_recording_mode() if is_function_mode_enabled() else False  # `bool()` would take as long as the queries
 
 
 def is_recording() -> bool:
-    """Return `is_observed()`, but False under compilers: compilers do not record the products of example tensors."""
+    """Return `is_observed()`, except that compilers count as not recording.
+
+    A compiler does not record the products of its example tensors.
+    """
     return tracing_state() is not None or (count_function_modes() > 0 and _has_recording_mode())
 
 

@@ -31,7 +31,7 @@ def torch_gemm(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any = None) -
 
 
 def _torch_gemm_with_factors(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
-    """Return alpha A B + beta C by torch's own functions; torch must accept alpha and beta."""
+    """Return alpha A B + beta C by torch's own functions; the caller has converted alpha and beta for torch."""
     axes = a.dim()
     if axes == 2 == b.dim():
         if alpha == 1 == beta and out is None and c is not None:
@@ -47,9 +47,9 @@ def _torch_gemm_with_factors(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out:
 
 
 def check_integer_factors(x: Any, *factors: Any) -> None:
-    """Raise RuntimeError for a float alpha or beta of integer tensors, as torch.add does.
+    """Raise RuntimeError if alpha or beta of a product of integer tensors is a float, as torch.add does.
 
-    torch.addmm would truncate the float.
+    Without this error, torch.addmm would truncate the float.
     """
     if not (x.is_floating_point() or x.is_complex()) and any(isinstance(factor, float) for factor in factors):
         raise RuntimeError("alpha and beta must be whole numbers for tensors of whole numbers")
@@ -58,7 +58,7 @@ def check_integer_factors(x: Any, *factors: Any) -> None:
 def as_torch_factor(x: Any, factor: Any) -> Any:
     """Return alpha or beta as torch accepts it.
 
-    For float tensors alpha and beta become floats, since an int may have more than 64 bits.
+    For tensors of floats an int is converted to a float, since torch rejects an int of more than 64 bits.
     """
     is_int = isinstance(factor, int) and (x.is_floating_point() or x.is_complex())
     return float(factor) if is_int else factor
@@ -68,10 +68,10 @@ def as_torch_factor(x: Any, factor: Any) -> Any:
 
 
 def matmul_into(multiply: Callable[..., Any], a: Any, b: Any, out: Any) -> Any:
-    """Return torch's product in `out`. If `out` overlaps an operand, the product is first computed in a new tensor.
+    """Return torch's product in `out`.
 
-    torch itself would write `out` over the operands while torch reads the operands. If `out` overlaps an operand, NumPy
-    also computes the product in a temporary.
+    If `out` overlaps an operand, the product is first computed in a new tensor, as NumPy does: torch itself would write
+    `out` over the operands while it reads them.
     """
     if out is not a and out is not b and not _overlaps(out, a) and not _overlaps(out, b):
         return multiply(a, b, out=out)
@@ -99,22 +99,23 @@ def _address_range(x: Any) -> tuple[int, int]:
     return x.data_ptr(), x.data_ptr() + (reach + 1) * x.itemsize
 
 
-# Older versions of torch have uint8 as their only unsigned type.
+# Types are looked up by name, since older versions of torch have uint8 as their only unsigned type.
 TYPE_NAMES = {getattr(torch, name): name for name in (*STORED_TYPES, *INTEGERS) if hasattr(torch, name)}
 TYPES_BY_NAME = {name: dtype for dtype, name in TYPE_NAMES.items()}
 # types that NumPy's BLAS multiplies
 HOST_TYPES = tuple(TYPES_BY_NAME[name] for name in STORED_TYPES if not DTYPES[name].sums_wider)
 
 float32 = torch.float32
-# The precision getter of newer versions of torch. In these versions a read of the older `allow_tf32` can raise an
-# error.
+# The function of newer versions of torch that returns the precision. In these versions a read of the older setting
+# `allow_tf32` can raise an error.
 _precision_getter: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
 def float32_precision() -> str:
     """Return torch's precision of float32 products on CUDA devices.
 
-    The precision is "ieee", "none" (the same as "ieee"), "tf32" or another text.
+    The precision is "ieee", "tf32" or another text. "none" means that the user set nothing; torch then multiplies as
+    with "ieee".
     """
     if _precision_getter is None:
         return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
@@ -122,7 +123,7 @@ def float32_precision() -> str:
     return precision
 
 
-# torch.backends.cuda.matmul.allow_fp16_accumulation of newer versions of torch
+# The function of newer versions of torch that returns torch.backends.cuda.matmul.allow_fp16_accumulation.
 _accumulates_in_float16: Any = getattr(torch._C, "_get_cublas_allow_fp16_accumulation", lambda: False)
 
 
@@ -306,8 +307,9 @@ class TorchLibrary(_TorchLibraryBase):
             return ProductSetting(device, common, refusal=f"{a.dtype} products in {precision} have no plan")
         if a.dtype is torch.float16 and _accumulates_in_float16():
             return ProductSetting(device, common, refusal="float16 products with sums in float16 have no plan")
-        # Plans may emulate float32 unless the user set "ieee". If the user set nothing, newer versions of torch return
-        # "none". Older versions return the same value as for "ieee". torch has no precision setting for float64.
+        # Plans may emulate float32 unless the user set the precision "ieee". If the user set nothing, newer versions of
+        # torch return "none". Older versions cannot tell "ieee" from no setting, so plans may emulate. torch has no
+        # precision setting for float64.
         may_emulate = not single or _precision_getter is None or precision == "none"
         return ProductSetting(
             device,
@@ -325,8 +327,8 @@ class TorchLibrary(_TorchLibraryBase):
         if call.copies:
             row_major = torch.contiguous_format
             a, b = (x.clone(memory_format=row_major) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
-        # The workspace is allocated before C. Otherwise C could take some of the pool's block that the last workspace
-        # used.
+        # The workspace is allocated before C, so that it gets the pool's block that the last call's workspace used. If
+        # C came first, C could take a part of this block.
         memory = torch.empty(call.workspace, dtype=torch.uint8, device=a.device) if call.workspace else None
         c = a.new_empty(call.shape) if out is None else out
         workspace = 0 if memory is None else memory.data_ptr()
@@ -341,10 +343,11 @@ class TorchLibrary(_TorchLibraryBase):
     def free_bytes(self, number: int) -> int:
         # all statistics are read at once, since each read takes long
         stats = torch.cuda.memory_stats_as_nested_dict(number)
-        # before the pool's first use, the statistics lack these keys
+        # `get` with a default is used, since the statistics lack these keys before the pool's first use
         kinds = ("reserved_bytes", "allocated_bytes", "inactive_split_bytes")
         reserved, allocated, fragments = (int(stats.get(kind, {}).get("all", {}).get("current", 0)) for kind in kinds)
-        # Fragments are free memory inside segments that are partly in use; they are too small for a large allocation.
+        # Fragments are not counted as free: they are free memory inside segments that are partly in use, and are too
+        # small for a large allocation.
         return int(torch.cuda.mem_get_info(number)[0] + max(reserved - allocated - fragments, 0))
 
     def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
@@ -352,10 +355,10 @@ class TorchLibrary(_TorchLibraryBase):
 
 
 def is_gram_symmetric(a: Any, multiply: Callable[[Any, Any], Any]) -> bool:
-    """Return True if the product of a tensor with this signature and its transpose is symmetric bit for bit.
+    """Return True if the product of a tensor like `a` and its transpose is symmetric bit for bit.
 
-    `multiply` returns the product of two tensors. A kernel's order of additions does not depend on the numbers, so
-    the test multiplies numbers whose products reveal the order.
+    `multiply` returns the product of two tensors. The order of additions in a kernel does not depend on the numbers.
+    The test therefore multiplies a tensor of the same shape and layout with numbers that reveal the order.
     """
     if a.is_complex() or a.data_ptr() % VECTOR_BYTES:
         return False
@@ -417,7 +420,10 @@ class TorchHostLibrary(_TorchLibraryBase):
         return partial(matmul_into, TORCH_MATMUL, a, b, out)
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-        """Write one or both triangles. A large product with alpha 1 and beta 0 is mirrored in place, tile by tile."""
+        """Write the lower triangle to `out`; with fill "full", mirror it too.
+
+        A large product with alpha 1 and beta 0 is mirrored in place, tile by tile.
+        """
         is_small = product.numel() < MIRROR_IN_TILES_ENTRIES  # torch.tril is faster on smaller products
         has_factors = alpha != 1 or beta != 0
         if is_small or fill != "full" or has_factors or not out.dtype == product.dtype in HOST_TYPES:
@@ -440,7 +446,7 @@ def _same_address(a: Any, b: Any) -> bool:
 
 
 def same_memory_transposed(a: Any, b: Any) -> bool:
-    """Return True if b is a's transpose in the same memory."""
+    """Return True if `b` is a transposed view of `a`, in the same memory."""
     if a.dim() < 2 or a.dim() != b.dim() or not _same_address(a, b):
         return False
     transpose = a.mT
@@ -448,8 +454,8 @@ def same_memory_transposed(a: Any, b: Any) -> bool:
 
 
 TORCH = TorchLibrary()
-# Both adapters for torch share one cache, since a cached decline is looked up before the tensor's device is read. The
-# cache keys include the device.
+# Both adapters for torch share one cache of calls, since a cached decline is looked up before the tensor's device is
+# read. The cache keys include the device.
 TORCH_ON_HOST = TorchHostLibrary(TORCH.cached_calls)
 
 
