@@ -1,1 +1,1 @@
-"""Compute a config section, diagnostics, thresholds and summary tables from the trials of a tuning."""
+"""What follows from the trials of a tuning: a config section, diagnostics, thresholds and summary tables."""

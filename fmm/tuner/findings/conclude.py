@@ -1,6 +1,6 @@
 """Conclude a tuning: compute a config section with model, errors, entries and thresholds from the recorded trials.
 
-The section depends on the recorded trials alone: an interrupted tuning has a section, too.
+The section depends on the recorded trials alone, so an interrupted tuning has a section, too.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ from fmm.tuner.search.certify import config_entries, paired_samples
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import DEFAULT_OPERATION, ProductSize, Trial
 
-# The fit uses the trials of FITTED_STAGES, and the held-out trials check the fit. The fit does not use the search's
-# trials: these cover few shapes, and many of their plans are never candidates of a decision.
-SCALE_STAGE = "scale"  # stage of the first products; their times determine the sizes of all other products
+# The stages of a tuning. The model is fitted to the trials of FITTED_STAGES, and checked on the trials of
+# HELD_OUT_STAGE. The trials of the stage "search" are not fitted: they cover few shapes, and fmm.matmul would never
+# consider many of their plans.
+SCALE_STAGE = "scale"  # stage of a tuning's first products, whose times determine the sizes of all other products
 PROBE_STAGES = ("rates", "probe", "tiles")
 FITTED_STAGES = (SCALE_STAGE, *PROBE_STAGES)
 HELD_OUT_STAGE = "held out"
@@ -58,11 +59,11 @@ OUT_OF_MEMORY_TEXT = "out of memory"
 
 
 def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
-    """Return the config section of a tuning; None if only the first products, which set the sizes, were measured.
+    """Return the config section of a tuning; None if no product of the vendor was measured in PROBE_STAGES.
 
-    If fmm ships a model for this kind of device, a first look has two candidate models. The first model is a fit of all
-    parameters; the second is the shipped model scaled to the measured rates. The section uses the model with the
-    smaller error on held-out shapes, since few trials fit many parameters badly.
+    If the tuning had a first look and fmm ships a model for this kind of device, two models are compared. The first
+    model is a fit of all parameters. The second model is the shipped model, scaled to the measured rates. The section
+    has the model with the smaller error on held-out shapes, since a fit of many parameters to few trials may be bad.
     """
     if not any(o.run_kind == "vendor" for o in fitting.observed_medians(journal.recorded, PROBE_STAGES)):
         return None
@@ -99,7 +100,7 @@ def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
 
 
 def calibration_so_far(journal: Journal, dtype: str) -> Calibration:
-    """Return the calibration fitted to the trials so far; leaves that were not measured have the datasheet's rates."""
+    """Return the calibration fitted to the trials so far; unmeasured leaves have the rates of the untuned model."""
     trials = usable_trials(journal, dtype)
     return with_unmeasured_rates(fit_trials(journal.device, trials, dtype), journal.device, trials)
 
@@ -107,12 +108,12 @@ def calibration_so_far(journal: Journal, dtype: str) -> Calibration:
 def with_unmeasured_rates(
     fitted: fitting.CalibrationFit, device: TunableDevice, trials: Sequence[Trial]
 ) -> Calibration:
-    """Return a fitted calibration; leaves that were not measured have the untuned model's rates."""
+    """Return a fitted calibration; leaves without a measured rate have the untuned model's rate."""
     return add_unmeasured_rates(fitted.calibration, device.untuned_model(), failed_leaf_rates(trials))
 
 
 def usable_trials(journal: Journal, dtype: str) -> tuple[Trial, ...]:
-    """Return the trials of the first look, if it was not noisy, followed by the trials of the tuning."""
+    """Return the trials of the first look followed by the trials of the tuning; a noisy first look is left out."""
     first = journal.first_look
     if not first or diagnose_machine(journal.device, first, dtype):
         return tuple(journal.recorded)
@@ -120,7 +121,7 @@ def usable_trials(journal: Journal, dtype: str) -> tuple[Trial, ...]:
 
 
 def diagnose_machine(device: TunableDevice, trials: Sequence[Trial], dtype: str) -> tuple[str, ...]:
-    """Return the reasons to reject all measurements of a tuning, for example other work on the device."""
+    """Return the reasons to reject all measurements of a tuning, such as noise from other work on the device."""
     fitted = fit_trials(device, trials, dtype).calibration
     seen = fitting.observed_medians(trials, (*PROBE_STAGES, HELD_OUT_STAGE))
     slower = quiet_stage_slowdown(trials, fitted, dtype)
@@ -128,7 +129,7 @@ def diagnose_machine(device: TunableDevice, trials: Sequence[Trial], dtype: str)
 
 
 def fit_trials(device: TunableDevice, trials: Sequence[Trial], dtype: str) -> fitting.CalibrationFit:
-    """Return the calibration fitted to the trials; only timed leaves have rates."""
+    """Return the calibration fitted to the trials of FITTED_STAGES; only timed leaves have rates."""
     observed = tuple(fitting.observed_medians(trials, FITTED_STAGES))
     if fitting.has_too_few_plans(observed):
         return scale_prior_model(device, trials, dtype)
@@ -143,12 +144,12 @@ def scale_prior_model(device: TunableDevice, trials: Sequence[Trial], dtype: str
 
 @lru_cache(maxsize=8)
 def _cached_fit(start: Calibration, dtype: str, observed: tuple[fitting.Observation, ...]) -> fitting.CalibrationFit:
-    """Return the fit of these observations from a cache: a fit takes seconds, and a search adds no observations."""
+    """Return the fit of these observations; fits are cached, since a fit takes seconds and is needed repeatedly."""
     return fitting.fit_calibration(start, dtype, observed)
 
 
 def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
-    """Return the calibration with the rates of one element type only, as the start of a fit."""
+    """Return a calibration from which a fit for one element type starts: rates of other types are removed."""
     rates = calibration.rates
     rate = rates.get(dtype) or (next(iter(rates.values())) if rates else ProductRate(1e12, 1e4, 32.0))
     names = [leaf.rate for leaf in plan_leaves() if dtype in leaf.types]
@@ -157,7 +158,7 @@ def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
 
 
 def failed_leaf_rates(trials: Sequence[Trial]) -> tuple[str, ...]:
-    """Return the rate names of the leaves that failed in every trial; lack of memory is not counted as a failure."""
+    """Return the names of the rates of leaves that failed in every trial; running out of memory is not a failure."""
     plans = {t.plan: Plan.parse(t.plan) for t in trials}
     rates = {text: plan.rate_name(trials[0].dtype) for text, plan in plans.items() if plan.leaf_use.leaf.rate}
     tried = [t for t in trials if t.plan in rates]
@@ -178,14 +179,14 @@ class CheckedModel:
 
     @property
     def model_error(self) -> float:
-        """The larger of the margin and the median error of held-out speedups."""
+        """The larger of two numbers: the margin, and the median error of predicted speedups on held-out shapes."""
         return max(self.calibration.margin, self.error["speedup"].median)
 
 
 def check_fit(
     fitted: fitting.CalibrationFit, device: TunableDevice, trials: Sequence[Trial], dtype: str
 ) -> CheckedModel:
-    """Return the model of a fit, checked on the held-out trials, with margins and crossovers."""
+    """Return a fitted model, with crossovers and margins, and with its errors on the held-out trials."""
     whole, held = with_unmeasured_rates(fitted, device, trials), fitting.observed_medians(trials, (HELD_OUT_STAGE,))
     crossovers = measure_crossovers(trials, whole)
     bounded = replace(whole, level_bounds=bounds_of_crossovers(crossovers))
@@ -212,12 +213,13 @@ def check_model(
     losing: tuple[float, float] = (0.0, 0.0),
     excluded: int = 0,
 ) -> CheckedModel:
-    """Return a fitted model with the margins that the errors on held-out observations require.
+    """Return a fitted model with the margins that its errors on held-out observations require.
 
-    `slower` is the slowdown relative to a device without other work. `measured` is the side of the largest product
-    timed with a plan. `losing` is a pair of margins, for plans with the vendor's leaf and for plans with fmm's kernels:
-    the smallest margins that exclude every plan that lost in the search. `excluded` is the number of held-out plans
-    that the measured crossovers exclude. Errors on plans of one family raise the margin of this family only.
+    There are two margins: one for plans with the vendor's leaf, and one for plans with fmm's own leaves. Errors on
+    plans of one family raise only the margin of this family. `slower` is the slowdown relative to an idle device.
+    `measured` is the side of the largest product that was timed with a plan. `losing` has the smallest margins with
+    which no plan is chosen that was slower than the vendor. `excluded` is the number of held-out plans that the
+    measured crossovers exclude.
     """
     tiled = [o for o in held if o.run.plan.uses_tile_model or o.run_kind == "vendor"]
     others = [o for o in held if not o.run.plan.uses_tile_model]
@@ -229,7 +231,7 @@ def check_model(
     for_error = [margin_for_error(fitting.prediction_errors(fitted, seen)["speedup"]) for seen in families]
     if any(o.run_kind == "own rate" for o in held):
         for_error[1] = max(for_error[1], MIN_OWN_RATE_MARGIN)
-    # On a GPU the crossover without bounds is computed, from rankings that the thresholds need anyway.
+    # On a GPU, the crossover without level bounds is computed: the thresholds need the same rankings, which are cached.
     free = replace(fitted, level_bounds=()) if fitted.batches else fitted
     pays = crossover_of_levels(replace(free, margin=for_error[0], tiled_margin=for_error[1]), dtype, 1)
     least = max(margin_for_slowdown(slower), margin_for_extrapolation(pays, measured))
@@ -244,7 +246,7 @@ def check_model(
 
 
 def split_first_look_trials(journal: Journal, trials: Sequence[Trial]) -> tuple[Sequence[Trial], Sequence[Trial]]:
-    """Return the trials of the first look and of the tuning separately: no round pairs samples of the two."""
+    """Return the first look's trials and the tuning's trials separately: samples of the two must not be paired."""
     return trials[: len(trials) - len(journal.recorded)], journal.recorded
 
 
@@ -258,7 +260,7 @@ def thresholds_with_intervals(
 ) -> Thresholds:
     """Return the thresholds of a fitted model with 95 % intervals, and the measured crossovers.
 
-    If `tau_intervals` is False, the intervals of the model's tau1 to tau3 are left out: a GPU measures these
+    If `tau_intervals` is False, the model's tau1, tau2 and tau3 have no intervals on a GPU that has measured
     crossovers.
     """
     measured, trials = one_level_speedups(*looks), [t for look in looks for t in look]
@@ -276,7 +278,7 @@ def thresholds_with_intervals(
 
 
 def one_level_speedups(*tunings: Sequence[Trial]) -> list[tuple[ProductSize, float]]:
-    """Return, for each shape that was not held out, the best measured speedup of a plan with one level."""
+    """Return the best measured speedup of a plan with one level, for each shape of FITTED_STAGES and the search."""
     found: dict[ProductSize, float] = {}
     for trials in tunings:
         for stage in (*FITTED_STAGES, "search"):

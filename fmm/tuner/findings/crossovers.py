@@ -1,8 +1,11 @@
-"""Compute the crossovers tau1 to tau3, the effective sides from which 1, 2 and 3 levels win, from timed pairs.
+"""Compute the crossovers tau1, tau2 and tau3 from timed pairs of a plan and the vendor's product.
 
-Each plan timed in a pair with the vendor's product shows the model's error for the plan's number of levels. If plans
-are measurably slower than predicted, the median error corrects their predictions before the crossover is computed. If a
-plan with a corrected prediction of a gain is slower than the vendor, the crossover rises to its effective side.
+tau1 is the effective side from which plans with at least one level are faster than the vendor; tau2 and tau3 are the
+sides for two and three levels.
+
+Each timed pair shows the model's error for the plan's number of levels. If plans are measurably slower than predicted,
+the median error corrects their predictions before the crossover is computed. A plan may be slower than the vendor
+although its corrected prediction is a gain: the crossover is then raised to the effective side of this product.
 fmm.perfmodel.level_bounds defines effective sides, and applies the crossovers to decisions.
 """
 
@@ -31,20 +34,22 @@ from fmm.tuner.trials.record import DEFAULT_OPERATION, Trial
 
 MAX_COUNTED_LEVELS = LEVEL_COUNTS[-1]  # plans with more levels count as plans with this number of levels
 MAX_TIME_RATIO_NEAR_CROSSOVER = (
-    1.15  # a sample is near a crossover if its predicted time is at most this multiple of the vendor's
+    1.15  # a sample is near the crossover if its predicted time is at most this multiple of the vendor's predicted time
 )
 MIN_SAMPLES_FOR_TREND = 5  # smallest number of samples for a regression of the error over log2(side)
 MAX_TREND_DOUBLINGS = 2.0  # largest number of doublings of the side over which a trend is extrapolated
-# if fewer samples are near the crossover, the samples with the largest effective sides are used instead
+# if fewer samples are near the crossover, this number of samples with the largest effective sides is used instead
 MIN_SAMPLES_NEAR_CROSSOVER = 3
 # The smallest assumed standard deviation of a sample's log(measured / predicted).
 SAMPLE_STANDARD_DEVIATION = 0.015
-# An optimistic error is corrected if it is below 0 by at least this number of standard errors. REQUIRED_STANDARD_ERRORS
-# is the number if a sample with the same count of levels is faster than the vendor, UNCONFIRMED_STANDARD_ERRORS
-# otherwise.
+# Predictions for a number of levels are corrected if the median error is below 0 by at least this number of standard
+# errors. UNCONFIRMED_STANDARD_ERRORS is used if no sample with this number of levels is faster than the vendor,
+# REQUIRED_STANDARD_ERRORS otherwise.
 REQUIRED_STANDARD_ERRORS, UNCONFIRMED_STANDARD_ERRORS = 2.5, 1.0
-MAX_TRUSTED_OPTIMISM = 0.025  # a larger optimistic error of the model makes extrapolations untrusted
-MIN_REJECTED_OPTIMISM = 0.04  # the model's check ignores excluded plans with a larger error
+# if predicted speedups are too large by more than this share, an extrapolated crossover is not trusted
+MAX_TRUSTED_OPTIMISM = 0.025
+# the check on held-out shapes leaves out plans that the crossovers exclude and that have a larger error
+MIN_REJECTED_OPTIMISM = 0.04
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class LevelSample:
 
     @property
     def speedup_log_error(self) -> float:
-        """log(measured speedup / predicted speedup); an optimistic prediction gives a value below 0."""
+        """log(measured speedup / predicted speedup); below 0 if the plan is slower than predicted."""
         return log(self.speedup * self.predicted_time)
 
 
@@ -94,14 +99,15 @@ def level_samples(trials: Sequence[Trial], calibration: Calibration) -> list[Lev
 
 @dataclass(frozen=True)
 class BaselineCrossovers:
-    """The crossovers of plans that share a baseline, and the model's optimism for each number of levels."""
+    """The crossovers of plans with one baseline, and the model's optimistic error for each number of levels."""
 
     bounds: LevelBounds
     optimism: Mapping[int, ModelOptimism]
-    intervals: Mapping[str, ThresholdInterval] = field(default_factory=dict)  # intervals of the crossovers by name
+    # 95 % intervals of the crossovers, by the names tau1, tau2 and tau3
+    intervals: Mapping[str, ThresholdInterval] = field(default_factory=dict)
 
     def is_optimistic_about(self, plan: Plan, problem: Problem) -> bool:
-        """Return True if predictions are far too optimistic for the plan's number of levels at this size."""
+        """Return True if predicted speedups are far too large for the plan's number of levels at this size."""
         return (
             self.optimism[min(count_levels(plan), MAX_COUNTED_LEVELS)].error_at_side(effective_side(problem.size))
             < -MIN_REJECTED_OPTIMISM
@@ -111,7 +117,7 @@ class BaselineCrossovers:
 def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dict[str, BaselineCrossovers]:
     """Return the crossovers by baseline, which is the plan without its levels.
 
-    On a GPU the crossovers are measured on a ladder of squares.
+    On a GPU, the crossovers come from the trials on a ladder of squares (fmm.tuner.findings.ladder).
     """
     if calibration.batches:
         exact = dict.fromkeys((0, *LEVEL_COUNTS), ModelOptimism())
@@ -135,13 +141,13 @@ def bounds_of_crossovers(crossovers: Mapping[str, BaselineCrossovers]) -> tuple[
 def _crossovers_of_baseline(
     baseline: str, samples: Sequence[LevelSample], calibration: Calibration
 ) -> BaselineCrossovers:
-    """Return the crossovers of the plans that share a baseline.
+    """Return the crossovers of the plans that have this baseline.
 
     A crossover is confirmed if a sample with its number of levels is faster than the vendor. An unconfirmed crossover
-    is extrapolated: plans must be predicted to gain EXTRAPOLATION_MARGIN. If no plan with this number of levels was
-    timed, or if the model is too optimistic for a trusted extrapolation, the crossover is at least twice the crossover
-    for one level less. The factor 2 follows from Equation 2 of D'Alberto and Nicolau: one more level gains once the
-    halved sides reach the crossover for one level less.
+    is extrapolated: it is the side from which plans are predicted to gain EXTRAPOLATION_MARGIN. Two cases are not
+    trusted: no plan with this number of levels was timed, or the model is too optimistic. The crossover is then at
+    least twice the crossover for one level less. The factor 2 follows from Equation 2 of D'Alberto and Nicolau: one
+    more level gains once the halved sides reach the crossover for one level less.
     """
     optimism = optimism_by_levels(samples)
     losing, dtype = losing_samples(samples, optimism), samples[0].problem.dtype
@@ -167,7 +173,7 @@ def _crossovers_of_baseline(
 
 @dataclass(frozen=True)
 class ModelOptimism:
-    """The model's error for plans with one number of levels: log(measured / predicted) of the speedup, at most 0.
+    """How far predictions for one number of levels are too optimistic: log(measured / predicted speedup), at most 0.
 
     The error at the effective side `side` is `error`. The error changes by `slope` with every doubling of the side, up
     to MAX_TREND_DOUBLINGS beyond the largest sample.
@@ -179,13 +185,13 @@ class ModelOptimism:
     largest: float = 1.0
 
     def error_at_side(self, side: float) -> float:
-        """Return log(measured speedup / predicted speedup) at an effective side, limited to values up to 0."""
+        """Return log(measured speedup / predicted speedup) at an effective side; 0 instead of a value above 0."""
         doublings = log2(min(side, 2**MAX_TREND_DOUBLINGS * self.largest) / self.side) if self.slope else 0.0
         return min(self.error + self.slope * doublings, 0.0)
 
 
 def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimism]:
-    """Return the statistically significant optimism of the model for each number of levels.
+    """Return the optimism of the model for each number of levels; only statistically significant errors count.
 
     A number of levels without samples has the optimism of the next lower number of levels.
     """
@@ -202,9 +208,10 @@ def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimis
 
 
 def significant_error(samples: Sequence[LevelSample], standard_errors: float) -> float:
-    """Return the median error near the crossover; 0 unless it is `standard_errors` standard errors below 0.
+    """Return the median error of the samples near the crossover; 0 unless the error is significantly below 0.
 
-    `samples` are sorted by effective side, the largest first.
+    An error is significant if it is more than `standard_errors` standard errors below 0. `samples` are sorted by
+    effective side, the largest first.
     """
     near = [s for s in samples if s.predicted_time <= MAX_TIME_RATIO_NEAR_CROSSOVER]
     errors = [
@@ -217,7 +224,7 @@ def significant_error(samples: Sequence[LevelSample], standard_errors: float) ->
 
 
 def significant_trend(samples: Sequence[LevelSample], standard_errors: float) -> ModelOptimism | None:
-    """Return a linear regression of the errors over log2(side); None unless the slope is significantly below 0."""
+    """Return a linear regression of errors over log2(side); None unless its slope is significantly below 0."""
     sides, errors = [log2(s.effective_side) for s in samples], [s.speedup_log_error for s in samples]
     if len(samples) < MIN_SAMPLES_FOR_TREND or stdev(sides) == 0:
         return None
@@ -244,7 +251,7 @@ def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelO
 
 
 def margins_for_losing_samples(samples: Iterable[LevelSample]) -> tuple[float, float]:
-    """Return two margins, each the smallest with which the model would not choose the plan of any losing sample.
+    """Return the two smallest margins with which the model would choose no plan that was slower than the vendor.
 
     The first margin is for plans with the vendor's leaf, the second for plans with fmm's own kernels.
     """
@@ -265,9 +272,9 @@ def _do_levels_win(
     gain: float,
     side: int,
 ) -> bool:
-    """Return True if a plan with at least `levels` levels is predicted to win on a square, after corrections.
+    """Return True if a plan with at least `levels` levels wins on a square by the corrected predictions.
 
-    A winning plan is `gain` times as fast as the vendor, and no slower than plans with fewer levels.
+    A plan wins if it is at least `gain` times as fast as the vendor, and no slower than plans with fewer levels.
     """
     fewer, more = 1 / gain, inf
     for plan, time in ranked_plans(with_margin(calibration, 0.0), Problem(side, side, side, dtype)):

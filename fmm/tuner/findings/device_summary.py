@@ -1,7 +1,7 @@
-"""Print a tuned device as one table of about 25 lines: speedups, crossovers, errors, workspace, and the recursion.
+"""Print the tuning of a device in about 25 lines: speedups, crossovers, errors, workspace and recursion by type.
 
-`summarize_device` computes the table from the sections of a config. A cell that was measured is bold on a colour
-terminal and has the mark `*` in plain text; a predicted cell is plain. A number that does not exist is `-`.
+`summarize_device` computes these lines from the sections of a config. A measured number is bold on a colour terminal
+and has the mark `*` in plain text; a predicted number has no mark. `-` stands for a missing number.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from fmm.tuner.findings.summary import NEVER_TEXT, SUMMARY_SIDES, TypeSummary, g
 
 NO_NUMBER = "-"
 MEASURED_MARK = "*"
-EMULATED = "emulated"  # the row of plans whose products are emulated by products of another type
-DETAILED_SIDE = 16384  # side of the squares that the columns error, workspace and levels describe
-DEFAULT_WIDTH = 80  # columns of text where no terminal has a width
+EMULATED = "emulated"  # name of the row for all plans that use emulation
+DETAILED_SIDE = 16384  # side of the square product for which the columns error, workspace and levels are computed
+DEFAULT_WIDTH = 80  # width of the output in columns if stdout is no terminal
 MARK_IN_COLOUR = "bold"
 BOLD, RESET = "\033[1m", "\033[0m"
 IDLE_ADVICE = "measure on an idle machine"
@@ -47,29 +47,29 @@ IDLE_ADVICE = "measure on an idle machine"
 
 @dataclass(frozen=True)
 class SummaryCell:
-    """A cell of the table, and True if its number was measured on this device."""
+    """A cell of a table; `measured` is True if its number was measured on this device, False if it was predicted."""
 
     text: str = NO_NUMBER
     measured: bool = False
 
     def plain_text(self, marked: bool) -> str:
-        """Return the text, with the mark of measured numbers if `marked` is True."""
+        """Return the cell's text; if `marked` is True, a measured number has the mark `*`."""
         return f"{self.text}{MEASURED_MARK}" if self.measured and marked else self.text
 
 
 @dataclass(frozen=True)
 class SummaryTable:
-    """One of the two tables of a device: a name, the heads of the columns, and a row of cells for each type."""
+    """One of the two tables of a device: its name, the columns' heads, and a row of cells for each element type."""
 
     name: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, tuple[SummaryCell, ...]], ...]
-    legend: str  # {mark} stands for the mark of measured numbers
-    left_aligned: int = 0  # number of columns at the right whose texts begin at the same place
-    dropped_first: int = 0  # number of columns at the left that a narrow terminal drops
+    legend: str  # text below the table; {mark} is replaced by the mark of measured numbers
+    left_aligned: int = 0  # number of columns, counted from the right, that are left-aligned
+    dropped_first: int = 0  # number of columns, counted from the left, that may be dropped on a narrow terminal
 
     def text_lines(self, width: int, colour: bool) -> Iterator[str]:
-        """Yield the lines of the table with at most `width` letters: narrower gaps first, then fewer columns."""
+        """Yield the lines of the table; to fit `width` characters, first gaps are narrowed, then columns dropped."""
         first = max(len(self.name), *(len(name) + 2 for name, _ in self.rows), 12)
         widths = [
             max(len(head), *(len(row[i].plain_text(not colour)) for _, row in self.rows))
@@ -87,11 +87,11 @@ class SummaryTable:
         yield from wrap(legend, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
 
     def legend_text(self, mark: str) -> str:
-        """Return the legend with this mark of measured numbers."""
+        """Return the legend with `mark` as the mark of measured numbers."""
         return self.legend.format(mark=mark)
 
     def _padded(self, cell: SummaryCell, width: int, column: int, colour: bool) -> str:
-        """Return a cell as wide as its column."""
+        """Return the text of a cell, padded to the width of its column."""
         text = cell.plain_text(not colour)
         blanks = " " * (width - len(text))
         shown = f"{BOLD}{text}{RESET}" if colour and cell.measured else text
@@ -99,7 +99,7 @@ class SummaryTable:
 
 
 def speedup_cell(answer: SquareDecision | None) -> SummaryCell:
-    """Return the speedup of a decision with two decimals below 1.2, else with one; `-` for the vendor."""
+    """Return the speedup of a decision as a cell with two decimals below 1.2, else one; `-` for the vendor's plan."""
     if answer is None or not answer.has_gain:
         return SummaryCell()
     digits = 2 if answer.speedup < 1.195 else 1
@@ -107,7 +107,7 @@ def speedup_cell(answer: SquareDecision | None) -> SummaryCell:
 
 
 def side_cell(side: float | None, measured: bool = False) -> SummaryCell:
-    """Return a side as a whole number; `-` for None, `never` for the side that no product reaches."""
+    """Return a side as a cell with a whole number; `-` for None, `never` for NEVER_WINS_SIDE."""
     if side is None:
         return SummaryCell()
     return SummaryCell(NEVER_TEXT if side >= NEVER_WINS_SIDE else f"{side:,.0f}", measured)
@@ -118,7 +118,7 @@ def side_cell(side: float | None, measured: bool = False) -> SummaryCell:
 
 @dataclass(frozen=True)
 class TypeFindings:
-    """The findings of one element type; without a usable section every number is missing."""
+    """The numbers of one element type in the tables of a device; without a usable section, all numbers are missing."""
 
     dtype: str
     section: JsonValue
@@ -133,13 +133,13 @@ class TypeFindings:
 
     @property
     def detailed(self) -> SquareDecision | None:
-        """The gaining decision whose side is nearest to DETAILED_SIDE; None if no square of the table gains."""
+        """Among decisions with a gain, the one with the side nearest to DETAILED_SIDE; None if no square has a gain."""
         gains = [x for x in self.decisions.values() if x and x.has_gain]
         return min(gains, key=lambda x: abs(log(x.side / DETAILED_SIDE)), default=None)
 
     @property
     def speedup_cells(self) -> Iterator[SummaryCell]:
-        """Yield the cells of the type's row: speedups, crossover, error growth and workspace."""
+        """Yield the cells of the type's row in the first table: speedups, crossover, error growth and workspace."""
         yield from map(speedup_cell, self.decisions.values())
         yield side_cell(self.summary.first_gain_side if self.summary else None)
         if (best := self.detailed) is None:
@@ -156,7 +156,10 @@ class TypeFindings:
 
     @property
     def recursion_rows(self) -> Iterator[tuple[str, tuple[SummaryCell, ...]]]:
-        """Yield a row for each baseline: alpha/pi and n1 of the vendor's product, and the baseline's tau1 to tau3."""
+        """Yield the type's rows in the second table, one for each baseline, with tau1, tau2 and tau3.
+
+        The first row, of the vendor as the baseline, also has alpha/pi, n1 and the block strategy.
+        """
         found, large = self.thresholds, self.decisions[DETAILED_SIDE]
         baselines = _taus_by_baseline(found)
         names = [row.baseline for row in baselines]
@@ -167,7 +170,7 @@ class TypeFindings:
             yield self.dtype if not i else f"  {labels[i]}", (ratio, n1, *row.cells, levels, strategy)
 
     def _cells_of_vendor(self, found: Thresholds | None) -> tuple[SummaryCell, SummaryCell, SummaryCell]:
-        """Return alpha/pi, n1 and the block strategy."""
+        """Return the cells of alpha/pi, n1 and the block strategy."""
         if found is None:
             return SummaryCell(), SummaryCell(), SummaryCell()
         strategy = SummaryCell(block_strategy_text(found.block_strategy) or NO_NUMBER)
@@ -176,29 +179,29 @@ class TypeFindings:
 
 @dataclass(frozen=True)
 class BaselineTaus:
-    """The crossovers tau1 to tau3 above one baseline: those that the tuning measured, and the model's."""
+    """The crossovers tau1, tau2 and tau3 of the plans with one baseline: the measured and the predicted ones."""
 
-    baseline: str  # the plan without its levels; EMULATED for all baselines that emulate
+    baseline: str  # the plan without its levels; EMULATED for all baselines that use emulation
     measured: Mapping[str, float | None]
     predicted: Mapping[str, float | None]
 
     @property
     def cells(self) -> Iterator[SummaryCell]:
-        """Yield a cell for each crossover: measured if the tuning measured it, else predicted."""
+        """Yield a cell for each crossover: the measured crossover, or the predicted one if none was measured."""
         for name in TAU_NAMES:
             side = self.measured.get(name)
             yield side_cell(self.predicted.get(name)) if side is None else side_cell(side, True)
 
 
 def levels_cell(answer: SquareDecision | None) -> SummaryCell:
-    """Return the number of levels of a decision."""
+    """Return the number of levels of a decision's plan as a cell."""
     return SummaryCell() if answer is None else SummaryCell(str(count_levels(answer.plan)), answer.entry is not None)
 
 
 def _row_of_plan(baselines: Sequence[str], answer: SquareDecision | None) -> int:
-    """Return the index of the baseline above which the decision's plan has its levels; 0 if no baseline matches.
+    """Return the index of the row for the baseline of the decision's plan; 0 if no row matches.
 
-    If no baseline is exactly the plan's, the first baseline matches that begins with the same level or leaf.
+    If no row has exactly the plan's baseline, the first row matches whose baseline begins with the same name.
     """
     if answer is None:
         return 0
@@ -210,9 +213,9 @@ def _row_of_plan(baselines: Sequence[str], answer: SquareDecision | None) -> int
 
 
 def _taus_by_baseline(found: Thresholds | None) -> list[BaselineTaus]:
-    """Return the crossovers of each baseline, the vendor first.
+    """Return the crossovers for each baseline, first for the vendor.
 
-    If no crossover of another baseline was measured, the last row has the model's crossovers with emulation.
+    If only the vendor's crossovers were measured, the last row has the predicted crossovers with emulation.
     """
     if found is None:
         return [BaselineTaus("", {}, {})]
@@ -224,14 +227,15 @@ def _taus_by_baseline(found: Thresholds | None) -> list[BaselineTaus]:
 
 
 def block_strategy_text(strategies: Mapping[str, str]) -> str:
-    """Return the block strategy with the longest run of recorded sides, and the first and last of these sides.
+    """Return as text the block strategy that is chosen for the most sides in a row, with the first and the last side.
 
     Examples
     --------
     >>> block_strategy_text({"512": "Small", "1024": "Deep", "2048": "Deep"})
     'Deep (1024-2048)'
     """
-    sides = sorted(strategies, key=lambda side: (len(side), side))  # as numbers; a damaged name is no error
+    # sorts texts of whole numbers by their values; a damaged text raises no error
+    sides = sorted(strategies, key=lambda side: (len(side), side))
     runs = [(name, list(own)) for name, own in groupby(sides, key=lambda side: strategies[side])]
     if not runs:
         return ""
@@ -244,14 +248,14 @@ def block_strategy_text(strategies: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class DeviceSummary:
-    """The table of a device: a headline, two tables, and lines on failures, the config and the next commands."""
+    """The summary of a device: a headline, two tables, and lines on failures, the config and the next commands."""
 
     key: str
     types: Sequence[TypeFindings]
     config: str  # path of the config as text
-    in_force: bool  # True if fmm.matmul reads the config
-    seconds: float | None  # duration of the run; None if the table shows a config
-    failures: Mapping[str, str]  # element type -> reason for which this run has no usable result
+    in_force: bool  # True if fmm.matmul reads this config
+    seconds: float | None  # duration of the tuning in seconds; None if no tuning has run, as in `fmm-tune show`
+    failures: Mapping[str, str]  # element type -> reason why this run of fmm-tune has no usable result for the type
 
     @property
     def vendor(self) -> str:
@@ -267,7 +271,7 @@ class DeviceSummary:
 
     @property
     def tuned_text(self) -> str:
-        """The number of types, and the duration of the run, or the day of the last tuning if there was no run."""
+        """Text with the number of types, and the duration of the tuning or the date of the last tuning."""
         count = f"{len(self.types)} type{'s' * (len(self.types) != 1)}"
         if self.seconds is not None:
             return f"tuned in {minutes_text(self.seconds)}, {count}"
@@ -289,7 +293,7 @@ class DeviceSummary:
 
     @property
     def _error_text(self) -> str:
-        """The errors of predicted speedups on held-out shapes, from the best to the worst type; empty if none exist."""
+        """Text with the errors of predicted speedups on held-out shapes, over all types; empty without errors."""
         usable = [x.section for x in self.types if x.summary and x.summary.used.calibration]
         errors = [(section["error"] or {}).get("speedup") or {} for section in usable]
         half, most = ([e[name] for e in errors if e.get(name) is not None] for name in ("median", "p95"))
@@ -309,8 +313,7 @@ class DeviceSummary:
 
     @property
     def failure_line(self) -> str:
-        """The types without a usable result and the leaves that failed, with the command to run; empty if none
-        failed."""
+        """The line with the failed types and leaves, and the command that tunes them; empty without a failure."""
         by_reason: dict[str, list[str]] = {}
         for dtype, why in self._failures_by_type():
             by_reason.setdefault(why, []).append(dtype)
@@ -320,7 +323,7 @@ class DeviceSummary:
         return f"to do   {'; '.join(parts)}: {tuning_command(self.key, some)}" if parts else ""
 
     def _failures_by_type(self) -> Iterator[tuple[str, str]]:
-        """Yield each failure as element type and reason: of this run, of the section, of its leaves."""
+        """Yield (element type, reason) for each rejected tuning, failed run, failed leaf and skipped leaf."""
         for x in self.types:
             used = x.summary.used if x.summary else None
             why = self.failures.get(x.dtype)
@@ -336,17 +339,17 @@ class DeviceSummary:
 
     @property
     def config_text(self) -> str:
-        """The line with the config's path; if fmm.matmul does not read it, with the environment variable to set."""
+        """The line with the config's path, and how to set FMM_CONFIG if fmm.matmul does not read this config."""
         return f"config  {self.config}" if self.in_force else f"config  not read without FMM_CONFIG={self.config}"
 
     @property
     def next_text(self) -> str:
-        """The line of commands that show more than the table."""
+        """The line with commands that show more than this summary."""
         shown = f"fmm-tune show {self.types[0].dtype} | " if self.types else ""
         return f"next    fmm-tune report | {shown}fmm.explain(a, b)"
 
     def text_lines(self, width: int = DEFAULT_WIDTH, colour: bool = False) -> Iterator[str]:
-        """Yield the lines of the table; `colour` makes measured numbers bold instead of marking them."""
+        """Yield the lines of the summary; if `colour` is True, measured numbers are bold instead of marked with `*`."""
         yield from _two_texts_lines(self.name_text, self.tuned_text, width)
         yield from self.speedups.text_lines(width, colour)
         yield from self.recursion.text_lines(width, colour)
@@ -365,7 +368,7 @@ def summarize_device(
     seconds: float | None = None,
     failures: Mapping[str, str] | None = None,
 ) -> DeviceSummary:
-    """Return the table of a device from its sections by element type.
+    """Return the summary of a device from its config sections (element type -> section).
 
     `dtypes` has the types to show, by default all types that have a section. A type without a section has no numbers.
     """
@@ -382,12 +385,12 @@ def summarize_device(
 
 
 def is_config_in_force(path: Path) -> bool:
-    """Return True if fmm reads the config of this path."""
+    """Return True if fmm reads the config file with this path."""
     return path.resolve() in {x.resolve() for x in files.search_path(environment.environment_value("FMM_CONFIG"))}
 
 
 def print_summary(summary: DeviceSummary, stream: TextIO) -> None:
-    """Print the table, as wide as the terminal; a pipe gets plain text."""
+    """Print the summary of a device as wide as the terminal; without a terminal, print plain text."""
     colour = stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     for line in summary.text_lines(get_terminal_size((DEFAULT_WIDTH, 24)).columns, colour):
         print(line, file=stream)
@@ -397,18 +400,18 @@ def print_summary(summary: DeviceSummary, stream: TextIO) -> None:
 
 
 def minutes_text(seconds: float) -> str:
-    """Return a duration as text: `45 s`, `2 min 41 s`."""
+    """Return a duration as text, such as `45 s` or `2 min 41 s`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _first_word(text: str) -> str:
-    """Return the first name in a plan's text: `residues` of `residues(14) > bytes`."""
+    """Return the first name in a plan's text, such as `residues` for `residues(14) > bytes`."""
     return text.partition(" ")[0].partition("(")[0]
 
 
 def shortest_names(plans: Sequence[str]) -> list[str]:
-    """Return the first name in each plan's text; plans that share this name keep their whole texts.
+    """Return the first name in each plan's text; if two plans have the same first name, return their whole texts.
 
     Examples
     --------
@@ -420,12 +423,12 @@ def shortest_names(plans: Sequence[str]) -> list[str]:
 
 
 def _first_plan_names(texts: Iterable[str]) -> str:
-    """Return the first names of several plans, each once."""
+    """Return the first names of several plans, separated by commas, each name once."""
     return ", ".join(dict.fromkeys(map(_first_word, texts)))
 
 
 def _range_text(shares: Sequence[float]) -> str:
-    """Return the smallest and the largest share in percent, without the unit."""
+    """Return a text with the smallest and the largest share, in percent but without the sign `%`."""
     low, high = f"{100 * min(shares):.1f}", f"{100 * max(shares):.1f}"
     return low if low == high else f"{low} to {high}"
 
@@ -449,7 +452,7 @@ def _short_path(path: Path) -> str:
 
 
 def _two_texts_lines(left: str, right: str, width: int) -> Iterator[str]:
-    """Yield one line with a text at the left and one at the right edge, or two lines if one is too short."""
+    """Yield one line with `left` and `right` at its two edges, or two lines if one line is too short."""
     if len(left) + 2 + len(right) <= width:
         yield f"{left}{right.rjust(width - len(left))}"
     else:

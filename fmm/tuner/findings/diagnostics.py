@@ -1,6 +1,6 @@
 """Diagnose a tuning: compute its noise, slowdown and model error, and the margin for decisions.
 
-An interrupted or disturbed tuning must not make fmm.matmul slower than no tuning. A model with too few held-out
+With an interrupted or noisy tuning, fmm.matmul must not be slower than without a tuning. A model with too few held-out
 measurements is therefore rejected. The margin is the model's error on held-out shapes: a plan is chosen if its
 predicted gain exceeds the margin.
 """
@@ -20,32 +20,36 @@ from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_s
 from fmm.tuner.fit.model import Observation, PredictionError
 from fmm.tuner.trials.record import ProductSize, Trial
 
-# The quiet stage records the shortest of many samples of short products, which are the times of a device without other
-# work. Constant other work slows long products down, and A/A pairs do not show this slowdown. Constant other work slows
-# the vendor's product more than plans, and plans then seem faster than they are.
+# The stage with this name records the shortest of many samples of short products: the time on an idle device. If other
+# work runs on the device all the time, it slows long products down, and A/A pairs do not show this slowdown. It slows
+# the vendor's product more than plans, so that plans seem faster than they are.
 QUIET_STAGE = "undisturbed"
-# Two limits on the slowdown, which is the fitted model's time divided by the quiet time. Above the first limit the
-# margin grows, and above the second limit the tuning is rejected.
+# Two limits of the slowdown, which is the time by the fitted model divided by the time in the quiet stage. Above the
+# first limit the margin grows. Above the second limit the tuning is rejected.
 TOLERATED_SLOWDOWN, MAX_SLOWDOWN = 1.25, 1.5
-# The largest valid upper decile of |log(predicted / measured)| of the vendor's products. On idle devices the decile is
-# 0.05 to 0.13; TF32 on an H200 reaches 0.21.
+# A tuning is rejected if the upper decile of |log(predicted / measured)| of the vendor's products is larger. On idle
+# devices the decile is 0.05 to 0.13, with one exception: 0.21 for TF32 on an H200.
 MAX_VENDOR_DEVIATION = 0.25
-MAX_NOISE_FLOOR = 0.08  # largest valid noise floor, a relative difference; idle machines have 0.002 to 0.04
-MIN_AA_PAIR_SHARE = 0.01  # A/A pairs shorter than this share of the longest pair's time are ignored
+# a tuning with a larger noise floor (a relative difference of times) is rejected; idle machines have 0.002 to 0.04
+MAX_NOISE_FLOOR = 0.08
+# an A/A pair is ignored if its product takes less than this share of the time of the longest pair's product
+MIN_AA_PAIR_SHARE = 0.01
 MIN_MARGIN = 0.01  # smallest margin of any tuning
-MAX_MODEL_ERROR = 0.2  # a model with a larger relative error is rejected
+MAX_MODEL_ERROR = 0.2  # a model with a larger relative error of predicted speedups is rejected
 MIN_HELD_OUT_PAIRS = 5  # a model with fewer held-out speedups is rejected
 UNCHECKED_MARGIN = 0.08  # margin of a model with fewer than MIN_HELD_OUT_PAIRS held-out speedups
-# The smallest margin of plans with fmm's own leaves, if a leaf with its own rate was held out. The error of the
-# vendor's predicted time cancels only if the vendor also multiplies inside the plan. In three tunings, the vendor's
-# time in float64 is predicted 4.5 to 6 % too long for one in ten products, and 6 to 8 % for one in twenty. For 529
-# recorded float64 shapes, the models of two tunings of an H200 choose 18 plans below 0.98 of the vendor's speed with a
-# margin of 8 %, and 32 plans with the margins of 2.7 and 5.5 % that their held-out plans require.
+# The smallest margin of plans with fmm's own leaves, if plans with such a leaf are among the held-out plans. An error
+# of the vendor's predicted time cancels in a predicted speedup only if the plan's leaf is also the vendor's product. In
+# three tunings, the vendor's time in float64 is predicted at least 4.5 to 6 % too long for one product in ten, and at
+# least 6 to 8 % too long for one product in twenty. For 529 recorded float64 shapes, the models of two tunings of an
+# H200 choose 18 plans below 0.98 of the vendor's speed with a margin of 8 %, and 32 plans with the margins of 2.7 and
+# 5.5 % that their held-out plans require.
 MIN_OWN_RATE_MARGIN = 0.08
-# The smallest margin if plans gain only on sides above EXTRAPOLATION_FACTOR times the largest side timed with a plan.
+# The smallest margin if plans are predicted to gain only on sides above EXTRAPOLATION_FACTOR times the largest side
+# that was timed with a plan.
 EXTRAPOLATION_MARGIN, EXTRAPOLATION_FACTOR = 0.05, 3
-MIN_ACCEPTED_SPEEDUP = 0.98  # a plan with a smaller measured speedup should not have been chosen
-NOISE_PHRASE = "used the device"  # every diagnostic of a noisy tuning contains this phrase, also in old configs
+MIN_ACCEPTED_SPEEDUP = 0.98  # the margins are raised until no plan with a smaller measured speedup would be chosen
+NOISE_PHRASE = "used the device"  # every diagnostic of a noisy tuning contains this phrase, in old configs too
 OTHER_WORK_PHRASE = f"other work {NOISE_PHRASE}"
 
 
@@ -73,8 +77,8 @@ def machine_diagnostics(noise: float | None, slower: float | None, unexplained: 
 def model_diagnostics(error: PredictionError, losing: float, excluded: int = 0) -> Iterator[str]:
     """Yield the reasons to reject a model: too few held-out speedups, or too large errors of their predictions.
 
-    `excluded` is the number of held-out plans with more levels than the measured crossovers allow. Excluded plans count
-    as measured without error.
+    `excluded` is the number of held-out plans with more levels than the measured crossovers allow. They are never
+    chosen, so they count as held-out speedups without an error.
     """
     if error.count + excluded < MIN_HELD_OUT_PAIRS:
         counts = f"{error.count} held-out speedups, {MIN_HELD_OUT_PAIRS} are needed"
@@ -89,12 +93,15 @@ def model_diagnostics(error: PredictionError, losing: float, excluded: int = 0) 
 
 
 def noise_floor(trials: Iterable[Trial]) -> float | None:
-    """Return the largest relative time difference of A/A pairs (one product measured twice); None if there are none."""
+    """Return the largest relative time difference of the A/A pairs; None if there is no A/A pair."""
     return max(aa_pair_differences(trials).values(), default=None)
 
 
 def aa_pair_differences(trials: Iterable[Trial]) -> dict[ProductSize, float]:
-    """Return the relative time difference of A/A pairs by size; pairs of very short products are left out."""
+    """Return the relative time difference of each A/A pair, by size.
+
+    An A/A pair is one product that is timed under two names. Pairs of very short products are left out.
+    """
     pairs: dict[ProductSize, tuple[list[float], list[float]]] = {}
     for t in trials:
         if t.stage == "probe" and t.plan == "vendor" and t.part == "whole" and t.seconds is not None:
@@ -106,10 +113,10 @@ def aa_pair_differences(trials: Iterable[Trial]) -> dict[ProductSize, float]:
 
 
 def quiet_stage_slowdown(trials: Iterable[Trial], calibration: Calibration, dtype: str) -> float | None:
-    """Return the slowdown for the quiet stage's largest product: the fitted model's time divided by the quiet time.
+    """Return the slowdown by other work: the time by the fitted model divided by the time in the quiet stage.
 
-    Return None if the quiet stage was not measured. The other products of the stage are too small for an accurate
-    prediction.
+    The slowdown is that of the quiet stage's largest product, since times of smaller products are not predicted
+    accurately. Return None if the quiet stage was not measured.
     """
     best: dict[ProductSize, float] = {}
     for t in trials:
@@ -125,9 +132,9 @@ def quiet_stage_slowdown(trials: Iterable[Trial], calibration: Calibration, dtyp
 
 
 def upper_decile_deviation(observed: Sequence[Observation], calibration: Calibration) -> float | None:
-    """Return the upper decile of |log(predicted / measured)| over the vendor's products; None for few products.
+    """Return the upper decile of |log(predicted / measured)| of the vendor's products; None for fewer than 5 products.
 
-    If other work runs from time to time, it slows some sizes only, and the upper decile rises.
+    If other work runs from time to time, it slows down only some sizes, and the upper decile rises.
     """
     deviations = []
     for o in observed:
@@ -137,7 +144,7 @@ def upper_decile_deviation(observed: Sequence[Observation], calibration: Calibra
 
 
 def largest_measured_side(trials: Iterable[Trial]) -> float:
-    """Return (m k n)^(1/3) of the largest product that was timed with a plan."""
+    """Return the side (m k n)^(1/3) of the largest product that was timed with a plan other than `vendor`."""
     sizes = (t.size for t in trials if t.seconds and t.part == "whole" and t.plan != "vendor")
     return float(max((m * k * n for m, k, n in sizes), default=0) ** (1 / 3))
 
@@ -146,18 +153,18 @@ def largest_measured_side(trials: Iterable[Trial]) -> float:
 
 
 def margin_for_error(error: PredictionError) -> float:
-    """Return the margin that a model with this error of speedups needs; only optimistic errors count."""
+    """Return the margin that a model with these errors needs; only errors of too large predicted speedups count."""
     model_error = min(error.above, error.upper) if error.count >= MIN_HELD_OUT_PAIRS else UNCHECKED_MARGIN
     return min(max(MIN_MARGIN, model_error), MAX_MODEL_ERROR)
 
 
 def margin_for_slowdown(slower: float | None) -> float:
-    """Return the share of time that a plan seems to save because other work slows down only the vendor's product."""
+    """Return the share of time that a plan only seems to save because other work slows down the vendor's product."""
     return max(1 - TOLERATED_SLOWDOWN / slower, 0.0) if slower else 0.0
 
 
 def margin_for_losses(calibration: Calibration, held: Sequence[Observation]) -> float:
-    """Return the smallest margin with which the model would choose no held-out plan that is slower than the vendor."""
+    """Return the smallest margin with which the model chooses no held-out plan that is slower than the vendor."""
     free = replace(calibration, margin=0.0, tiled_margin=0.0)
     vendor = {o.problem: o.seconds for o in held if o.run_kind == "vendor"}
     found = 0.0
@@ -171,5 +178,5 @@ def margin_for_losses(calibration: Calibration, held: Sequence[Observation]) -> 
 
 
 def margin_for_extrapolation(pays: float, measured: float) -> float:
-    """Return EXTRAPOLATION_MARGIN if plans gain only on sides far above every side timed with a plan, else 0."""
+    """Return EXTRAPOLATION_MARGIN if plans gain only on sides far above all sides timed with plans, else 0."""
     return EXTRAPOLATION_MARGIN if measured * EXTRAPOLATION_FACTOR < pays < inf else 0.0

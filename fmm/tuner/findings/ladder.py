@@ -1,8 +1,9 @@
-"""Compute a GPU's crossovers tau1 to tau3 from a ladder of squares, on which plans were timed in pairs.
+"""Compute the crossovers tau1, tau2 and tau3 of a GPU from a ladder of squares on which plans were timed in pairs.
 
-On each square, the baseline and the best plans with fewer than L levels and with at least L levels are timed. The
-crossover of L levels is the side at which both take the same time, interpolated between two squares. On squares below
-the crossover, no plan with L levels or more won. fmm.tuner.stages.ladder measures the pairs.
+The ladder for L levels: on each square, the baseline, plans with fewer than L levels and plans with at least L levels
+are timed. The crossover is the side at which the fastest plans of the two kinds take the same time, interpolated
+between two squares. On timed squares below the crossover, no plan with L levels or more is the fastest.
+fmm.tuner.stages.ladder measures the pairs.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from fmm.problem import Problem
 from fmm.tuner.trials.record import DEFAULT_OPERATION, Trial
 
 LADDER_STAGE = "ladder"
-LEVEL_COUNTS = (1, 2, 3)  # the seed of the timed operands is the number of levels whose crossover is measured
+LEVEL_COUNTS = (1, 2, 3)  # for the crossover of L levels, the operands are drawn with the seed L
 
 
 @dataclass(frozen=True)
 class LadderPoint:
-    """The time of the best plan with fewer levels divided by the time of the best plan with more, with its interval."""
+    """A square of the ladder for L levels, with a ratio of times and the ratio's 95 % interval.
+
+    The ratio is the time of the best plan with fewer than L levels, divided by the time of the best plan with at least
+    L levels.
+    """
 
     side: float
     ratio: float
@@ -36,7 +41,10 @@ class LadderPoint:
 
 @dataclass(frozen=True)
 class LadderCrossovers:
-    """The crossovers above one baseline, and their intervals by name; an interval's end is None beyond the ladder."""
+    """The crossovers of the plans with one baseline, and their 95 % intervals by the names tau1, tau2 and tau3.
+
+    An end of an interval is None if it is above the largest square of the ladder.
+    """
 
     bounds: LevelBounds
     intervals: dict[str, ThresholdInterval]
@@ -57,7 +65,7 @@ def ladder_crossovers(trials: Sequence[Trial]) -> dict[str, LadderCrossovers]:
 
 
 def ladder_points(trials: Sequence[Trial]) -> dict[tuple[str, int], list[LadderPoint]]:
-    """Return the points of each baseline and number of levels, sorted by side."""
+    """Return the ladder's points by (baseline, number of levels L), sorted by side."""
     rounds: dict[tuple[str, int, Problem], dict[Plan, list[float]]] = defaultdict(lambda: defaultdict(list))
     for t in trials:
         if t.stage == LADDER_STAGE and t.op == DEFAULT_OPERATION and t.seconds is not None:
@@ -71,7 +79,7 @@ def ladder_points(trials: Sequence[Trial]) -> dict[tuple[str, int], list[LadderP
 
 
 def ladder_point(problem: Problem, levels: int, seconds: dict[Plan, list[float]]) -> LadderPoint | None:
-    """Return the point of one square; None if no plan with fewer or with more levels has all rounds."""
+    """Return the point of one square for L = `levels`; None if one of the two kinds of plans lacks rounds."""
     rounds = max(map(len, seconds.values()), default=0)
     complete = {plan: own for plan, own in seconds.items() if len(own) == rounds}
     fewer = [own for plan, own in complete.items() if count_levels(plan) < levels]
@@ -83,9 +91,10 @@ def ladder_point(problem: Problem, levels: int, seconds: dict[Plan, list[float]]
 
 
 def crossover_side(points: Sequence[tuple[float, float]]) -> float | None:
-    """Return the side from which the ratios exceed 1; None if all ratios exceed 1, or without points.
+    """Return the side from which the ratio exceeds 1; `points` has (side, ratio), sorted by side.
 
-    If no ratio exceeds 1, return the largest side: nothing is known about larger sides.
+    Return None if the first ratio exceeds 1, or without points. If no ratio exceeds 1, return the largest side: larger
+    sides were not measured.
 
     Examples
     --------
@@ -108,9 +117,10 @@ def crossover_side(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def crossover_interval(points: Sequence[LadderPoint]) -> ThresholdInterval:
-    """Return the interval of a crossover: the crossovers by the upper and by the lower ends of the ratios' intervals.
+    """Return the 95 % interval of a crossover, from the ends of the ratios' intervals.
 
-    An end outside the ladder is the smallest side of the ladder, or None above the largest side.
+    The low end is the crossover of the upper ends, and the high end is the crossover of the lower ends. Below the
+    ladder, an end is the smallest side of the ladder; above the ladder, the high end is None.
     """
     low = crossover_side([(p.side, p.high) for p in points])
     high = crossover_side([(p.side, p.low) for p in points])

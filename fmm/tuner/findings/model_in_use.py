@@ -1,4 +1,4 @@
-"""Read the model with which fmm.matmul decides from a config section, and compute decisions for square products.
+"""Compute the model by which fmm.matmul decides from a config section, and its decisions for square products.
 
 A config section contains the fitted model of one element type. Decisions on a GPU also use the datasheet's rates for
 leaves that the tuning did not measure. Decisions for a complex type also use the model of the real type.
@@ -32,19 +32,19 @@ from fmm.runtime.decisions.limits import workspace_share
 from fmm.runtime.devices import datasheet_model
 from fmm.tuner.findings.thresholds import ROUND_SIDES, smallest_side_from_which
 
-NO_WORKSPACE_LIMIT = 1 << 62  # workspace limit in bytes, above the memory of any device
+NO_WORKSPACE_LIMIT = 1 << 62  # a workspace limit in bytes that is above the memory of any device
 
 
 @dataclass(frozen=True)
 class ModelInUse:
-    """The model with which fmm.matmul decides for one element type of a device."""
+    """The model by which fmm.matmul decides for one element type of a device."""
 
     tuned: Tuning
     calibration: Calibration | None  # calibration of the tuning; None if the tuning is rejected or has no model
     guess: Calibration | None = None  # calibration from a GPU's datasheet; None for a CPU
-    assumed: tuple[str, ...] = ()  # leaves whose rate comes from the datasheet because no tuning measures them
-    left_out: tuple[str, ...] = ()  # leaves whose rate comes from the datasheet because this tuning skipped them
-    failed: tuple[str, ...] = ()  # leaves that failed in the tuning; decisions never choose them
+    assumed: tuple[str, ...] = ()  # leaves with a rate from the datasheet, because no tuning measures such leaves
+    left_out: tuple[str, ...] = ()  # leaves with a rate from the datasheet, because this tuning has not measured them
+    failed: tuple[str, ...] = ()  # leaves that failed in the tuning; no plan with these leaves is chosen
     memory: int | None = None  # device memory in bytes; None if unknown
 
     @property
@@ -77,7 +77,7 @@ def _read_tuning(key: str, dtype: str, section: JsonValue) -> Tuning:
 
 
 def _own_rate_leaves(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
-    """Yield each candidate leaf that has its own rate for this type, with the name of the rate."""
+    """Yield each candidate leaf that has a rate of its own for this type, with the name of the rate."""
     for plan in device_candidates(guess.batches):
         leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)
         if leaf.rate and plan.is_candidate_for(dtype) and rate in guess.rates:
@@ -88,12 +88,12 @@ def _own_rate_leaves(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str
 
 
 def device_name(key: str, section: JsonValue) -> str:
-    """Return the device's name from a config section; the key if the section has no name."""
+    """Return the device's name from a config section; the device key if the section has no name."""
     return recorded_device_name(section) or key
 
 
 def device_memory_bytes(section: JsonValue, guess: Calibration | None) -> int | None:
-    """Return the device memory in bytes from the section, else from the datasheet; None if unknown."""
+    """Return the device memory in bytes from the section, else from the datasheet; None if neither has the number."""
     conditions = section.get("conditions") if isinstance(section, dict) else None
     found = conditions.get("memory") if isinstance(conditions, dict) else None
     if isinstance(found, int | float) and found > 0:
@@ -102,7 +102,7 @@ def device_memory_bytes(section: JsonValue, guess: Calibration | None) -> int | 
 
 
 def fallback_model_text(identity: Identity, dtype: str) -> str:
-    """Return a text that names the model that fmm.matmul uses in place of a rejected tuning."""
+    """Return a text that says by what fmm.matmul decides if a tuning is rejected."""
     if not identity.key.startswith("cuda"):
         return "a short probe in each process"
     if not environment_value("FMM_CONFIG") and shipped_model(identity, dtype) is not None:
@@ -122,7 +122,7 @@ class SquareDecision:
     speedup: float  # speedup over the vendor
     error_growth: float
     workspace: int  # bytes of workspace
-    entry: Entry | None = None  # certified entry of this size; None if the model decided
+    entry: Entry | None = None  # the certified entry that decided; None if the model decided
 
     @property
     def has_gain(self) -> bool:
@@ -131,7 +131,7 @@ class SquareDecision:
 
     @property
     def speedup_basis(self) -> str:
-        """Basis of the speedup: `measured` or `predicted`."""
+        """Whether the speedup is `measured` or `predicted`, as text."""
         return "measured" if self.entry else "predicted"
 
     @property
@@ -147,7 +147,7 @@ class SquareDecision:
 
 
 def decide_square(used: ModelInUse, side: int) -> SquareDecision | None:
-    """Return the decision for a square product; None if the matrices exceed the memory, or without entry and model."""
+    """Return the decision for a square product; None if the matrices exceed the memory, or if nothing can decide."""
     problem = Problem(side, side, side, used.tuned.dtype)
     limits = default_limits(used, problem)
     if limits is None:
@@ -164,7 +164,7 @@ def decide_square(used: ModelInUse, side: int) -> SquareDecision | None:
 
 @lru_cache(maxsize=2048)
 def _model_choice(problem: Problem, calibration: Calibration, limits: Limits) -> Candidate:
-    """Return the model's choice; the result is cached, since several tables show the same sides."""
+    """Return the model's choice for a problem; choices are cached, since several tables show the same sides."""
     return choose(problem, calibration, limits).best
 
 
@@ -187,7 +187,10 @@ def default_limits(used: ModelInUse, problem: Problem) -> Limits | None:
 
 
 def decide_large_square(used: ModelInUse, first: int, side: int) -> SquareDecision | None:
-    """Return a decision with a gain: for the larger side, else for the largest round side; None if there is none."""
+    """Return the decision for the side max(first, side) if it has a gain, else for the largest round side with a gain.
+
+    Return None if no round side of at least `first` has a gain.
+    """
     decisions = [decide_square(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND_SIDES)))]
     return next((x for x in decisions if x and x.side >= first and x.has_gain), None)
 
@@ -200,7 +203,7 @@ UNVERIFIED_REASON = "unverified: run `fmm-tune verify --measure`"
 
 
 def default_skip_reason(used: ModelInUse, entry: Entry) -> str:
-    """Return why fmm.matmul skips a certified entry under the default limits; empty if the entry is used."""
+    """Return as text why fmm.matmul skips a certified entry under the default limits; empty if the entry is used."""
     if not entry.verified:
         return UNVERIFIED_REASON
     if len(set(entry.size)) > 1 or entry.op != "product" or entry.lean:
@@ -213,9 +216,9 @@ def default_skip_reason(used: ModelInUse, entry: Entry) -> str:
 
 
 def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tuning, decision: Decision | None) -> str:
-    """Return why fmm.matmul skips the certified entry of a product; empty if the entry is used.
+    """Return as text why fmm.matmul skips the certified entry of a product; empty if the entry is used.
 
-    `decision` is the tuning's decision within the limits; None if the tuning has none.
+    `decision` is the decision by the tuning within the limits; None if the tuning makes no decision.
     """
     if not entry.verified:
         return UNVERIFIED_REASON
@@ -237,10 +240,13 @@ def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tun
 
 # ---- crossovers of the model
 
-ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # odd sides of squares; their rows are unaligned
-# odd and even sides are compared above this side; on smaller sides the partly filled last wave of tiles matters as much
+ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # odd sides of square matrices, which have unaligned rows
+# Odd and even sides are compared only above this side. For smaller sides, the last wave of tiles, which fills the GPU
+# only in part, changes the time as much as the alignment does.
 MIN_COMPARED_ODD_SIDE = 4096
-MIN_ODD_SIDE_GAIN = 1.25  # an odd side is shown if its speedup is this factor above that of the even side
+# odd sides are shown if the speedup of one of them is at least this multiple of the speedup of the next smaller even
+# side
+MIN_ODD_SIDE_GAIN = 1.25
 
 
 def choose_square_plan(calibration: Calibration, dtype: str, side: int) -> Candidate:
@@ -250,13 +256,13 @@ def choose_square_plan(calibration: Calibration, dtype: str, side: int) -> Candi
 
 
 def first_gaining_side(calibration: Calibration, dtype: str) -> int | None:
-    """Return the smallest side from which the model chooses plans for all squares with aligned rows; else None."""
+    """Return the smallest side from which the model chooses a plan for every square with aligned rows; else None."""
     first = smallest_side_from_which(lambda side: choose_square_plan(calibration, dtype, side).plan != VENDOR)
     return int(first) if isfinite(first) else None
 
 
 def gaining_odd_sides(calibration: Calibration, dtype: str) -> Mapping[int, Candidate]:
-    """Return the model's choices with a gain on odd sides; empty unless odd sides gain clearly more than even sides."""
+    """Return the model's choices with a gain, by odd side; empty unless odd sides gain clearly more than even sides."""
     found = {side: choose_square_plan(calibration, dtype, side) for side in ODD_SIDES}
     won = {side: best for side, best in found.items() if best.plan != VENDOR}
     beside = {
@@ -267,7 +273,7 @@ def gaining_odd_sides(calibration: Calibration, dtype: str) -> Mapping[int, Cand
 
 
 def unmeasured_leaves(used: ModelInUse) -> list[str]:
-    """Return the leaves that some square's decision uses with the datasheet's rate."""
+    """Return the leaves of the chosen plans for squares that have a rate from the datasheet."""
     unmeasured = (*used.assumed, *used.left_out)
     if not unmeasured:
         return []
