@@ -236,12 +236,12 @@ class GemmOp:
 
     @property
     def as_vendor_gemm(self) -> GemmOp:
-        """The same product by the vendor's GEMM, which reads unconverted operands and writes both triangles."""
+        """This product, computed by the vendor's GEMM, which reads unconverted operands and writes both triangles."""
         return replace(self, leaf="vendor", triangle=None, checked=False, prepared=NO_PREPARED_OPERANDS)
 
     @property
     def as_rank_update(self) -> RankOp:
-        """The same product A A^T by the vendor's syrk, which writes only the lower triangle."""
+        """This product A A^T, computed by the vendor's syrk, which writes only the lower triangle."""
         assert self.triangle is not None and self.triangle.gram and self.count == 1
         x = self.right if self.left.transposed else self.left
         factor = x._replace(transposed=self.left.transposed, stride=0)
@@ -377,7 +377,7 @@ class MirroredGemm:
 
     @property
     def as_full_product(self) -> GemmOp:
-        """One product with the same result, for a kernel that writes both triangles."""
+        """This product and its mirror as one product, for a kernel that writes both triangles."""
         assert self.product.triangle is not None
         return replace(self.product, triangle=TriangleOutput("full", self.product.triangle.gram))
 
@@ -385,7 +385,8 @@ class MirroredGemm:
 def mirrored_gemm(op: object, source: DeviceView, mirror: MirrorOp) -> MirroredGemm | None:
     """Return one operation for a product and the mirror that follows the product.
 
-    Return None unless `op` is a single product whose lower triangle the mirror copies in place to the upper triangle.
+    Return None unless `op` is a single product and the mirror copies the product's lower triangle to its upper
+    triangle, in place.
     """
     if not (
         isinstance(op, GemmOp)

@@ -115,7 +115,7 @@ def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchL
 @clear_on_registration
 @lru_cache(maxsize=256)
 def record_preparation(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchList | None:
-    """Return the launches that prepare the operand `problem.prepared_side`; None if the leaf cannot prepare it."""
+    """Return launches that prepare the operand `problem.prepared_side`; None if the leaf cannot prepare operands."""
     products = [op for op in record_operations(plan, problem).ops if isinstance(op, GemmOp)]
     launches, workspace_bytes = preparation_launches(products[0], target) if products else ((), 0)
     streams = (0,) * len(launches)

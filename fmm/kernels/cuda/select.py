@@ -294,7 +294,7 @@ def uses_portable_f16x3(chip: Chip) -> bool:
 
 
 def select_plane_preparation(op: GemmOp, target: ChipTarget) -> PreparationLaunches:
-    """Return the launch that writes a prepared operand's float16 planes, and 0, the bytes of workspace it needs."""
+    """Return the launch that writes a prepared operand's float16 planes, and 0 as its bytes of workspace."""
     chip = target.chip
     if not (chip.has_warpgroups or uses_portable_f16x3(chip)):
         return (), 0
@@ -344,7 +344,7 @@ def select_residue_kernels(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 
 
 def select_residue_preparation(op: GemmOp, target: ChipTarget) -> PreparationLaunches:
-    """Return the launches that write the residues of a prepared operand, and the bytes of workspace that they need."""
+    """Return the launches that write the residues of a prepared operand, and the bytes of workspace that they use."""
     product = _residue_product(op, target)
     return residue_preparation_launches(product, target.alignment_by_base) if product else ((), 0)
 

@@ -1,4 +1,4 @@
-"""Generate the CUDA source of a kernel: headers of this folder, and an entry point of a few lines that calls them.
+"""Generate the CUDA source of a kernel: headers of this folder, and a short entry point that calls their functions.
 
 The compiler gets one text that contains all headers. CuPy's disk cache uses the complete text as the key, so kernels
 are compiled again after a header has changed.

@@ -86,7 +86,7 @@ def compile_kernel(device: int, kernel: Kernel) -> LoadedKernel:
 
 
 def forced_capability() -> str:
-    """Return the digits of the compute capability that FMM_CAPABILITY names, such as "80" for 8.0; usually empty.
+    """Return the digits of the compute capability in FMM_CAPABILITY, for example "80" for 8.0; empty if it is not set.
 
     With FMM_CAPABILITY, plans are recorded as for a GPU of this capability, and the driver translates the kernels for
     the present GPU. So tests and benchmarks can run an older GPU's kernels on a newer GPU.

@@ -366,7 +366,7 @@ class CandidateCall:
             self.handle, self.operation, x, y, z, z, preference, REQUESTED_CANDIDATES, candidates, ctypes.byref(count)
         )
         self.library.cublasLtMatmulPreferenceDestroy(preference)
-        if status != _NOT_SUPPORTED:  # the status that the heuristic returns if it has no algorithm
+        if status != _NOT_SUPPORTED:  # the status that the heuristic returns if it offers no algorithm
             check_status(status, "cuBLASLt")
         offered = 0 if status else count.value
         if number >= offered:

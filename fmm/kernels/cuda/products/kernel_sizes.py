@@ -79,7 +79,7 @@ H200_STRATEGIES = tuple(
 )
 # Strategies for gemm_tma.cuh, where the copy engine (TMA) loads the tiles. Products with fused sums are fastest with
 # many short stages (Long), and products without sums with few long stages (Deep). `rate` is relative to the model's
-# speed for Square. It is 5 % smaller than the rate measured for large products.
+# speed for Square; `rate` is 5 % smaller than measured for large products.
 TMA_SIZES = tuple(
     replace(s, types=("float32",))
     for s in (
@@ -88,9 +88,9 @@ TMA_SIZES = tuple(
     )
 )
 # The kernel GPU8 of Li, Ranka and Sahni (Figures 8 and 9): 16 x 8 threads, where each thread computes one column of a
-# 16 x 128 tile. The paper's kernel loads 64 columns of A in each step. Our kernel also stores B in shared memory. It
+# 16 x 128 tile. The paper's kernel loads 64 columns of A in each step. fmm's kernel also stores B in shared memory, and
 # loads 32 columns of A in each step, so that the tiles fit on every chip. The traffic to global memory and the size of
-# each access equal those of the paper's kernel.
+# each access are the same as in the paper's kernel.
 GPU8_SIZES = TileSizes("GPU8", m_s=16, n_s=128, k_s=32, m_r=16, n_r=1, warp_m=1, warp_n=32)
 # Strategies for float64 on the tensor cores. The threads of a warp form a grid of 8 rows and 4 columns, so a warp
 # computes 64 x 32 or 48 x 32 elements of C. Smaller tiles read more bytes for each element of C, and the L2 cache

@@ -19,8 +19,8 @@ TILE_LINE_BYTES = 128  # bytes of a line of a tile in shared memory, as LINE_BYT
 LINES_STRUCT_BYTES = 32  # bytes of struct Lines in mma_tiles.cuh
 MAX_STAGES = 4  # largest number of stages: more stages were not faster
 TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile together take as long as computing this number of columns
-# A multiprocessor has registers for two thread blocks with narrow tiles. If it runs only one of the two, a column of
-# the tile takes this factor times as long as a column of the largest tile.
+# A multiprocessor has registers for two thread blocks with narrow tiles. If a multiprocessor runs only one thread block
+# with a narrow tile, a column of the tile takes this factor times as long as a column of the largest tile.
 ALONE_SLOWDOWN = 1.3
 
 

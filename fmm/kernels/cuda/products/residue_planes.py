@@ -195,7 +195,7 @@ class ResidueOperand:
 
     @property
     def lines_per_split_block(self) -> int:
-        """The number of lines that a thread block reads and splits; for an MN-major operand, that a cluster does."""
+        """The number of lines that a thread block splits (K-major operand) or a cluster splits (MN-major operand)."""
         if self.along == "outer":
             return STRIP_BYTES // self.geometry.item
         return RESIDUE_THREADS // self.threads_per_line

@@ -201,13 +201,13 @@ def residue_op(
     )
     x, y = _conjugate_operand(x, ending.level), _conjugate_operand(y, ending.level)
     x, y = _reuse_prepared_planes(op, x, "A"), _reuse_prepared_planes(op, y, "B")
-    # The copy engine (TMA) writes 16 bytes at a time. It would write zeros behind a row that does not end at a multiple
-    # of 16 bytes.
+    # The copy engine (TMA) writes 16 bytes at a time, and would write zeros behind a row that does not end at a
+    # multiple of 16 bytes.
     writes_c = (
         are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_tma_aligned(op.dest, alignment)
     )
-    # With levels of Strassen's algorithm, products of sums of blocks are computed. These are not symmetric or
-    # Hermitian.
+    # With levels of Strassen's algorithm, the kernel multiplies sums of blocks. The products of these sums are not
+    # symmetric or Hermitian, so both triangles must be computed.
     lower_only = op.triangle is not None and not levels and not DTYPES[dtype].exact
     shares_planes = lower_only and _are_adjoint_planes(op, x, y)
     if shares_planes:

@@ -222,8 +222,8 @@ def simt_kernel_source(kernel: TileKernel, access: MemoryAccess) -> str:
 def _product_call(kernel: TileKernel, name: str, variant: str, tile: str) -> list[str]:
     """Return the lines of C++ that call the product function.
 
-    If the kernel can use mma instructions, the lines contain two calls: one with mma instructions, and one without them
-    for devices that lack float64 mma instructions. Both calls use the same shared memory.
+    If the kernel can use mma instructions, the lines contain two calls: one with mma instructions, and one without mma
+    instructions for devices that have none for float64. Both calls use the same shared memory.
     """
     arguments = f"    p, reinterpret_cast<Number*>(memory){tile});"
     by_threads = [f"fmm::{name}<Product, Number, Sizes, {variant}>(", arguments]

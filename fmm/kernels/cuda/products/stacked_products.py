@@ -1,7 +1,7 @@
 """Multiply stacks of matrices by one launch of the warpgroup kernel: a batch with one product for each matrix.
 
 All matrices of a stack share the multiprocessors, so tile sizes are chosen for the whole stack. The matrices are often
-small. Then starting and ending a tile takes a large part of the tile's time.
+so small that starting and ending a tile takes a large part of the tile's time.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def stacked_gemm(
 
 
 def stacked_launch(op: GemmOp, multiprocessors: int, shift: float = 0) -> Launch | None:
-    """Return the launch of a stack's products; None if the warpgroup kernel cannot compute them.
+    """Return the launch of a stack's products; None if the warpgroup kernel cannot compute these products.
 
     If the products are symmetric, `shift` times the identity is added to each product.
     """

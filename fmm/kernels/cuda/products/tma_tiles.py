@@ -257,8 +257,8 @@ def _pack_tasks(
 ) -> Iterator[bytes]:
     """Yield the bytes of struct Task of gemm_tma.cuh for each part; `blocks` holds distinct blocks of A, of B and of C.
 
-    Several tasks can write the same tiles of a block of C. For each block, a task contains its turn (the number of
-    earlier tasks that write the same tiles), and 1 if it is the last of these tasks.
+    Several tasks can write the same tiles of a block of C. For each block of C, a task contains its turn (the number of
+    earlier tasks that write the same tiles), and 1 if no later task writes these tiles.
     """
     # If a product's tiles are divided at index `cut`, some tasks write the tiles before `cut`, others the later tiles.
     cut = max(part.first for part in parts)

@@ -246,7 +246,8 @@ def wgmma_op(
     m, n, k = op.n, op.m, op.k
     left, right, along = row_major_operands(op)
     alpha, beta = complex(op.alpha), complex(op.beta)
-    # The copy engine (TMA) can add a tile to C. It cannot read a separate addend, and is not used to add to triangles.
+    # The copy engine (TMA) can add a tile to the old C, but cannot read a separate addend. For triangles, the kernel
+    # does not let the copy engine add.
     adds = beta == 1 and op.triangle is None and op.addend is None
     among = TRIANGLE_SIZES if op.triangle else WGMMA_SIZES
     s = sizes or best_wgmma_sizes(m, n, op.count, multiprocessors, among, op.triangle is not None)
@@ -284,8 +285,8 @@ def _can_multiply(op: GemmOp, dtype: str) -> bool:
 def _can_write(op: GemmOp, dtype: str) -> bool:
     """Return True if the kernel can write this result and read its addend."""
     itemsize, added = DTYPES[dtype].itemsize, op.addend
-    # The copy engine (TMA) writes 16 bytes at a time. It would write zeros behind a row that does not end at a multiple
-    # of 16 bytes.
+    # The copy engine (TMA) writes 16 bytes at a time, and would write zeros behind a row that does not end at a
+    # multiple of 16 bytes.
     if op.m * itemsize % VECTOR_BYTES:
         return False
     # The instruction that transposes a tile supports elements of 16 bits only.

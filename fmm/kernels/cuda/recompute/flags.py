@@ -61,7 +61,7 @@ class StreamFlag:
         return int(self._counts[self._number]) - self._before
 
     def allows_plan(self) -> bool:
-        """Return True if the next product may run by a plan, False if it goes to the vendor."""
+        """Return True if the next product may run by a plan, False if the vendor must compute the next product."""
         return self._backoff.allows_plan(self._counts[self._number])
 
 

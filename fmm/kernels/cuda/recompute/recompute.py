@@ -61,7 +61,7 @@ def recompute_launches(
     addend: DeviceView | None = None,
     conjugates: tuple[bool, bool] = (False, False),
 ) -> tuple[Launch, ...]:
-    """Return the launches that recompute the product if the flag is raised; they run after the plan's launches.
+    """Return the launches that recompute the product if the flag is raised. These launches run after the plan's.
 
     If `is_unchecked`, the first launch scans C for inf and NaN, because the kernel that wrote C raises no flag.
     `addend` is the matrix that beta multiplies: the call's addend, or a copy of the old C. `conjugates` has two values,

@@ -1,7 +1,7 @@
 """Describe a sum kernel: the blocks that it adds, the width of its memory accesses, and its CUDA source.
 
 Each thread reads the elements at its own position from all input blocks, and writes the elements at the same position
-of all output blocks. This module generates `struct Step`, the statements that a thread runs; they have no branches.
+of all output blocks. This module generates `struct Step` with the statements that a thread runs, without branches.
 The kernel of block_sums.cuh calls the struct. Only the struct depends on a scheme's coefficients. sum_order.py orders
 the statements so that few values are live at a time: values that do not fit in registers would be spilled to memory,
 and memory bandwidth limits these kernels. sum_launch.py describes the blocks in memory.
@@ -25,7 +25,7 @@ SECTOR_BYTES = 32  # bytes of the smallest memory transaction of a GPU
 CROSSWISE_WARP_ROWS = 4  # rows of warps in a thread block of a transposing kernel
 MAX_ACCESS_BYTES = 16  # bytes of the widest memory access of a thread
 # Largest number of registers, of the 255 that a thread has, that may hold live values. Addresses and early loads need
-# the other registers. Three levels in one pass have 84 live values. These need 168 registers for two float32 elements
+# the other registers. Three levels in one pass have 84 live values, which need 168 registers for two float32 elements
 # or one float64 element.
 MAX_VALUE_REGISTERS = 176
 MAX_PREFETCH_VALUE_REGISTERS = 128  # the same limit for prefetching kernels: their addresses need more registers
