@@ -43,8 +43,8 @@ class CompiledLibrary:
     def load_library(self, needs_cache: bool = True) -> ctypes.CDLL:
         """Return the cached library if its file passes all checks; else compile the library and cache it.
 
-        If other users can write to every cache folder, raise CannotCompileError; with `needs_cache` False, compile for
-        this process alone.
+        If other users can write to the cache folder, no library is cached. CannotCompileError is then raised, or, if
+        `needs_cache` is False, the library is compiled for this process alone.
         """
         compiler = find_compiler()
         command = [*compiler, *self.options, str(self.source), *self.libraries]
@@ -61,12 +61,12 @@ class CompiledLibrary:
             raise CannotCompileError(str(error)) from error
 
     def _build_fingerprint(self, command: Sequence[str]) -> str:
-        """Return a hash of the source, the compiler's command, the platform, and the version."""
+        """Return a hash of the library's source, the compiler's command, the platform, and the field `version`."""
         text = "\0".join([self.version, sysconfig.get_platform(), *command]).encode() + self.source.read_bytes()
         return hashlib.sha256(text).hexdigest()[:16]
 
     def _load_cached_library(self, folder: Path, prefix: str) -> ctypes.CDLL | None:
-        """Load the cached library whose digest is in its file name; return None if no file has the expected digest."""
+        """Load the cached library if its digest is the digest in its file name; return None without such a file."""
         for path in sorted(folder.glob(f"{prefix}-*.so")):
             with suppress(OSError):
                 if is_private_path(path) and path.name == f"{prefix}-{_library_digest(path)}.so":
@@ -75,7 +75,10 @@ class CompiledLibrary:
         return None
 
     def _compile_and_load(self, command: Sequence[str], folder: Path, prefix: str) -> ctypes.CDLL:
-        """Compile the library into the folder atomically, and load it; several processes may compile at once."""
+        """Compile the library, move the complete file into the folder, and load it.
+
+        Several processes may compile the same library at once.
+        """
         if not command[0]:
             raise CannotCompileError("no C++ compiler is found")
         with (

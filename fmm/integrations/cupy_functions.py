@@ -124,7 +124,7 @@ class CupyFunctions:
         return valid and bool(out.flags.c_contiguous)
 
     def is_small_product(self, a: Any, size: tuple[int, int, int]) -> bool:
-        """Return True if no plan is faster than CuPy for products of this type or size."""
+        """Return True if a product is so small, or of such a type, that no plan is faster than CuPy."""
         return a.dtype.kind not in "fcV" or is_small_on_device(*size, a.itemsize)
 
 

@@ -19,7 +19,10 @@ DEFAULT_LIBRARIES = "numpy", "torch", "cupy"
 
 
 class LibraryFinder:
-    """An import finder that lets the loaders of NumPy, torch and CuPy import fmm; other finders find the loaders."""
+    """An import finder for NumPy, torch and CuPy: it changes the loader that another finder finds.
+
+    The changed loader imports fmm after the library.
+    """
 
     @classmethod
     def find_spec(
@@ -51,9 +54,10 @@ def load_fmm_after(loader: object) -> None:
 
 
 def load_fmm(library: str) -> None:
-    """Import fmm, which installs the targets named in FMM_INSTALL, and run fmm's callbacks for this library.
+    """Import fmm, and run fmm's callbacks for this library, which has just been loaded.
 
-    fmm is already imported if another of the three libraries was loaded before.
+    The first import of fmm installs the targets named in FMM_INSTALL. fmm is imported already if NumPy, torch or CuPy
+    was loaded before this library.
     """
     if LibraryFinder in sys.meta_path:
         sys.meta_path.remove(LibraryFinder)

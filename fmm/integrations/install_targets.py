@@ -34,11 +34,11 @@ class CannotInstallError(RuntimeError):
 
 @dataclass
 class InstallTarget:
-    """A library, the function that installs fmm into it, and the current holders of the installation."""
+    """A library, the function that installs fmm into it, and the number of holders that keep fmm installed."""
 
     library: str
     module: str
-    # name of the module's function that installs fmm and returns the function that uninstalls fmm
+    # Name of the function in `module` that installs fmm. The function returns a function that uninstalls fmm.
     function: str = "install"
     permanent: bool = False  # True after install(), until uninstall()
     holders: int = 0  # number of the target's running `with installed(...)` blocks
@@ -59,7 +59,7 @@ INSTALL_TARGETS = {
     "scipy": InstallTarget("scipy.linalg", "fmm.integrations.solver_functions"),
 }
 DEFAULT_TARGET_NAMES = "torch", "cupy", "numpy", "scipy"
-# the lock is reentrant, since an installation may import another target library
+# The lock that guards all targets. It is reentrant, since an installation may import the library of another target.
 _targets_lock = ForkSafeLock(threading.RLock)
 
 
@@ -108,7 +108,7 @@ def install(*names: str) -> tuple[str, ...]:
 def uninstall(*names: str) -> None:
     """Undo `install` for these libraries, by default for all.
 
-    The libraries' original objects are restored when all running `with fmm.installed(...)` blocks have ended.
+    If a `with fmm.installed(...)` block is running, the libraries' original objects are restored when the block ends.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def install_from_env() -> None:
 
 
 def check_target_names(names: tuple[object, ...]) -> None:
-    """Raise ValueError if a name is not the name of a target."""
+    """Raise ValueError unless all names are names of targets, such as "numpy"."""
     unknown = [name for name in names if not isinstance(name, str) or name not in INSTALL_TARGETS]
     if unknown:
         raise ValueError(_unknown_names_message(unknown))
@@ -219,10 +219,11 @@ def _is_importable(library: str) -> bool:
 
 
 def _update_installation(target: InstallTarget, loaded: bool = False) -> None:
-    """Install fmm if the target has a holder, else uninstall fmm. If `loaded` is True, the library is certainly loaded.
+    """Install fmm if the target has a holder, else uninstall fmm; the caller holds the lock of the targets.
 
-    If another thread is loading the library, the other thread installs fmm when the library is loaded. Waiting for the
-    other thread would be a deadlock: the other thread needs the lock that this thread holds.
+    `loaded` is True if the library has just been loaded. If another thread is loading the library, that thread installs
+    fmm when the library is loaded. This thread does not wait for that thread, which would be a deadlock: that thread
+    needs the lock that this thread holds.
     """
     if not target.is_target_selected and target.undo is not None:
         undo, target.undo = target.undo, None
@@ -240,7 +241,7 @@ def _update_installation(target: InstallTarget, loaded: bool = False) -> None:
 
 
 def update_loaded_library(library: str) -> None:
-    """Install fmm into a library that has just been loaded, for each target of this library that has a holder."""
+    """Install fmm into a library that has just been loaded, for those targets of the library that have a holder."""
     for target in INSTALL_TARGETS.values():
         with _targets_lock.now:
             if target.library == library:
@@ -250,7 +251,8 @@ def update_loaded_library(library: str) -> None:
 def _install_target(target: InstallTarget) -> None:
     """Install fmm into one library.
 
-    Any failure is logged: an unsupported version of a library must not end a program.
+    If the installation fails, the reason is logged and no exception is raised: an unsupported version of a library must
+    not end a program.
     """
     try:
         target.undo = getattr(importlib.import_module(target.module), target.function)()

@@ -35,7 +35,8 @@ from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.matmul import run_matmul
 
 ndarray = np.ndarray
-# Functions of NumPy whose modules import dot or inner by name. The names of these modules differ between versions.
+# Functions of NumPy. The modules of these functions import dot or inner by name; the modules are found by their
+# functions, since the names of the modules differ between versions of NumPy.
 FUNCTIONS_CALLING_DOT = "einsum", "tensordot", "cov", "polyfit", "linalg.multi_dot"
 
 
@@ -105,7 +106,7 @@ def compute_inner(*operands: Any, **options: Any) -> Any:
 
 
 def _dot_by_plan(a: Any, b: Any, /, out: Any = None) -> Any:
-    """Return the product, computed by a plan if a plan is faster, else by numpy.dot (also for numpy.inner)."""
+    """Return the product of two matrices, computed by a plan if a plan is faster, else by numpy.dot."""
     if was_declined(NUMPY_DOT, a, b):
         return numpy_dot(a, b, out)
     return run_matmul(NUMPY_DOT, a, b, out, NO_CONSTRAINTS)
@@ -116,12 +117,12 @@ def _inner_of_transposed(a: Any, b: Any) -> Any:
 
 
 def _may_plan_pay(a: Any, b: Any) -> bool:
-    """Return True for two matrices of matching shapes that are large enough for a plan."""
+    """Return True if a and b are two matrices of matching shapes and are large enough for a plan."""
     return not is_small_on_host(a, b) and _are_plain_matrices(a, b) and a.shape[1] == b.shape[0]
 
 
 def _are_plain_matrices(a: Any, b: Any) -> bool:
-    """Return True for two NumPy matrices with element types that plans support."""
+    """Return True if a and b are two NumPy matrices with element types that plans support."""
     return (
         type(a) is ndarray
         and type(b) is ndarray
@@ -134,7 +135,7 @@ def _are_plain_matrices(a: Any, b: Any) -> bool:
 def _is_valid_out(out: Any, a: Any, b: Any) -> bool:
     """Return True if numpy.dot can write to `out`: dot requires a row-major array of the exact result type.
 
-    If numpy.dot cannot write to `out`, NumPy raises its own error.
+    For any other `out`, numpy.dot is called, and raises its own error.
     """
     if out is None:
         return True

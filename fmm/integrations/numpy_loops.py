@@ -39,26 +39,30 @@ from fmm.runtime.prepare import prepare_call
 
 CPP_SOURCE = Path(__file__).with_suffix(".cpp")
 NO_PLAN_SIDE = 0  # as the smallest side of a type, this value means that NumPy computes all products of the type
-# Smallest number of multiply-adds for which fmm decides the first product of new sizes. A decision takes a millisecond,
-# and a product of this size takes far longer. The limit for integers is lower, since NumPy multiplies integers more
-# slowly. For new sizes with fewer multiply-adds, NumPy computes the first product, and fmm decides from the second
-# product on.
+# Smallest number of multiply-adds for which fmm chooses a plan already for the first product of its sizes. The choice
+# takes a millisecond, and a product with so many multiply-adds takes far longer. The limit for integers is lower, since
+# NumPy multiplies integers more slowly. Below the limit, NumPy computes the first product of new sizes, and fmm chooses
+# a plan for the second product.
 FIRST_PRODUCT_WORK, FIRST_INTEGER_PRODUCT_WORK = 1 << 31, 1 << 24
-# The packages whose functions run inside fmm's calls.
+# Functions of these packages run inside fmm's calls. A function of another package in a traceback is a signal handler.
 OWN_PACKAGES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}
 REPLACE_LOOP_INDEX = 30  # index of PyUFunc_ReplaceLoopBySignature in the table of NumPy's C functions for ufuncs
 DTYPES_BY_NUMBER: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in TYPE_NAMES}
 
 FIRST_PRODUCT_REASON = "NumPy computes the first product of these sizes, since a decision might take longer"
-# Return values of `compute_loop_product`. NumPy's own loop runs unless the function returns WRITTEN. The compiled loops
-# remember DECLINED for a second and do not remember DECLINED_NOW.
+# Return values of `compute_loop_product`. Unless the function returns WRITTEN, NumPy's own loop runs. After DECLINED,
+# the compiled loops do not call the function for products of the same sizes for one second. After DECLINED_NOW, they
+# call it for the next product.
 DECLINED, WRITTEN, DECLINED_NOW = range(3)
 
 _installed_loops: list[CompiledLoops] = []  # the installed loops, at most one
 
 
 def install() -> Callable[[], None]:
-    """Put fmm's loops into numpy.matmul and return the function that removes the loops; OSError if no loop compiles."""
+    """Put fmm's loops into numpy.matmul, and return the function that removes them.
+
+    Raise OSError if the loops cannot be compiled.
+    """
     loops = load_compiled_loops()
     _installed_loops.append(loops)
     stop_watching = watch_counting(update_loop_limits)
@@ -80,7 +84,10 @@ def install() -> Callable[[], None]:
 
 
 def update_loop_limits() -> None:
-    """Set the smallest sizes for which the loops call Python; the sizes are 1 while a report counts products."""
+    """Set the smallest sizes of products for which the compiled loops call Python.
+
+    While a report counts products, the smallest size is 1.
+    """
     limits = (
         (BLAS_DTYPES, early_declines.MIN_PLAN_SIDE, FIRST_PRODUCT_WORK),
         (INTEGER_DTYPES, MIN_INTEGER_PLAN_SIDE, FIRST_INTEGER_PRODUCT_WORK),
@@ -116,7 +123,10 @@ class CompiledLoops:
         self._set_main_thread(threading.main_thread().ident)
 
     def replace_loops(self) -> None:
-        """Replace NumPy's loop by fmm's loop, which can call NumPy's loop, for each type without fmm's loop."""
+        """Replace NumPy's loop by fmm's loop for each element type that plans support.
+
+        fmm's loop can call NumPy's loop.
+        """
         for number in DTYPES_BY_NUMBER.keys() - self._replaced:
             if self._replace(number, self._replace_loop, numpy_matmul) == 0:
                 self._replaced.add(number)
@@ -165,11 +175,11 @@ def compute_loop_product(
 
     Return DECLINED or DECLINED_NOW if NumPy's own loop must compute the stack.
 
-    If `pays` is False, no plan is chosen and a report only counts the product: a decision might take longer than the
-    product.
+    If `pays` is False, no plan is chosen, since the choice might take longer than the product. An active report still
+    counts the product.
 
-    Exceptions of signal handlers pass through this function. The compiled loop raises such an exception when the
-    product is complete. Any other exception is an error of fmm; after such an error NumPy's loop computes the product.
+    Exceptions of signal handlers pass through this function, and the compiled loop raises them when the product is
+    complete. Any other exception is an error of fmm: it is logged, and NumPy's loop computes the product.
     """
     try:
         if _is_called_by_fmm():
@@ -184,17 +194,17 @@ def compute_loop_product(
 
 
 def _is_called_by_fmm() -> bool:
-    """Return True if fmm called numpy.matmul, to compute the vendor's product.
+    """Return True if fmm itself called numpy.matmul, to compute the vendor's product.
 
-    NumPy's loops are written in C and have no frame, so the frame below `compute_loop_product` belongs to
-    numpy.matmul's caller.
+    NumPy's loops are written in C and have no Python frame. The frame that called `compute_loop_product` is therefore
+    the frame that called numpy.matmul.
     """
     caller = sys._getframe(1).f_back
     return caller is not None and str(caller.f_globals.get("__name__", "")).startswith("fmm.")
 
 
 def _is_from_signal_handler(trace: TracebackType | None) -> bool:
-    """Return True if the traceback has a function outside OWN_PACKAGES: a signal handler ran inside fmm."""
+    """Return True if the traceback has a function outside OWN_PACKAGES: a signal handler that ran inside fmm."""
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] not in OWN_PACKAGES:
@@ -243,7 +253,8 @@ def _compute_and_count(a: Any, b: Any, c: Any, pays: bool) -> int:
     answer: int = count_product(
         kind, partial(_multiply_by_plan, a, b, c), partial(explain_matmul, NUMPY, a, b, c, NO_CONSTRAINTS)
     )
-    # The compiled loops must not remember the decline: otherwise a report would not count the next product.
+    # After DECLINED the compiled loops would not call this function for the next product of these sizes, and the report
+    # would not count that product.
     return DECLINED_NOW if answer == DECLINED else answer
 
 
@@ -259,14 +270,14 @@ def _multiply_by_plan(a: Any, b: Any, c: Any) -> int:
 
 
 class LoopLibrary(NumpyLibrary):
-    """The NumPy adapter for the products of one loop.
+    """The NumPy adapter for products inside a loop of numpy.matmul.
 
-    This adapter's `vendor_product` computes nothing, and records that the compiled loop must multiply.
+    The method `vendor_product` computes nothing: it records that NumPy's own loop must multiply.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # the adapter NUMPY runs the same plans, so both adapters share their prepared calls
+        # prepared calls are shared with the adapter NUMPY, which runs the same plans
         self.cached_calls = NUMPY.cached_calls
         self.is_declined = False
 

@@ -27,7 +27,7 @@ def is_module_loaded(module: str) -> bool:
 
 
 def call_after_import(module: str, callback: ImportCallback) -> bool:
-    """Call `callback` once after the module is imported; if the module is imported already, return False instead."""
+    """Register a callback that runs once after the module is imported; return False if it has been imported already."""
     with _callbacks_lock.now:
         if module in _finished_modules and module in sys.modules:
             return False
@@ -62,7 +62,7 @@ def run_import_callbacks(module: str) -> None:
 
 
 class _CallbackFinder(MetaPathFinder):
-    """An import finder that wraps the loader of each module with waiting callbacks; other finders find the modules."""
+    """An import finder that wraps the loader of each module for which callbacks wait; other finders find the loader."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -20,23 +20,25 @@ NOT_DEFINED_VALUE = object()  # marks a name that the module or class does not d
 def replacement_function(own: Any, answer: Callable[..., Any]) -> ReplacementFunction:
     """Return a function that calls `answer` and replaces the library's function `own`.
 
-    The new function allows weak references if `own` allows weak references.
-
-    Numba keeps a table of functions, with weak references to all functions that allow them.
+    The new function allows weak references exactly if `own` allows them: Numba has a table of functions, with weak
+    references to the functions that allow them.
     """
     kind = WeakReplacementFunction if type(own).__weakrefoffset__ else ReplacementFunction
     return kind(own, answer)
 
 
 class ReplacementFunction:
-    """A function that calls `answer`, but has the attributes, hash, equality and pickle format of the library's own."""
+    """A function that calls `answer`, and otherwise looks like the library's own function.
+
+    Its attributes, hash, equality and pickle format are those of the library's function.
+    """
 
     __slots__ = ("__dict__",)
 
     def __init__(self, own: Any, answer: Callable[..., Any]) -> None:
         update_wrapper(self, own, assigned=("__doc__", "__name__", "__qualname__", "__module__"), updated=())
         self.__wrapped__, self._answer = own, answer
-        # Ufuncs of NumPy 1.26 have no __module__. If __module__ is None, pickle searches all modules for the function.
+        # Ufuncs of NumPy 1.26 have no __module__; the value None makes pickle search all modules for the function.
         own_module: Any = getattr(own, "__module__", None)
         self.__module__ = own_module
 
@@ -51,7 +53,7 @@ class ReplacementFunction:
         return type(self.__wrapped__)
 
     def __eq__(self, other: object) -> Any:  # `==` of an array compares entry by entry
-        """Return True if `other` equals the library's own function, so that lookups in a program's tables succeed."""
+        """Return True if `other` equals the library's own function, so that a program's tables of functions find it."""
         return self.__wrapped__ == other
 
     def __hash__(self) -> int:
@@ -81,7 +83,7 @@ def names_bound_to(value: object, *owners: Any) -> list[tuple[Any, str]]:
 def replace_attributes(values: Iterable[tuple[Any, str, Any]]) -> Callable[[], None]:
     """Set attributes of modules and classes; return the function that restores the original objects.
 
-    The returned function does not restore an attribute that another package has replaced since.
+    If another package replaces one of the attributes later, the returned function leaves that attribute as it is.
     """
     replaced: list[tuple[Any, str, Any, Any]] = []
 
@@ -112,9 +114,9 @@ FMM_OPTIONS = frozenset(("plan", "max_error_growth", "workspace", "componentwise
 
 
 def accepts_matmul_call(operands: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
-    """Return True if fmm.matmul can compute this call.
+    """Return True if fmm.matmul can compute this call of a library's matmul.
 
-    The library itself rejects a second `out` and the options that only fmm.matmul has.
+    Return False for a second `out` and for options that only fmm.matmul has: the library itself must reject the call.
     """
     if len(operands) > 2 and ("out" in options or type(operands[2]) is tuple):
         return False
@@ -151,7 +153,11 @@ def parse_dot_operands(operands: tuple[Any, ...], options: Mapping[str, Any]) ->
 
 
 class Contraction(NamedTuple):
-    """A tensordot as a matrix product: the order of each array's axes, the sizes m, k and n, and the result's shape."""
+    """A tensordot as a matrix product.
+
+    `left_axes` and `right_axes` are the axes of the operands in the order of the matrix product. `size` is (m, k, n),
+    and `shape` is the result's shape.
+    """
 
     left_axes: tuple[int, ...]
     right_axes: tuple[int, ...]
@@ -160,7 +166,7 @@ class Contraction(NamedTuple):
 
 
 def parse_contraction(left: tuple[int, ...], right: tuple[int, ...], axes: Any) -> Contraction | None:
-    """Return the TensordotProduct for numpy.tensordot's axes; None if the axes are invalid or no axis is summed."""
+    """Return the Contraction for numpy.tensordot's axes; None if the axes are invalid or no axis is summed."""
     pairs = _summed_axes(len(left), len(right), axes)
     if not pairs or any(not (-len(left) <= i < len(left) and -len(right) <= j < len(right)) for i, j in pairs):
         return None

@@ -28,8 +28,8 @@ from fmm.runtime.decisions.decide import Decision
 
 MAX_REPORT_LINES = 30  # number of lines in the table of a report; products with the most flops come first
 GENERATED_PRODUCTS_NOTE = "products for which torch.compile generates code of its own"
-# For each install target: the library's products that the target does not count, and the targets that count these
-# products.
+# For each install target: products of its library that are not counted with this target alone, and the names of the
+# targets with which they are counted.
 UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "numpy": (("methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),),
     "scipy": (("products inside of the solvers of scipy.linalg", ()),),
@@ -86,7 +86,7 @@ class ProductOutcome(NamedTuple):
 
 
 class ProductCount(NamedTuple):
-    """A kind, an outcome, and the number of products with both."""
+    """A kind of products, an outcome, and the number of products of this kind with this outcome."""
 
     times: int
     kind: ProductKind
@@ -256,7 +256,10 @@ after_fork_in_child(_restart_in_child)
 
 
 def count_product(kind: ProductKind, product: Callable[[], Any], decide: Callable[[], Decision]) -> Any:
-    """Return the product and count its outcome. For a product without a record, `decide` returns the decision."""
+    """Return the product, and count its outcome.
+
+    If the library computed the product without a decision of fmm, `decide` returns the decision that fmm would make.
+    """
     clear_record()
     try:
         c = product()
@@ -277,7 +280,7 @@ def count_outcome(kind: ProductKind, outcome: ProductOutcome) -> None:
 
 
 def count_record(kind: ProductKind, record: CallRecord) -> None:
-    """Count a recorded product under the type of its decision, which can differ from the operands' type (TF32)."""
+    """Count a recorded product under the element type of its decision; for float32 operands this type can be TF32."""
     problem = record.decision.problem
     count_outcome(kind if problem is None else kind._replace(dtype=problem.dtype), outcome_of_record(record))
 
@@ -294,30 +297,30 @@ def outcome_of_record(record: CallRecord) -> ProductOutcome:
 
 
 def expected_speedup(decision: Decision) -> float | None:
-    """Return the predicted speedup.
+    """Return the predicted speedup of the decided plan; None if a certified entry decided, without a prediction.
 
-    Return None for a certified plan, since the reason of a certified plan has a measured speedup.
+    The reason of a decision by a certified entry contains the measured speedup.
     """
     times = (candidate.time for candidate in decision.candidates if candidate.plan == decision.plan)
     return next((1 / time for time in times if time > 0), None)
 
 
 def _cached_unrecorded_outcome(kind: ProductKind, decide: Callable[[], Decision]) -> ProductOutcome:
-    """Return the outcome of a product that the library computed without a decision.
+    """Return the outcome of a product that the library computed without a decision of fmm.
 
-    The decision is made once for each kind.
+    `decide` is called once for each kind of products.
     """
     cache = {} if _active_counts is None else _active_counts.unrecorded
     if kind not in cache:
         try:
             cache[kind] = library_product_outcome(decide())
-        except Exception as error:  # an error of the report must not fail the program's call
+        except Exception as error:  # an error of the report must not make the program's call fail
             cache[kind] = ProductOutcome("", str(error))
     return cache[kind]
 
 
 def library_product_outcome(decision: Decision) -> ProductOutcome:
-    """Return the outcome of a product that the library computed; `decision` is what fmm decides for its sizes now."""
+    """Return the outcome of a product that the library computed; `decision` is fmm's decision for its sizes now."""
     if decision.plan == VENDOR:
         return ProductOutcome("", decision.reason)
     return ProductOutcome("", "a product of these sizes was declined recently")
@@ -342,8 +345,8 @@ def report_from_env() -> None:
 def report_at_exit(name: str = STDERR_FILE_NAME) -> None:
     """Start counting, and write the report when the process ends.
 
-    The report is written after the process's threads have ended. Functions that the program registers with atexit after
-    this call run before the report is written: atexit runs the first registered function last.
+    The report is written after the process's threads have ended. Functions that the program registers with atexit run
+    before the report is written, so that their products are counted: atexit runs the first registered function last.
     """
     with suppress(FileNotFoundError):  # the working directory does not exist any more; write_report logs the error
         name = os.path.abspath(name) if name else STDERR_FILE_NAME  # the working directory may change
@@ -372,7 +375,8 @@ def write_report(path: Path) -> None:
         log_once(f"the report is not written to {str(path)!r}: {error.strerror}")
 
 
-# Up to Python 3.13, multiprocessing's forked processes end without atexit, but they run multiprocessing's finalizers.
+# Up to Python 3.13, multiprocessing's forked processes end without the functions of atexit. They run finalizers of
+# multiprocessing, so a finalizer writes their reports.
 
 
 def _write_report_files() -> None:
@@ -381,9 +385,9 @@ def _write_report_files() -> None:
 
 
 def _finalize_forked_child() -> None:
-    """Register a finalizer in a forked child.
+    """Register a finalizer that writes the reports of a forked process of multiprocessing.
 
-    This function runs after multiprocessing has cleared the parent's finalizers.
+    The finalizer is registered after multiprocessing has cleared the finalizers of the parent process.
     """
     util = sys.modules.get("multiprocessing.util")
     if util is not None and _report_files:

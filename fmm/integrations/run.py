@@ -52,8 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:
         error.__traceback__ = _without_own_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        # The exception has been printed already. After the exception, Python sets the exit status, or ends the process
-        # by the signal.
+        # The exception has been printed, so the hook prints nothing more. The exception is raised again, so that Python
+        # sets the exit status, or ends the process by the signal.
         sys.excepthook = _silent_excepthook
         raise
     return 0

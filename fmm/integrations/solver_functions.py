@@ -1,8 +1,8 @@
 """Installation of fmm in the solvers of NumPy, SciPy and CuPy (fmm.install installs it with the products).
 
 A replaced function calls fmm.linalg for large matrices where the model predicts a gain. The library's own function
-computes all other calls. The library's own function also repeats each call that fails in fmm, and so raises the
-library's own error.
+computes all other calls. If fmm.linalg raises an error, the library's own function is called, and raises the library's
+own error.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ SolverFunction = Callable[..., Any]  # returns the solver's result, or None if t
 
 
 def cholesky(a: Any, /, *, upper: bool = False) -> Any:
-    """Compute numpy.linalg.cholesky and CuPy's."""
+    """Return the result of numpy.linalg.cholesky or CuPy's cholesky; None if no product would gain."""
     return linalg.cholesky(a, upper=upper) if cholesky_side(solver_library(a), a, None) else None
 
 
 def inv(a: Any) -> Any:
-    """Compute numpy.linalg.inv and CuPy's."""
+    """Return the result of numpy.linalg.inv or CuPy's inv; None if no product would gain."""
     return linalg.inv(a) if inverse_width(solver_library(a), a, None) else None
 
 
 def qr(a: Any, mode: str = "reduced") -> Any:
-    """Compute CuPy's qr."""
+    """Return the result of CuPy's qr; None if no product would gain."""
     if mode not in QR_MODES or not factors_by_products(solver_library(a), a, mode == "reduced", None):
         return None
     return linalg.qr(a, mode)  # type: ignore[arg-type]
 
 
 def solve(a: Any, b: Any) -> Any:
-    """Compute CuPy's solve."""
+    """Return the result of CuPy's solve; None if no product would gain."""
     return linalg.solve(a, b) if is_square(a) and lu_width(solver_library(a, b), a, None) else None
 
 
 def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
-    """Compute CuPy's lu_factor."""
+    """Return the result of CuPy's lu_factor; None if no product would gain."""
     return linalg.lu_factor(a) if is_square(a) and lu_width(solver_library(a), a, None) else None
 
 
 def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
-    """Return CuPy's lstsq result; None if the program sets a threshold for the rank, or if no product would gain."""
+    """Return the result of CuPy's lstsq; None if the program sets a rank threshold, or if no product would gain."""
     if rcond is not None or not is_tall_system(solver_library(a, b), a, b, None):
         return None
     return tuple(linalg.lstsq(a, b))
@@ -74,7 +74,7 @@ def solve_triangular(
     overwrite_b: bool = False,
     check_finite: bool = True,
 ) -> Any:
-    """Compute scipy.linalg.solve_triangular and CuPy's."""
+    """Return the result of scipy.linalg.solve_triangular or CuPy's; None if no product would gain."""
     columns = b.shape[1] if b.ndim == 2 else 1
     library = solver_library(a, b)
     if not has_two_axes(a) or not triangular_levels(library, a, columns, None):
@@ -85,17 +85,17 @@ def solve_triangular(
 
 
 def scipy_cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> Any:
-    """Compute scipy.linalg.cholesky."""
+    """Return the result of scipy.linalg.cholesky; None if no product would gain."""
     return cholesky(checked_matrix(a, check_finite), upper=not lower) if has_two_axes(a) else None
 
 
 def scipy_inv(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
-    """Compute scipy.linalg.inv."""
+    """Return the result of scipy.linalg.inv; None if no product would gain."""
     return inv(checked_matrix(a, check_finite)) if has_two_axes(a) else None
 
 
 def cho_solve(c_and_lower: Any, b: Any, overwrite_b: bool = False, check_finite: bool = True) -> Any:
-    """Compute scipy.linalg.cho_solve."""
+    """Return the result of scipy.linalg.cho_solve; None if no product would gain."""
     factor, lower = c_and_lower
     columns = b.shape[1] if b.ndim == 2 else 1
     if not has_two_axes(factor) or not triangular_levels(solver_library(factor, b), factor, columns, None):
@@ -110,7 +110,7 @@ def has_two_axes(a: Any) -> bool:
 
 
 def checked_matrix(a: Any, check_finite: bool) -> Any:
-    """Return the matrix; ValueError if it has inf or NaN and SciPy checks for them."""
+    """Return the matrix; if `check_finite` is True, raise ValueError for inf and NaN, as SciPy does."""
     return np.asarray_chkfinite(a) if check_finite else a
 
 
@@ -145,7 +145,7 @@ def install() -> Callable[[], None]:
 def solver_replacements(
     module: Any, functions: Mapping[str, SolverFunction], array_type: type
 ) -> Iterator[tuple[Any, str, Any]]:
-    """Yield the module, the name and the replacement for each name that is bound to one of the module's functions."""
+    """Yield (module, name, replacement) for each name in `module` that is bound to one of the replaced functions."""
     for function, solver in functions.items():
         own = getattr(module, function, None)
         if own is not None:
@@ -157,7 +157,7 @@ def solver_replacements(
 
 
 def solver_answer(own: Any, solver: SolverFunction, array_type: type) -> Callable[..., Any]:
-    """Return the function that calls a solver for large matrices, and else the library's own function."""
+    """Return a function that calls the solver for large matrices, and otherwise the library's own function."""
 
     def solve_or_call_own(*operands: Any, **options: Any) -> Any:
         if not operands or not is_large_matrix(operands[0], array_type) or getattr(running_solver, "on", False):
@@ -175,7 +175,10 @@ def solver_answer(own: Any, solver: SolverFunction, array_type: type) -> Callabl
 
 
 def is_large_matrix(a: Any, array_type: type) -> bool:
-    """Return True if products may gain for an array, or for the array in SciPy's pair of a factor and a flag."""
+    """Return True if an array is so large that the products of a solver may gain.
+
+    `a` is an array, or SciPy's pair of a factor and a flag.
+    """
     a = a[0] if type(a) is tuple and a else a
     if type(a) is not array_type:
         return False

@@ -47,11 +47,11 @@ class DispatcherProducts:
 
     def __init__(self, library: HookedLibrary, hook: Any) -> None:
         self.library = library
-        # the C++ hook, which declines small products before Python is called; None if there is no hook
+        # The C++ hook that declines small products before Python is called; None if the hook cannot be compiled.
         self.hook = hook
 
     def operator_function(self, operator: TorchOperator) -> Callable[..., Any]:
-        """Return the function for this operator.
+        """Return the function that computes this operator by plans.
 
         The function returns a tensor, or None if torch's own kernel must run.
         """
@@ -64,10 +64,10 @@ class DispatcherProducts:
         return None if self._must_decline(where, a, b) else self._compute_or_decline(a, b, out, where)
 
     def gemm(self, where: str, addend: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
-        """Return beta * addend + alpha * a @ b.
+        """Return beta * addend + alpha * a @ b; None if torch's own kernel must run.
 
-        alpha and beta are coefficients of the plan's last sums. The plan's last sums read the addend in place, even a
-        broadcast addend. If beta is 0, the addend is not read, so its inf and NaN have no effect.
+        alpha and beta are coefficients of the plan's last sums. These sums read the addend without a copy, even if the
+        addend is broadcast. If beta is 0, the addend is not read, so its inf and NaN have no effect.
         """
         if self._must_decline(where, a, b):
             return None
@@ -77,13 +77,13 @@ class DispatcherProducts:
         return self._compute_or_decline(a, b, out, where, BlasGemmParams(alpha, beta), addend if beta else None)
 
     def gemm_in_place(self, where: str, addend: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
-        """Overwrite the addend with beta * addend + alpha * a @ b."""
+        """Overwrite the addend with beta * addend + alpha * a @ b; return None if torch's own kernel must do so."""
         return self.gemm(where, addend, a, b, beta, alpha, addend)
 
     def _must_decline(self, where: str, a: Any, b: Any) -> bool:
-        """Return True if torch must compute every product now, since fmm itself calls torch or torch records its calls.
+        """Return True if torch must compute the product, since fmm itself called torch or torch records its calls.
 
-        The hook must not remember the products as declined when this function returns True.
+        In both cases the hook is kept from caching a decline, since a later product of the same sizes may have a plan.
         """
         own = getattr(bypass_state, "on", False)
         declined = own or is_recording()
@@ -166,10 +166,7 @@ def are_plain_operands(a: Any, b: Any) -> bool:
 
 
 def decline_reason(a: Any, b: Any, out: Any) -> str:
-    """Return the reason why torch must compute a product.
-
-    The reason is a property of the operands, or an `out` that plans cannot write.
-    """
+    """Return the reason why torch must compute a product: a property of its operands, or of `out`."""
     if is_deterministic():
         return "torch multiplies: deterministic algorithms are required"
     for name, x in (("the left operand", a), ("the right operand", b)):
@@ -186,13 +183,16 @@ def decline_reason(a: Any, b: Any, out: Any) -> str:
 def is_valid_out(out: Any, a: Any, b: Any) -> bool:
     """Return True if the product can be written to `out` without a change of the size of `out`.
 
-    torch handles any other `out`.
+    If this function returns False, torch computes the product: it changes the size of `out`, or raises its own error.
     """
     return is_writable_out(out, a) and out.dtype is a.dtype and out.shape == (*a.shape[:-1], b.shape[-1])
 
 
 def is_valid_addend(addend: Any, a: Any, b: Any) -> bool:
-    """Return True if the addend is strided, has the product's device and type, and broadcasts to its shape."""
+    """Return True if a plan can read the addend.
+
+    The addend must be strided, have the product's device and type, and broadcast to the product's shape.
+    """
     shape = *a.shape[:-1], b.shape[-1]
     return (
         type(addend) in PLAIN_TENSORS
@@ -211,5 +211,5 @@ def are_valid_factors(alpha: Any, beta: Any, a: Any) -> bool:
 
 
 def product_kind(where: str, a: Any, b: Any) -> ProductKind:
-    """Return the ProductKind under which a report counts the product."""
+    """Return the ProductKind under which a report counts the product of these tensors."""
     return ProductKind(where, tuple(a.shape), tuple(b.shape), str(a.dtype).removeprefix("torch."))

@@ -24,20 +24,23 @@ class CompiledHook:
         self.library.fmm_least_work.argtypes = (ctypes.c_int64,) * 3
 
     def set_least_work(self, work: int, work_16_bit: int, work_16_bit_unaligned: int) -> None:
-        """Set the smallest numbers of multiply-adds of products for which the hook calls Python."""
+        """Set the smallest numbers of multiply-adds of products for which the hook calls Python.
+
+        The three numbers are for any type, for 16-bit types, and for 16-bit types with unaligned rows.
+        """
         self.library.fmm_least_work(work, work_16_bit, work_16_bit_unaligned)
 
     def forget_decline(self) -> None:
-        """Make the hook forget the decline of the current product.
+        """Keep the hook from caching the decline of the current product.
 
-        Only the Python functions that the hook calls may call this.
+        Only Python functions that the hook calls may call this method.
         """
         self.library.fmm_only_now()
 
     def install_operators(self, on_cuda: bool, operators: Sequence[tuple[str, int]]) -> str:
-        """Install the hook for these operators (name, index of the left operand).
+        """Install the hook for these operators, and return an error message, which is empty on success.
 
-        Return an error message, empty on success.
+        Each operator is a pair: its name, and the index of the left operand in its argument list.
         """
         count = len(operators)
         names = (ctypes.c_char_p * count)(*(name.encode() for name, _ in operators))

@@ -26,7 +26,7 @@ REPORTED_FUNCTION = "torch.compile, mm"
 
 
 def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
-    """Write the product of two matrices to `out`. Inductor calls this function in its timings and in compiled code."""
+    """Write the product of two matrices to `out`; Inductor calls this function in its timings and in compiled code."""
     is_counted = is_reporting() and not _is_compiling_here()
     if not (are_plain_operands(a, b) and is_valid_out(out, a, b)):
         if is_counted:
@@ -40,7 +40,7 @@ def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
 
 
 def _is_compiling_here() -> bool:
-    """Return True while Inductor compiles in this thread, since Inductor times candidates on test data."""
+    """Return True while Inductor compiles in this thread: products are then timings, which a report does not count."""
     virtualized = import_module("torch._inductor.virtualized")
     return not isinstance(virtualized.V.graph, virtualized.NullHandler)
 

@@ -56,7 +56,7 @@ def install_on_host() -> UndoFunction:
 
 
 def install_at_key(key: str, compiled: bool = True) -> UndoFunction:
-    """Install fmm at this dispatch key, with the C++ hook if possible.
+    """Install fmm at this key of torch's dispatcher ("CUDA" or "CPU"), with the C++ hook if it can be compiled.
 
     If the installation is impossible, CannotInstallError is raised before any change.
     """
@@ -86,7 +86,7 @@ _implemented_keys: set[str] = set()  # the dispatch keys for which torch's libra
 
 
 def install_compiled_hook(answers: DispatcherProducts, key: str) -> UndoFunction:
-    """Install the C++ hook, which calls a function of `answers` for each product that the hook does not decline."""
+    """Install the C++ hook; for each product that the hook does not decline, it calls a function of `answers`."""
     hook = answers.hook
     _define_hook_operators(key)
     _active_products[key] = answers
@@ -106,10 +106,7 @@ def install_compiled_hook(answers: DispatcherProducts, key: str) -> UndoFunction
 
 
 def _set_least_work(hook: CompiledHook) -> None:
-    """Set the smallest number of multiply-adds for which the hook calls Python.
-
-    Set 0 while a report counts all products.
-    """
+    """Set the smallest number of multiply-adds for which the hook calls Python; the number is 0 during a report."""
     hook.set_least_work(
         *(
             (0, 0, 0)
@@ -120,9 +117,9 @@ def _set_least_work(hook: CompiledHook) -> None:
 
 
 def _define_hook_operators(key: str) -> None:
-    """Define the operators that the hook calls.
+    """Define the operators through which the hook calls Python.
 
-    The operators stay defined, since a thread may call one after fmm is uninstalled.
+    The operators stay defined, since a thread may call one of them after fmm is uninstalled.
     """
     if not _hook_library:
         _hook_library.append(torch.library.Library("fmm_hook", "DEF"))
@@ -145,7 +142,8 @@ def _make_hook_operator(operator: TorchOperator, key: str) -> Callable[..., Any]
 # ---- without the hook
 
 
-# All kernels that were ever registered; none is freed, since a thread may still run a kernel after its removal.
+# All kernels that were registered in this process. No kernel is freed, since a thread may still run it after its
+# removal.
 _registered_kernels: list[Any] = []
 
 

@@ -90,7 +90,7 @@ _active_undos: list[UndoFunction] = []
 
 
 def bypass_fmm_for_vendor(undo: UndoFunction) -> UndoFunction:
-    """Let fmm.matmul's fallback to torch bypass fmm until the returned function is called.
+    """Let products that fmm.matmul passes to torch run torch's own kernels, until the returned function is called.
 
     The returned function also calls `undo`.
     """

@@ -29,7 +29,7 @@ SolverFunction = Callable[..., Any]  # returns the operator's result, or None if
 
 
 def column_major(x: Any) -> Any:
-    """Return a copy in torch.linalg's layout."""
+    """Return a column-major copy, the layout of the results of torch.linalg."""
     return x.mT.contiguous().mT
 
 
@@ -39,10 +39,10 @@ def no_errors(a: Any) -> Any:
 
 
 def cholesky_ex(library: TorchSolvers, a: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
-    """Compute aten::linalg_cholesky_ex."""
+    """Return the result of torch's operator linalg_cholesky_ex; None if no product would gain."""
     if not cholesky_side(library, a, None):
         return None
-    # the upper factor, the adjoint of a row-major lower factor, is column-major
+    # the factor must be column-major; the adjoint of a row-major lower factor is a column-major upper factor
     factor = factor_stacks(library, library.adjoint(a) if upper else a, None, column_major=not upper)
     return library.adjoint(factor) if upper else factor, no_errors(a)
 
@@ -50,7 +50,7 @@ def cholesky_ex(library: TorchSolvers, a: Any, *, upper: bool = False, check_err
 def solve_triangular(
     library: TorchSolvers, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Any:
-    """Compute aten::linalg_solve_triangular."""
+    """Return the result of torch's operator linalg_solve_triangular; None if no product would gain."""
     columns = b.shape[-1 if left else -2]
     if not triangular_levels(library, a, columns, None):
         return None
@@ -60,12 +60,12 @@ def solve_triangular(
 
 
 def inv_ex(library: TorchSolvers, a: Any, *, check_errors: bool = False) -> Any:
-    """Compute aten::linalg_inv_ex."""
+    """Return the result of torch's operator linalg_inv_ex; None if no product would gain."""
     return (column_major(invert_stacks(library, a, None)), no_errors(a)) if inverse_width(library, a, None) else None
 
 
 def qr(library: TorchSolvers, a: Any, mode: str = "reduced") -> Any:
-    """Compute aten::linalg_qr."""
+    """Return the result of torch's operator linalg_qr; None if no product would gain."""
     if mode not in qr_factors.QR_MODES or not qr_factors.factors_by_products(library, a, mode == "reduced", None):
         return None
     q, r = factor_tall_stacks(library, a, None, mode == "reduced")
@@ -73,14 +73,17 @@ def qr(library: TorchSolvers, a: Any, mode: str = "reduced") -> Any:
 
 
 def lu_factor_ex(library: TorchSolvers, a: Any, *, pivot: bool = True, check_errors: bool = False) -> Any:
-    """Compute aten::linalg_lu_factor_ex."""
+    """Return the result of torch's operator linalg_lu_factor_ex; None if no product would gain."""
     if not pivot or not is_square(a) or (factors := factor_stacks_by_lu(library, a, None)) is None:
         return None
     return column_major(factors.lu), factors.pivots + library.first_pivot, no_errors(a)
 
 
 def solve_ex(library: TorchSolvers, a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> Any:
-    """Compute aten::_linalg_solve_ex if the right-hand sides are matrices."""
+    """Return the result of torch's operator _linalg_solve_ex for right-hand sides that are matrices.
+
+    Return None for other right-hand sides, and if no product would gain.
+    """
     matches = left and is_square(a) and a.dim() == b.dim() and a.shape[:-1] == b.shape[:-1]
     if not matches or (factors := factor_stacks_by_lu(library, a, None)) is None:
         return None
@@ -96,7 +99,8 @@ TORCH_SOLVERS: dict[str, SolverFunction] = {
     "linalg_lu_factor_ex": lu_factor_ex,
     "_linalg_solve_ex": solve_ex,
 }
-# All kernels that were ever registered; none is freed, since a thread may still run a kernel after its removal.
+# All kernels that were registered in this process. No kernel is freed, since a thread may still run it after its
+# removal.
 _registered_kernels: list[Any] = []
 
 
@@ -126,7 +130,10 @@ def solver_kernel(solver: SolverFunction, own: Any) -> SolverFunction:
 
 
 def run_solver(solver: SolverFunction, operands: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Return a solver's result; None for small matrices, for calls that belong to torch, and where a solver fails."""
+    """Return a solver's result.
+
+    Return None for small matrices, for calls that only torch can compute, and if the solver fails.
+    """
     tensors = [x for x in operands if isinstance(x, torch.Tensor)]
     if max(tensors[0].shape[-2:], default=0) < SMALLEST_GAINING_SIDE or getattr(bypass_state, "on", False):
         return None
