@@ -449,9 +449,9 @@ private:
         return v;
     }
 
-    // True if accesses to this array need bounds checks. Without EDGE, the position is inside every block and needs
-    // none. An array whose blocks are all as large as the launch (`unchecked`) needs none either, unless a thread's
-    // elements are THREADS columns apart.
+    // True if accesses to this array need bounds checks. Without EDGE, the position is inside every block and needs no
+    // check. If all blocks of the array are as large as the launch (`unchecked`), no check is needed either, unless a
+    // thread's elements are THREADS columns apart.
     template <int A>
     __device__ static constexpr bool needs_bounds_check() {
         return EDGE && !(Step::unchecked(A) && (STEP == 1 || LANES == 1));

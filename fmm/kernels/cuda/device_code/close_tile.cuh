@@ -72,7 +72,7 @@ struct TileCloser {
     }
 
     // Write row k and column k to shared memory. All threads call the function, but only threads with row or column k
-    // write; k is the I-th row or column of such a thread.
+    // write; k is the I-th row or column of the thread.
     template <int I>
     __device__ __forceinline__ void publish(int k) {
         const int mine = k % APART / FOUR * FOUR, turn = k % 2;

@@ -1,8 +1,8 @@
-// Write the edge lengths of a graph that is given as a matrix: entries that are no edges become `missing`, the diagonal
-// becomes zero. If `predecessors` is not null, the kernel also writes the initial predecessors: the row number of each
-// edge.
+// Write the edge lengths of a graph from its matrix: entries that are no edges become `missing`, the diagonal becomes
+// zero. If `predecessors` is not null, the kernel also writes the initial predecessors: the row number of each edge.
 //
-// With CuPy's operations, this would take about ten element-wise kernels, and a first call would compile all ten.
+// CuPy's operations would need about ten element-wise kernels for the edge lengths, and a first call would compile all
+// ten.
 //
 // The file includes no header, so NVRTC needs no include path.
 #pragma once

@@ -69,7 +69,7 @@ struct Four {
 };
 
 // The arrangements of hi and lo in memory. Alternating: 64 numbers hi of a line, then their 64 numbers lo, and so on.
-// Separate: one plane with all hi, then one with all lo.
+// Separate: one plane with all hi, then one plane with all lo.
 struct Alternating {
     static constexpr int STEP = 2;  // number of planes (hi and lo) in a line of memory
     static __device__ __forceinline__ int place(int at) { return at / CHUNK * (2 * CHUNK) + at % CHUNK; }

@@ -1,5 +1,5 @@
 // The last stage of float32 products as three float16 products: undo the scaling, and write registers to C. Of a
-// symmetric C only the lower triangle is written, or both triangles. All kernels of such products use it.
+// symmetric C only the lower triangle is written, or both triangles. All kernels of f16x3 products use this file.
 #pragma once
 
 #include "f16_spread.cuh"

@@ -12,8 +12,8 @@ template <class Element>
 struct Block {  // a submatrix of `rows` x `cols` numbers
     Element* data;
     int rows, cols;
-    Element factor;  // operand: coefficient in a sum (1 for the first term); destination: coefficient of the product
-    Element keep;    // destination: coefficient of the old value; with 0 the old value is not read
+    Element factor;  // block of A or B: its coefficient in a sum (1 for the first); block of C: the product's coefficient
+    Element keep;    // block of C: coefficient of the block's old value; with 0 the old value is not read
 };
 
 enum class Along {  // the dimension along which an operand is contiguous
@@ -74,7 +74,7 @@ struct Tile {  // position of a thread block's tile
     int layer, row, col;
 };
 
-// If C is its own adjoint: the tiles of C that are computed.
+// The tiles of C that are computed. LOWER and FULL are for a symmetric C.
 enum class Triangle {
     NONE,   // all of C
     LOWER,  // the tiles on and below the diagonal; numbers above the diagonal are not written

@@ -1,9 +1,9 @@
 // float32 GEMM as three float16 products on tensor cores by matrix instructions of a warp (mma.sync), for compute
 // capability 8.0 and newer: C = factor A B + keep C.
 //
-// The planes, their products and the result are those of gemm_f16x3.cuh. Sums of hi hi are added to float32 registers
-// after 128 positions of the inner dimension, or after 64 positions if the inner dimension is short: SGEMM's own sums
-// have a small error then, and the truncation in the tensor cores must not exceed it.
+// The planes, their products and the result are the same as in gemm_f16x3.cuh. Sums of hi hi are added to float32
+// registers after 128 positions of the inner dimension, or after 64 positions if the inner dimension is short: SGEMM's
+// own sums have a small error then, and the truncation in the tensor cores must not exceed it.
 //
 // Index map: thread block b computes tile b in the order of tile_of. Each warp computes WARP_HEIGHT x WARP_WIDTH numbers.
 #pragma once
@@ -49,7 +49,7 @@ __device__ __forceinline__ void multiply_f16x3_by_warps(const MmaProduct3& p, ch
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int down = warp % S::DOWN * S::WARP_HEIGHT, across = warp / S::DOWN * S::WARP_WIDTH;
     const TileStart place = start_of_tile<S>(p);
-    const int last_tile = (p.steps < SHORT_STEPS ? 64 : 128) / PLANE_DEPTH - 1;  // of those whose sums are promoted together
+    const int last_tile = (p.steps < SHORT_STEPS ? 64 : 128) / PLANE_DEPTH - 1;  // number of tiles whose sums are promoted together, minus 1
     const unsigned shared = shared_offset(memory);
     const OperandReader<Left, true> left(shared, down);
     const OperandReader<Right, false> right(shared + S::HEIGHT * LINE_BYTES, across);
@@ -67,8 +67,8 @@ __device__ __forceinline__ void multiply_f16x3_by_warps(const MmaProduct3& p, ch
                 high[i][j] = 0;
             }
     };
-    // Operands are read up to one part (16 rows) before their use: hi of A to other registers, and all others after the
-    // last use of their registers.
+    // Operands are read up to one part (16 rows) before their use. hi of A is read to a second set of registers, all
+    // other operands to their own registers after the last use.
     StagePipeline<S, Left, Right, MmaProduct3> stages(p, place, shared);
     unsigned a_high[2][4], a_low[4], b_high[COLS][4], b_low[COLS][4];
     const auto read_columns = [&](unsigned (&b)[COLS][4], unsigned stage, int step) {

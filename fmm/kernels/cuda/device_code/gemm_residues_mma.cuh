@@ -24,12 +24,13 @@ struct MmaResidueProduct {
     Modulus moduli[MAX_MODULI];  // the moduli of the planes, in order
 };
 
-// Store 8 adjacent bytes of one row of C in each lane. Before, lane l has two bytes of each of the four words of 8 bytes
-// of the row (`bytes` has these for words 0 and 1, and for words 2 and 3); after two exchanges it has word l % 4.
+// Return 8 adjacent bytes of a row of C in each lane. Four lanes share 32 bytes of a row: four words of 8 bytes. Before
+// the exchange, lane l has two bytes of each word: `first` has the bytes of words 0 and 1, and `second` the bytes of
+// words 2 and 3. After two exchanges, lane l has word l % 4.
 __device__ __forceinline__ uint2 exchange_bytes(unsigned first, unsigned second) {
     const bool upper = threadIdx.x % 4 >= 2, odd = threadIdx.x % 2;
     const unsigned other = __shfl_xor_sync(~0u, upper ? first : second, 2), own = upper ? second : first;
-    const unsigned begin = upper ? other : own, end = upper ? own : other;  // of lanes l % 2 and l % 2 + 2
+    const unsigned begin = upper ? other : own, end = upper ? own : other;  // the bytes of lanes l % 2 and l % 2 + 2
     const unsigned low = __byte_perm(begin, end, 0x5410), high = __byte_perm(begin, end, 0x7632);
     const unsigned got = __shfl_xor_sync(~0u, odd ? low : high, 1), kept = odd ? high : low;
     const unsigned even = odd ? got : kept, uneven = odd ? kept : got;

@@ -16,7 +16,7 @@
 // of A and B, and the access width. Blocks and coefficients are launch parameters, so one compiled kernel serves all
 // products with the same compile-time parameters.
 //
-// CuPy compiles with -ftz=true, so this file's arithmetic flushes subnormal numbers to zero. cuBLAS and our other
+// CuPy compiles with -ftz=true, so this file's arithmetic flushes subnormal numbers to zero. cuBLAS and fmm's other
 // kernels keep subnormal numbers. Here, the instructions of ieee_arith.cuh would make kernels with sums up to 2 %
 // slower.
 //

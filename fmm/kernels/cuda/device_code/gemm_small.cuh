@@ -1,5 +1,5 @@
-// Small products of any real type and layout in one launch: dest = alpha left right + beta dest. If dest is its own
-// adjoint, the kernel can write the lower triangle only, or the lower triangle and its mirror.
+// Small products of any real type and layout in one launch: dest = alpha left right + beta dest. For a symmetric
+// dest, the kernel can write the lower triangle only, or the lower triangle and its mirror.
 //
 // Index map: a thread block computes a 32 x 32 tile. blockIdx.x numbers the tiles row by row; blockIdx.z is the product
 // of a batch. Each of 256 threads computes 2 x 2 numbers that are 16 rows and 16 columns apart.

@@ -301,8 +301,8 @@ __device__ __forceinline__ void make_symmetric(Element* block, int group) {
 template <class S, bool TRANSPOSED, class Element>
 __device__ __forceinline__ void stage_block(Element* block, const float* sum, float factor) {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    // The lane holds the address of line lane % 8 of 8 x 8 matrix lane / 8. Matrices 0 and 1 are below each other, and
-    // so are 2 and 3, to the right of 0 and 1.
+    // The lane has the address of line lane % 8 of the 8 x 8 matrix with number lane / 8. Matrix 1 is below matrix 0.
+    // Matrices 2 and 3 are to the right of matrices 0 and 1.
     const int lower = lane / 8 % 2, right = lane / 16;
 #pragma unroll
     for (int j = 0; j < 64; j += 16) {

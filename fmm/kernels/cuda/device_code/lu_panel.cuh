@@ -92,8 +92,8 @@ struct BlockMemory {
 
 // The loop over the columns is not unrolled. Instead, registers are shifted in each step, so that x[i][0] is always the
 // entry in the pivot's column. In each step a thread block sends its best row to all thread blocks of the cluster. Two
-// buffers of the inbox suffice. A thread block sends messages of step j + 2 only when it has received those of step
-// j + 1 from all thread blocks. They sent these messages after they had read the messages of step j.
+// buffers of the inbox suffice. A thread block sends messages of step j + 2 only when it has received the messages of
+// step j + 1 from all thread blocks. Each thread block sends these only after it has read the messages of step j.
 template <class Number, int WIDTH, int ROWS, int THREADS, int CLUSTER>
 struct BlockFactorizer {
     static constexpr int WARPS = THREADS / 32;

@@ -1,4 +1,4 @@
-// Complete a matrix that is its own adjoint in one pass. The kernel writes the lower triangle of dest = alpha source +
+// Complete a symmetric or Hermitian matrix in one pass. The kernel writes the lower triangle of dest = alpha source +
 // beta dest, and its mirror in the upper triangle. The mirror of complex numbers is conjugated, and their diagonal is
 // real.
 //

@@ -158,7 +158,7 @@ struct StagePipeline {
     }
 };
 
-// Copies the tiles of an operand of bytes. All that does not depend on the tile is computed once, because copies that
+// Copies the tiles of an operand of bytes. Values that do not depend on the tile are computed once, because copies that
 // take many instructions stop the tensor cores.
 template <int OUT, int THREADS>
 struct ByteTileCopy {

@@ -35,7 +35,7 @@ struct Result {
     long long leading, layer;  // strides of C from row to row, and from product to product of a batch
     int m, n, layers;
     int block_rows, block_cols;  // size of a plane
-    int lower;  // nonzero if C is its own adjoint: only the lower triangle is written
+    int lower;  // nonzero if C is symmetric or Hermitian: only the lower triangle is written
 
     __device__ __forceinline__ int end_of(int line) const { return lower && line < n ? line + 1 : n; }
 };
@@ -113,7 +113,7 @@ struct OutputBlock {
     // Return the coefficient of a product of the outer level in block PART.
     __device__ static constexpr int outer_sign(int product) { return LEVELS == 2 ? Sums::result_sign(product, PART) : 1; }
 
-    // Compute the sums of residues for SOME moduli, the first of which has the number i, in all planes of each modulus.
+    // Compute the sums of residues for SOME moduli, from modulus number i on, in all planes of each modulus.
     // All loads are issued before the first residue is used. `use` is called with the number of the modulus, the block,
     // the column, and the sums of residues.
     template <int SOME, class Use>

@@ -1,5 +1,5 @@
 // Measure and split whole lines of float64, float32 or complex operands in one kernel, which reads each line from global
-// memory once. residue_planes.cuh has the same work in two kernels, for lines that do not fit in shared memory, and for
+// memory once. residue_planes.cuh does the same in two kernels, for lines that do not fit in shared memory, and for
 // levels of a fast scheme.
 //
 // Index map: in split_lines, GROUP threads process a line along the inner dimension. In split_strip, a cluster of 8

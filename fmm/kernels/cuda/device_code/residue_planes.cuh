@@ -348,7 +348,7 @@ struct Split {
     Operand<Element> left, right;
     typename SplitModulus<Element>::Type moduli[20];
     int count;
-    int conjugates[2];  // for A and for B: nonzero if it is conjugated; planes of re - j im then come first
+    int conjugates[2];  // for A and for B: nonzero if the operand is conjugated; planes of re - j im then come first
 };
 
 // Loads four adjacent numbers as integers, at the thread's position in any block of an operand.

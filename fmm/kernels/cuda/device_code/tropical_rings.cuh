@@ -138,8 +138,8 @@ struct NaturalPairs : NaturalNumbers<0x7fff7fff, NaturalPairs> {
     __device__ static __forceinline__ unsigned best(unsigned x, unsigned y) { return pairs_least_sum(x, 0, y); }
 };
 
-// Integers of either sign with magnitude at most LIMIT. "No edge" plus such an integer is larger than any sum of two
-// such integers, and twice "no edge" fits in 32 bits.
+// Integers of either sign with magnitude at most LIMIT. "No edge" plus one of these integers is larger than any sum of
+// two of these integers, and twice "no edge" fits in 32 bits.
 struct Integers : StepByStep<Integers, int> {
     static constexpr int LIMIT = 1 << 28, NONE = (1 << 30) - 1;
     __device__ static __forceinline__ int none() { return NONE; }
