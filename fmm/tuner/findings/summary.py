@@ -1,4 +1,4 @@
-"""Summarize a tuning as tables of text cells, for the terminal and for the report.
+"""Summarize a tuning as tables of texts, for the terminal and for the HTML report.
 
 `SectionText` returns the tables of one config section (one device and element type). `TypeSummary` has the decisions
 for square products of one section. fmm.tuner.findings.device_summary prints the table of a whole device.
@@ -42,11 +42,14 @@ from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ROUND_SIDES, crossover_o
 from fmm.tuner.fit.parameters import fixed_parameters, parameter_unit, text_with_unit_prefix
 
 NEVER_TEXT, UNDETERMINED_TEXT, NOT_MEASURED_TEXT, NOISY_TEXT = "never", "not determined", "not measured", "noisy"
-SUMMARY_SIDES = tuple(1024 << i for i in range(6))  # sides of the squares in the table of a device: 1024 to 32768
-SUMMARY_SQUARE_SIDE = 16000  # side of the square in an element type's row, unless the first side with a gain is larger
+# sides of the square products in the table of a device: 1024 to 32768
+SUMMARY_SIDES = tuple(1024 << i for i in range(6))
+# side of the large square product of `TypeSummary`, unless the first side with a gain is larger
+SUMMARY_SQUARE_SIDE = 16000
 MAX_ODD_ROWS = 4  # largest number of odd sides in the table `squares`
 RESUME_NOTE = "--resume continues"
-N1_PER_ALPHA_OVER_PI = recursion_point(1.0, WINOGRAD_WORK)  # ratio of n1 to alpha / pi in Equation 3
+# n1 divided by alpha / pi, by D'Alberto and Nicolau's Equation 3
+N1_PER_ALPHA_OVER_PI = recursion_point(1.0, WINOGRAD_WORK)
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,12 @@ class TextTable:
 
     @property
     def value_by_label(self) -> dict[str, str]:
-        """Dictionary: first cell of a row -> second cell of the row."""
+        """The first two columns as a dictionary: first cell of a row -> second cell of the row."""
         return {row[0]: row[1] for row in self.rows}
 
     @property
     def text_lines(self) -> Iterator[str]:
-        """Yield the table as lines of text: title, aligned rows, note."""
+        """Yield the table as lines of text: the title, the rows with aligned cells, the note."""
         widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
         yield self.title
         for row in (self.columns, *self.rows):
@@ -108,7 +111,7 @@ def percent_text(value: float | None) -> str:
 
 
 def entry_size_text(entry: Entry) -> str:
-    """Return an entry's products as text: size, operation and workspace limit."""
+    """Return as text for which products an entry holds: the size, the operation and the workspace limit."""
     size = str(entry.size[0]) if len(set(entry.size)) == 1 else " x ".join(map(str, entry.size))
     what = [entry.op] * (entry.op != "product") + ["workspace=0"] * entry.lean
     return f"{size} ({', '.join(what)})" if what else size
@@ -123,7 +126,7 @@ def vendor_name(calibration: Calibration) -> str:
 
 
 class SectionText:
-    """Tables of one config section.
+    """The tables that describe one config section.
 
     `sections` has all sections of the device by element type, including this section.
     """
@@ -135,13 +138,13 @@ class SectionText:
 
     @property
     def text_lines(self) -> Iterator[str]:
-        """Yield the lines of text of all tables."""
+        """Yield the lines of all tables."""
         for table in self.section_tables:
             yield from (f"  {line}" for line in table.text_lines)
 
     @property
     def section_tables(self) -> Iterator[TextTable]:
-        """Yield the tables that have rows: tables of decisions, then of measurements, then of model parameters."""
+        """Yield the tables that have rows: first decisions, then crossovers and thresholds, then the model."""
         noisy = is_noisy_tuning(self.used.tuned.diagnostics)
         found = [
             self.diagnostics_table(),
@@ -162,7 +165,7 @@ class SectionText:
         yield from (table for table in found if table.rows)
 
     def diagnostics_table(self) -> TextTable:
-        """Return a table with the reasons to reject the tuning, and the model that fmm.matmul uses instead."""
+        """Return a table with the reasons to reject the tuning, and what fmm.matmul uses instead of the tuning."""
         instead = fallback_model_text(self.used.tuned.identity, self.dtype)
         rows = [(diagnostic, instead) for diagnostic in self.used.tuned.diagnostics]
         return make_table("rejected", ("diagnostic", "used instead"), rows)
@@ -193,7 +196,7 @@ class SectionText:
         return make_table("certified entries", columns[:keep], (row[:keep] for row in rows))
 
     def unmeasured_leaves_table(self) -> TextTable:
-        """Return a table of leaves that decisions use with the datasheet's rate, and of failed leaves."""
+        """Return a table of failed leaves, and of leaves for which decisions use the datasheet's rate."""
         chosen, rows = unmeasured_leaves(self.used), list[tuple[str, str]]()
         rows += [(leaf, "datasheet; no tuning measures this leaf") for leaf in chosen if leaf in self.used.assumed]
         rows += [(leaf, "datasheet; this tuning skipped the leaf") for leaf in chosen if leaf in self.used.left_out]
@@ -254,7 +257,7 @@ class SectionText:
         return make_table("tiles of fmm's own kernel", ("side", "strategy"), found.block_strategy.items())
 
     def model_table(self, fitted: Calibration, noisy: bool) -> TextTable:
-        """Return a table of the fitted model's rates, noise, margin, and errors on held-out shapes."""
+        """Return a table of the fitted model's rates, the noise, the margin, and the errors on held-out shapes."""
         rows = []
         if not noisy:
             rows += [
@@ -282,7 +285,7 @@ class SectionText:
         return make_table("model", ("quantity", "value", "unit"), rows)
 
     def fixed_parameters_table(self, fitted: Calibration) -> TextTable:
-        """Return a table of the parameters that the fit held constant, with the sources of their values."""
+        """Return a table of the parameters that the fit did not vary, with the sources of their values."""
         rows = []
         for parameter in fixed_parameters(self.section["intervals"] or {}, fitted, self.dtype, self.used.guess):
             (text,), unit = text_with_unit_prefix(parameter_unit(parameter.name), parameter.value)
@@ -308,15 +311,16 @@ def _decision_row(x: SquareDecision) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ThresholdColumn:
-    """A column of the table `thresholds`."""
+    """A column of the table `thresholds`, which shows one threshold."""
 
     head: str
     name: str  # name of a field of Thresholds
     text: Callable[[float], str]
-    falls: bool = False  # True if the printed number decreases when the threshold increases
+    # True if the printed number falls with the threshold, like 1/pi: the interval's ends are then swapped
+    falls: bool = False
 
     def cell_text(self, found: Thresholds, intervals: bool) -> str:
-        """Return the threshold as text, followed by its 95 % interval if `intervals` is True."""
+        """Return the threshold as text; if `intervals` is True, its 95 % interval follows."""
         if self.name == "n1_measured":
             return measured_recursion_text(found)
         value = found.threshold_value(self.name)
@@ -345,7 +349,7 @@ THRESHOLD_COLUMNS = (
 
 
 def thresholds_of_types(types: Iterable[tuple[str, JsonValue]], intervals: bool = False) -> TextTable:
-    """Return D'Alberto and Nicolau's Table 3 for this device, with a row for each element type with thresholds."""
+    """Return D'Alberto and Nicolau's Table 3 for a device: the thresholds, with a row for each element type."""
     rows = []
     for dtype, section in types:
         found = read_thresholds(section["thresholds"])
@@ -360,7 +364,7 @@ def thresholds_of_types(types: Iterable[tuple[str, JsonValue]], intervals: bool 
 def measured_recursion_text(found: Thresholds) -> str:
     """Return the measured recursion point as text.
 
-    Return a bound, such as `< 1024`, if all timed squares gained, or if the largest timed square did not gain.
+    If one level was faster on all timed squares, or slower on the largest one, the text is a bound, such as `< 1024`.
     """
     if found.n1_measured is not None:
         return f"{found.n1_measured:.0f}"
@@ -375,14 +379,14 @@ def measured_recursion_text(found: Thresholds) -> str:
 
 @dataclass(frozen=True)
 class TypeSummary:
-    """Decisions for square products of one element type of a device."""
+    """fmm.matmul's decisions for square products of one element type on a device."""
 
     dtype: str
     used: ModelInUse
 
     @cached_property
     def first_gain_side(self) -> int | None:
-        """Smallest side from which the model predicts gains on squares; None if there is none."""
+        """Smallest side from which the model predicts gains for all squares; None if there is no such side."""
         model = self.used.calibration
         return None if model is None else first_gaining_side(model, self.dtype)
 
@@ -397,12 +401,12 @@ class TypeSummary:
 
     @property
     def skipped_leaves(self) -> list[str]:
-        """Leaves of chosen plans that this tuning skipped."""
+        """Leaves of chosen plans that this tuning has not measured."""
         return [leaf for leaf in unmeasured_leaves(self.used) if leaf in self.used.left_out]
 
     @property
     def json_fields(self) -> dict[str, Any]:
-        """Dictionary for JSON with the decisions for square products."""
+        """The decisions for square products as a dictionary for JSON."""
         model = self.used.calibration
         sides = sorted({*ROUND_SIDES, *SUMMARY_SIDES, *(entry.size[0] for entry in _square_entries(self.used))})
         return {
@@ -422,7 +426,7 @@ def _square_entries(used: ModelInUse) -> Iterator[Entry]:
 
 
 def tuning_command(key: str, dtypes: Sequence[str]) -> str:
-    """Return the fmm-tune command that tunes these element types of a device; without types, all of them."""
+    """Return the fmm-tune command that tunes these element types of a device; without types, the one for all types."""
     device = "0" if key.startswith("cuda") else "cpu"
     types = f" --dtype {','.join(dtypes)}" if dtypes else ""
     return f"fmm-tune --device {device}{types}"

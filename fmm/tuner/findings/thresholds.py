@@ -1,9 +1,10 @@
-"""Compute the papers' thresholds (alpha, pi, n1, epsilon, tau1 to tau3) of a tuned model, with 95 % intervals.
+"""Compute the papers' thresholds of a tuned model (alpha, pi, n1, epsilon, tau1, tau2, tau3) with 95 % intervals.
 
-fmm.config.schema defines each threshold. A 95 % interval contains the thresholds of 95 % of the calibrations that
-fmm.tuner.fit.sampled draws around the fit. Intervals of alpha, pi and n1 use all samples. Intervals of tau1 to tau3 use
-REDUCED_SAMPLE_COUNT samples, and only the fitted model's best plans for each number of levels. The interval of epsilon
-also samples the measured shapes with replacement.
+fmm.config.schema defines each threshold. The 95 % interval of a threshold contains its values for 95 % of the
+calibrations that fmm.tuner.fit.sampled draws around the fit. The intervals of alpha, pi and n1 are computed from all
+sampled calibrations. The intervals of tau1, tau2 and tau3 are computed from REDUCED_SAMPLE_COUNT calibrations, and only
+from the fitted model's best plans for each number of levels. For the interval of epsilon, the measured shapes are
+resampled too.
 """
 
 from __future__ import annotations
@@ -30,17 +31,21 @@ from fmm.problem import Problem
 from fmm.tuner.fit.sampled import REDUCED_SAMPLE_COUNT, central_interval_95
 from fmm.tuner.trials.record import ProductSize
 
-# A crossover is first searched on SIDE_GRID, then by bisection between two grid points. Bisection ends when the ratio
-# of the two sides is at most SIDE_TOLERANCE. ROUND_SIDES are the sides of the grid that tables show.
+# A crossover is first searched on the sides of SIDE_GRID, then by bisection between two neighbours. The bisection ends
+# when the ratio of the two sides is at most SIDE_TOLERANCE. Tables show the sides ROUND_SIDES, which are part of the
+# grid.
 ROUND_SIDES = tuple(1000 << i for i in range(7))
 SIDE_GRID = tuple(sorted({*(round(256 * 2 ** (i / 8) / 32) * 32 for i in range(65)), *ROUND_SIDES}))
-ALIGNED_SIDE_STEP = 16  # rows are aligned if the side is a multiple of this number
+ALIGNED_SIDE_STEP = 16  # the bisection visits only multiples of this side, for which rows are aligned
 SIDE_TOLERANCE = 1.01
-LEVEL_COUNTS = (1, 2, 3)  # numbers of levels of the crossovers tau1, tau2 and tau3
+LEVEL_COUNTS = (1, 2, 3)  # smallest numbers of levels above the crossovers tau1, tau2 and tau3
 
 
 def smallest_side_from_which(holds: Callable[[int], bool]) -> float:
-    """Return the smallest side (to 1 %) such that `holds` is true from this side to the grid's end; else infinity."""
+    """Return the smallest side, within 1 %, such that `holds(x)` is true for each side x from there to 65536.
+
+    Return infinity if `holds` is false for 65536.
+    """
     last = next((i for i in reversed(range(len(SIDE_GRID))) if not holds(SIDE_GRID[i])), None)
     if last is None:
         return float(SIDE_GRID[0])
@@ -53,7 +58,7 @@ def smallest_side_from_which(holds: Callable[[int], bool]) -> float:
 
 
 def crossover_of_levels(calibration: Calibration, dtype: str, levels: int, emulation: bool = True) -> float:
-    """Return the smallest side from which the model chooses at least `levels` levels; infinity above 65536."""
+    """Return the smallest side from which the model chooses at least `levels` levels; infinity if above 65536."""
     return smallest_side_from_which(lambda side: chosen_level_count(calibration, dtype, side, emulation) >= levels)
 
 
@@ -68,10 +73,10 @@ def chosen_level_count(calibration: Calibration, dtype: str, side: int, emulatio
 
 @lru_cache(maxsize=2048)
 def ranked_plans(calibration: Calibration, problem: Problem, emulation: bool = True) -> tuple[tuple[Plan, float], ...]:
-    """Return the candidates within the default error limit, with their predicted times divided by the vendor's time.
+    """Return the candidates within the default error limit; each has its predicted time divided by the vendor's.
 
-    The calibration's margin has no effect on the result. Callers pass a margin of 0, so that different margins share a
-    cached result.
+    The margin of the calibration has no effect on the result. Callers pass a calibration with the margin 0, so that
+    calibrations that differ only in their margins share a cached result.
     """
     limits = Limits(1 << 62, default_error_growth_limit(calibration.batches), emulation)
     candidates = all_candidates(problem, calibration, limits)
@@ -89,7 +94,7 @@ def compute_thresholds(
     measured: Sequence[tuple[ProductSize, float]] = (),
     strategies: Mapping[str, str] | None = None,
 ) -> Thresholds:
-    """Return the thresholds of a tuned model; the measured level bounds are only copied to the result.
+    """Return the thresholds of a tuned model; the calibration's level bounds become the result's measured crossovers.
 
     `measured` has pairs (size, measured speedup of one level). `strategies` maps the side of a square to the tile
     strategy of fmm's own kernel.
@@ -112,7 +117,7 @@ def compute_thresholds(
 
 
 def large_square_problem(dtype: str) -> Problem:
-    """Return a problem so large that alpha and pi hardly depend on the size."""
+    """Return a square product that is so large that alpha and pi hardly depend on the size."""
     return Problem(1 << 15, 1 << 15, 1 << 15, dtype)
 
 
@@ -123,13 +128,13 @@ def alpha_and_pi(calibration: Calibration, dtype: str) -> tuple[float, float]:
 
 
 def recursion_point_by_equation_3(calibration: Calibration, dtype: str) -> float | None:
-    """Return n1, the recursion point from Equation 3; None if one level never gains."""
+    """Return n1, the recursion point by D'Alberto and Nicolau's Equation 3; None if one level never gains."""
     ratio = alpha_over_pi(calibration, large_square_problem(dtype))
     return finite_or_none(recursion_points.recursion_point(ratio, recursion_points.WINOGRAD_WORK))
 
 
 def crossover_range(calibration: Calibration, dtype: str, levels: int) -> ThresholdRange:
-    """Return the sides from which `levels` levels are predicted to gain 2 %, 0 %, and the calibration's margin."""
+    """Return the sides from which `levels` levels are predicted to gain 2 %, 0 %, and the margin."""
     ends = (with_margin(calibration, x) for x in (MIN_SPEEDUP - 1, 0.0))
     value, low, own = (finite_or_none(crossover_of_levels(c, dtype, levels)) for c in (*ends, calibration))
     high = None if own is None or value is None else max(own, value)
@@ -137,12 +142,12 @@ def crossover_range(calibration: Calibration, dtype: str, levels: int) -> Thresh
 
 
 def with_margin(calibration: Calibration, margin: float) -> Calibration:
-    """Return the calibration with this margin for all plans."""
+    """Return the calibration with `margin` as the margin of all plans."""
     return replace(calibration, margin=margin, tiled_margin=margin)
 
 
 def taus_without_emulation(calibration: Calibration, dtype: str) -> dict[str, float | None]:
-    """Return tau1 to tau3 for decisions without emulation; empty if no candidate emulates."""
+    """Return tau1, tau2 and tau3 for decisions without emulation; empty if no candidate uses emulation."""
     free = with_margin(calibration, 0.0)
     plans = (plan for side in ROUND_SIDES for plan, _ in ranked_plans(free, Problem(side, side, side, dtype), True))
     if not any(plan.uses_emulation for plan in plans):
@@ -153,20 +158,20 @@ def taus_without_emulation(calibration: Calibration, dtype: str) -> dict[str, fl
 
 
 def finite_or_none(x: float) -> float | None:
-    """Return the number if finite, else None."""
+    """Return the number; None instead of infinity."""
     return x if isfinite(x) else None
 
 
 def speedups_by_side(measured: Sequence[tuple[ProductSize, float]]) -> dict[str, float]:
-    """Return a dictionary: side of a measured square -> speedup of one level."""
+    """Return the measured speedups of square products as a dictionary: side -> speedup of one level."""
     return {str(size[0]): round(gain, 4) for size, gain in sorted(measured) if len(set(size)) == 1}
 
 
 def measured_recursion_point(measured: Sequence[tuple[ProductSize, float]]) -> float | None:
-    """Return the smallest measured side such that one level gained on this and all larger measured squares.
+    """Return the smallest measured side such that one level was faster on this and all larger measured squares.
 
-    Return None if the largest square did not gain or all squares gained: the recursion point is then outside the
-    measured sides.
+    Return None if one level was slower on the largest square or faster on all squares: the recursion point is then
+    outside the measured sides.
     """
     square_speedups = sorted((size[0], gain) for size, gain in measured if len(set(size)) == 1)
     lost = [i for i, (_, gain) in enumerate(square_speedups) if gain <= 1]
@@ -176,10 +181,13 @@ def measured_recursion_point(measured: Sequence[tuple[ProductSize, float]]) -> f
 
 
 def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[ProductSize, float]]) -> float | None:
-    """Return the smallest |epsilon| for which Equation 2 with alpha / pi + epsilon agrees with the most measurements.
+    """Return epsilon, which D'Alberto and Nicolau's Equation 2 adds to alpha / pi.
 
-    Return None without measurements. Also return None if all products gained or all lost, and 0 agrees best: the data
-    then do not determine epsilon.
+    With this epsilon, the equation agrees with the most measured shapes; of several such numbers, the smallest absolute
+    value is returned.
+
+    Return None without measurements. Also return None if one level was faster on all shapes or slower on all shapes,
+    and 0 agrees best: the measurements then do not determine epsilon.
     """
     if not measured:
         return None
@@ -202,8 +210,8 @@ def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[P
 def li_threshold_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
     """Return the plan that Li, Ranka and Sahni's recursive code runs with a tuning's tau1 and tau2.
 
-    For a leaf that does not emulate, the thresholds without emulation are used. A missing
-    threshold counts as a side that no product reaches.
+    For a leaf without emulation, the thresholds without emulation are used. A missing threshold is replaced by a side
+    above every product.
     """
     never = 1 << 40
     own = {} if Plan.parse(leaf).uses_emulation else found.without_emulation
@@ -213,7 +221,7 @@ def li_threshold_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> P
 
 
 WITHOUT_EMULATION = "{} without emulation"  # the name of the interval of tau1, tau2 or tau3 without emulation
-PLANS_PER_LEVEL_COUNT = 2  # number of plans that are compared for each number of levels
+PLANS_PER_LEVEL_COUNT = 2  # number of plans per number of levels from which each sampled calibration chooses
 
 
 def add_threshold_intervals(
@@ -226,9 +234,9 @@ def add_threshold_intervals(
 ) -> Thresholds:
     """Return the thresholds with 95 % intervals from the sampled calibrations.
 
-    If `tau_intervals` is False, the intervals of the model's tau1 to tau3 are left out; they take most of the time. A
-    threshold has no interval if all samples give the same value: for example alpha, if the rate of sums is
-    undetermined.
+    If `tau_intervals` is False, the intervals of tau1, tau2 and tau3 are left out, since they take most of the time. A
+    threshold has no interval if all sampled calibrations give the same value, such as alpha if the fit did not
+    determine the rate of sums.
     """
     if not sampled:
         return found
@@ -257,7 +265,7 @@ def _tau_intervals(
     taus: Mapping[str, float | None],
     emulation: bool,
 ) -> dict[str, ThresholdInterval]:
-    """Return the 95 % intervals of the model's tau1 to tau3; none if `taus` is empty."""
+    """Return the 95 % intervals of the model's tau1, tau2 and tau3; an empty dictionary if `taus` is empty."""
     if not taus:
         return {}
     choices = [_level_count_function(calibration, x, dtype, emulation) for x in sampled[:REDUCED_SAMPLE_COUNT]]
@@ -268,7 +276,7 @@ def _tau_intervals(
 
 
 def _rounded_interval(name: str, interval: ThresholdInterval) -> ThresholdInterval:
-    """Return the interval rounded to four digits; sides are rounded to whole numbers."""
+    """Return an interval with rounded ends: alpha and pi to four digits, other thresholds to whole numbers."""
     low, high = (None if x is None else float(f"{x:.4g}" if name in NAMES_IN_SECONDS else f"{x:.0f}") for x in interval)
     return low, high
 
@@ -276,7 +284,10 @@ def _rounded_interval(name: str, interval: ThresholdInterval) -> ThresholdInterv
 def _resampled_epsilons(
     sampled: Sequence[Calibration], dtype: str, measured: Sequence[tuple[ProductSize, float]]
 ) -> list[float]:
-    """Return epsilon for each sampled calibration on resampled shapes; skip sets of shapes without gains or losses."""
+    """Return epsilon for each sampled calibration, each time with the measured shapes drawn again with replacement.
+
+    Sets of shapes with only gains or only losses are skipped.
+    """
     random, found = np.random.default_rng(0), []
     for sample in sampled if measured else ():
         some = [measured[i] for i in random.integers(0, len(measured), len(measured))]
@@ -287,16 +298,17 @@ def _resampled_epsilons(
 
 
 def _crossover_of_sample(chosen_levels_at: Callable[[int], int], levels: int) -> float | None:
-    """Return the smallest side from which at least `levels` levels are chosen; None if there is no such side."""
+    """Return the smallest side from which a sampled calibration chooses at least `levels` levels; None without one."""
     return finite_or_none(smallest_side_from_which(lambda side: chosen_levels_at(side) >= levels))
 
 
 def _level_count_function(
     calibration: Calibration, sample: Calibration, dtype: str, emulation: bool
 ) -> Callable[[int], int]:
-    """Return a function: side -> number of levels of the fastest plan; 0 if all predicted gains are below 2 %.
+    """Return a function of a side: the number of levels of the fastest plan by `sample`; 0 for gains below 2 %.
 
-    The function caches its results, since the searches for tau1 to tau3 visit the same sides.
+    Only the best plans by `calibration` are compared. The function caches its results, since the searches for tau1,
+    tau2 and tau3 visit the same sides.
     """
     free, required = with_margin(calibration, 0.0), with_margin(sample, MIN_SPEEDUP - 1)
 
@@ -313,7 +325,7 @@ def _level_count_function(
 def _fastest_plans_by_levels(
     calibration: Calibration, dtype: str, side: int, emulation: bool = True
 ) -> tuple[Plan, ...]:
-    """Return the fastest plans on a square for each number of levels; more than three levels count as three."""
+    """Return the fastest plans on a square for each number of levels; plans with more than three count as three."""
     by_levels: dict[int, list[Plan]] = defaultdict(list)
     for plan, _ in ranked_plans(calibration, Problem(side, side, side, dtype), emulation):
         by_levels[min(count_levels(plan), LEVEL_COUNTS[-1])].append(plan)

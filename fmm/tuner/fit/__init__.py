@@ -1,1 +1,1 @@
-"""Fit the performance model to measured times: the calibration, and the terms of the block model."""
+"""Fit the performance model to measured times: the calibration, and the constants of the block model."""

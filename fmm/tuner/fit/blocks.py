@@ -1,9 +1,9 @@
-"""Fit the block model's terms to measured times of the tile strategies of fmm's own kernel on one device.
+"""Fit the block model's constants ("terms") to measured times of fmm's own kernel with several tile strategies.
 
-The tuner times the kernel's tile sizes, Huang, Yu and van de Geijn's six strategies, on a few shapes. The built-in
-terms are used if they predict these times well. If the built-in terms predict the times badly, new terms are fitted.
-The fitted terms are used if they predict unseen shapes better than the built-in terms. Near a timed shape, launches use
-the strategy that was fastest there.
+A tile strategy is a set of tile sizes of the kernel. The tuner times the six strategies of Huang, Yu and van de Geijn
+and some of fmm's own on a few shapes. The built-in terms remain if they predict these times well. If not, new terms are
+fitted; they are used if they predict unseen shapes better than the built-in terms. Near a timed shape, launches use the
+strategy that was fastest on this shape.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ STRATEGY_SHAPES: tuple[ProductSize, ...] = (
     (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
     (8192, 1024, 256), (256, 1024, 8192), (512, 8192, 512), (4096, 128, 4096),
 )  # fmt: skip
-MAX_BUILT_IN_ERROR = 0.05  # largest root mean square error of built-in terms without a fit
+MAX_BUILT_IN_ERROR = 0.05  # the terms are fitted if the built-in terms have a larger root mean square error
 SHOWN_SQUARE_SIDES = (
     512,
     1024,
     2048,
     4096,
     8192,
-)  # sides of the squares for which a config records the launched strategy
+)  # sides of square products for which a config records the strategy
 STRATEGY_PLANS: Mapping[str, Plan] = {
     s.name: Plan(leaf=f"tile.{s.name.lower()}") for s in (*STRATEGIES, *H200_STRATEGIES, *TMA_SIZES)
 }
-# A strategy replaces the model's choice near a timed shape if it takes less time by more than this share.
+# The fastest strategy on a timed shape replaces the model's choice if it takes less time by more than this share.
 MIN_STRATEGY_GAIN = 0.02
-AUTOMATIC_TILE_PLAN = Plan(leaf="tile")  # the plan for which the block model selects a tile strategy
+AUTOMATIC_TILE_PLAN = Plan(leaf="tile")  # a plan without a named strategy: the block model selects the strategy
 
 
 def strategy_runs(chip: Chip) -> list[TimedRun]:
-    """Return one timed run for each strategy that the chip has."""
+    """Return one timed run for each tile strategy that the chip can launch."""
     missing = () if chip.has_copy_engine else [s.name for s in TMA_SIZES]
     return [TimedRun(plan) for name, plan in STRATEGY_PLANS.items() if name not in missing]
 
@@ -58,7 +58,7 @@ def strategy_runs(chip: Chip) -> list[TimedRun]:
 
 @dataclass(frozen=True)
 class StrategyTimes:
-    """Median seconds of each strategy on one shape, by the strategy's name."""
+    """The median seconds of each tile strategy on one shape, by the strategy's name."""
 
     kind: str
     shape: Shape
@@ -67,7 +67,7 @@ class StrategyTimes:
 
     @property
     def tera_flops(self) -> float:
-        """Flops of the classical algorithm on this shape, divided by 10^12."""
+        """Flops of the classical algorithm, 2 m k n, divided by 10^12."""
         m, k, n = self.shape
         return 2e-12 * m * k * n
 
@@ -87,41 +87,41 @@ def strategy_times(trials: Sequence[Trial]) -> list[StrategyTimes]:
 
 @dataclass(frozen=True)
 class StrategyComparison:
-    """Measured and modelled seconds of all strategies on one shape."""
+    """The measured and the predicted seconds of all tile strategies on one shape."""
 
     measured: StrategyTimes
     modelled: Mapping[str, float]
 
     @cached_property
     def modelled_ranking(self) -> list[str]:
-        """Names of the strategies sorted by modelled time, the fastest first."""
+        """Names of the strategies, sorted by the time that the block model predicts, the shortest time first."""
         return sorted(self.modelled, key=lambda name: self.modelled[name])
 
     @cached_property
     def fastest_strategy(self) -> str:
-        """Name of the strategy whose measured time is shortest."""
+        """Name of the strategy with the shortest measured time."""
         return min(self.modelled, key=lambda name: self.measured.seconds[name])
 
     @property
     def rank_of_fastest(self) -> int:
-        """Rank, counted from 1 in the model's ranking, of the strategy with the shortest measured time."""
+        """Rank (from 1) in `modelled_ranking` of the strategy with the shortest measured time."""
         return self.modelled_ranking.index(self.fastest_strategy) + 1
 
     @property
     def choice_regret(self) -> float:
-        """Measured time of the strategy that the model ranks first, divided by the shortest measured time, minus 1."""
+        """(measured time of the strategy that the model ranks first) / (shortest measured time) - 1."""
         return self.measured.seconds[self.modelled_ranking[0]] / self.measured.seconds[self.fastest_strategy] - 1
 
     @property
     def strategy_log_errors(self) -> dict[str, float]:
-        """log(modelled seconds / measured seconds) by strategy."""
+        """log(predicted seconds / measured seconds) by the name of the strategy."""
         return {name: log(t / self.measured.seconds[name]) for name, t in self.modelled.items()}
 
 
 def compare_strategies(
     shapes: Sequence[StrategyTimes], chip: Chip, strategies: Sequence[TileSizes] = STRATEGIES
 ) -> list[StrategyComparison]:
-    """Return a comparison of measured and modelled times for each shape."""
+    """Return a comparison of measured and predicted times for each shape."""
     return [
         StrategyComparison(x, {s.name: launch_seconds(s, x.operands, x.shape, chip) for s in strategies})
         for x in shapes
@@ -129,7 +129,7 @@ def compare_strategies(
 
 
 def root_mean_square_error(comparisons: Sequence[StrategyComparison]) -> float:
-    """Return the root mean square of log(modelled / measured) over all strategies and shapes."""
+    """Return the root mean square of log(predicted / measured) over all strategies and shapes."""
     return sqrt(mean(error**2 for comparison in comparisons for error in comparison.strategy_log_errors.values()))
 
 
@@ -138,11 +138,12 @@ def root_mean_square_error(comparisons: Sequence[StrategyComparison]) -> float:
 
 @dataclass(frozen=True)
 class BlockFit:
-    """The block model's terms on one device, with the root mean square errors of the built-in and the fitted terms.
+    """The fit of the block model on one device: its terms, with the errors of the built-in and the fitted terms.
 
-    `fitted` is None if the built-in terms are used. `error` is the error of the terms in use; for fitted terms it is
-    the cross-validation error. `held_back` is the cross-validation error of fitted terms, used or not; None if there is
-    no fit. `strategies` has the fastest strategy of each timed shape.
+    Errors are root mean square errors of log(predicted / measured). `fitted` is None if the built-in terms are used.
+    `error` is the error of the used terms; for fitted terms it is the error in cross-validation. `held_back` is the
+    error of fitted terms in cross-validation, even if the fitted terms are not used; None if no terms were fitted.
+    `strategies` has the fastest strategy of each timed shape.
     """
 
     fitted: BlockModelConstants | None
@@ -154,14 +155,14 @@ class BlockFit:
 
     @property
     def json_fields(self) -> dict[str, Any]:
-        """Dictionary of the fit for a section of a config; the field `fitted` has the terms in use."""
+        """The fit as a dictionary for a config section; the field `fitted` has the terms that are used."""
         strategies = [{"size": list(size), "strategy": name} for size, name in self.strategies]
         terms = asdict(self.fitted or BlockModelConstants())
         return {**asdict(self), "fitted": terms, "built_in": self.fitted is None, "strategies": strategies}
 
 
 def fit_block_model(trials: Sequence[Trial], chip: Chip | None) -> BlockFit | None:
-    """Return the block model's fit to the trials; None for a CPU, or if fewer than half of the shapes were timed."""
+    """Return the block model's fit to the trials; None for a CPU, or if too few of STRATEGY_SHAPES were timed."""
     shapes = strategy_times(trials)
     if chip is None or len(shapes) < len(STRATEGY_SHAPES) / 2:
         return None
@@ -170,7 +171,7 @@ def fit_block_model(trials: Sequence[Trial], chip: Chip | None) -> BlockFit | No
 
 
 def select_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockFit:
-    """Return a fit with the built-in terms, or with fitted terms if these predict better in cross-validation."""
+    """Return a fit with the built-in terms, or with fitted terms if they predict better in cross-validation."""
     built_in = root_mean_square_error(compare_strategies(shapes, chip))
     if built_in <= MAX_BUILT_IN_ERROR:
         return BlockFit(None, built_in, built_in, None, len(shapes))
@@ -180,7 +181,7 @@ def select_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockFit:
 
 
 def cross_validate_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> list[StrategyComparison]:
-    """Return a comparison for each shape; its terms were fitted to the half of the shapes without this shape."""
+    """Return a comparison for each shape, with terms that were fitted to the half of the shapes without this shape."""
     first, second = split_alternately(shapes)
     comparisons: list[StrategyComparison] = []
     for seen, unseen in ((first, second), (second, first)):
@@ -194,7 +195,7 @@ def split_alternately(shapes: Sequence[StrategyTimes]) -> tuple[Sequence[Strateg
 
 
 def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockModelConstants:
-    """Return the terms that minimize the sum of squared errors.
+    """Return the terms that minimize the sum of the squared errors log(predicted / measured).
 
     The fit varies the logarithms of the terms, so that the terms stay positive.
     """
@@ -220,14 +221,16 @@ def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockModelCo
 
 
 def chip_with_fit(chip: Chip, fit: BlockFit | None) -> Chip:
-    """Return the chip with the terms and the measured strategies of a fit."""
+    """Return the chip with the block model's terms and the fastest strategies of a fit."""
     return chip if fit is None else replace(chip, fitted=fit.fitted or chip.fitted, strategies=fit.strategies)
 
 
 def fastest_strategies(shapes: Sequence[StrategyTimes], chip: Chip) -> Iterator[tuple[ProductSize, str]]:
-    """Yield each shape with its fastest strategy; the model's choice, if it takes the same time within the noise.
+    """Yield each timed shape with its fastest strategy.
 
-    A shape on which the model's choice was not timed is left out.
+    If the strategy that the model chooses takes almost the same time (see MIN_STRATEGY_GAIN), this strategy is yielded.
+
+    A shape on which the model's strategy was not timed is left out.
     """
     for x in shapes:
         fastest = min(x.seconds, key=lambda name: x.seconds[name])
@@ -238,7 +241,7 @@ def fastest_strategies(shapes: Sequence[StrategyTimes], chip: Chip) -> Iterator[
 
 
 def strategies_by_side(dtype: str, chip: Chip | None, fit: BlockFit | None) -> dict[str, str]:
-    """Return the strategy of fmm's own kernel by the side of a square; empty for types without the kernel."""
+    """Return the tile strategy of fmm's own kernel by the side of a square; empty for types without this kernel."""
     if chip is None or dtype not in FUSED_SIZES:
         return {}
     own = chip_with_fit(chip, fit)

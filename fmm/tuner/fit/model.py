@@ -1,15 +1,15 @@
-"""Fit the calibration of the performance model to measured seconds.
+"""Fit the calibration of the performance model to measured times.
 
 docs/model.md defines the predicted seconds T_i(x) of run i as a function of the parameters x
 (fmm.tuner.fit.parameters). Run i has the measured seconds t_i and the weight w_i. The coordinates c(x) are the
-logarithms of the parameters, except that a share is its own coordinate. The fit minimizes this sum over all runs i:
+logarithms of the parameters; the coordinate of a share is the share itself. The fit minimizes this sum over all runs i:
 
     sum_i rho(r_i)  +  PRIOR_WEIGHT^2 |c(x) - c(x_start)|^2        r_i = w_i log(T_i(x) / t_i)
 
-The function rho (soft L1) is quadratic for residuals r_i up to SOFT_L1_SCALE, and linear for larger residuals. The
-weight PRIOR_WEIGHT keeps a parameter near its start value in x_start if no run determines the parameter. The 95 %
-intervals are computed from the Jacobian at the minimum. If the 95 % interval of a parameter is too wide, the parameter
-is undetermined: the fit fixes this parameter and starts again.
+The function rho (soft L1) is quadratic for residuals r_i up to SOFT_L1_SCALE, and linear for larger residuals. The term
+with PRIOR_WEIGHT keeps a parameter near its value in x_start if no run determines the parameter. The 95 % intervals are
+computed from the Jacobian at the minimum. If the 95 % interval of a parameter is too wide, the parameter is
+undetermined. The fit then fixes this parameter and starts again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from fmm.tuner.trials.record import ProductSize, Trial
 
 @dataclass(frozen=True)
 class Observation:
-    """An observation: the median seconds of one timed run on one problem."""
+    """What the fit uses of the samples of one run on one problem: the median of the seconds."""
 
     problem: Problem
     run: TimedRun
@@ -54,7 +54,7 @@ class Observation:
 
     @property
     def run_kind(self) -> str:
-        """Kind of the timed run; `FitParameter.informed_by` lists the kinds that depend on a parameter.
+        """Kind of the timed run; `FitParameter.informed_by` lists the kinds of runs whose time depends on a parameter.
 
         The kinds `vendor`, `products`, `sums` and `plan` are runs of plans with the vendor's leaf. Runs with fmm's own
         kernel have the kind `tile` (no level), `odd tile` (no level, unaligned rows) or `inside` (sums inside the
@@ -73,7 +73,7 @@ class Observation:
 
     @property
     def has_vendor_leaf(self) -> bool:
-        """True if the vendor's BLAS computes the leaf products of the plan."""
+        """True if the vendor's BLAS computes the leaf products of the run's plan."""
         return self.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf
 
     def predicted_seconds(self, calibration: Calibration) -> float:
@@ -82,7 +82,7 @@ class Observation:
 
 
 def observed_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Observation]:
-    """Return one observation for every run and problem: the median over all samples from the given stages."""
+    """Return an observation for each run and problem: the median of all samples of these stages."""
     samples: dict[tuple[ProductSize, str, str, str], list[float]] = {}
     for t in trials:
         if t.stage in stages and t.seconds is not None:
@@ -98,7 +98,7 @@ def observed_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Obs
 
 @dataclass(frozen=True)
 class CalibrationFit:
-    """A fitted calibration with intervals and residuals.
+    """A fitted calibration, the 95 % intervals of its parameters, and the residuals of the observations.
 
     `intervals` maps the name of each determined parameter to its 95 % interval; all other parameters are fixed.
     `residuals` has log(predicted / measured) for each observation.
@@ -109,24 +109,27 @@ class CalibrationFit:
     residuals: tuple[float, ...]
 
 
-VENDOR_TILE_SIDES = (64.0, 128.0, 256.0)  # possible sides of C's tiles in the vendor's kernels; the fit tries each
-# largest number of evaluations in a fit; further evaluations hardly reduce the residuals
+VENDOR_TILE_SIDES = (64.0, 128.0, 256.0)  # the sides of a tile of C in the vendor's kernels that the fit tries
+# largest number of evaluations of the residuals in a fit; more evaluations hardly reduce the residuals
 MAX_FIT_EVALUATIONS = 60
-SCREENING_EVALUATIONS = 8  # largest number of evaluations in a preliminary fit
-# Undetermined parameters are fixed together if their 95 % intervals exceed this multiple of the tolerance, else one by
-# one. If two correlated parameters are undetermined, fixing one of the two may determine the other.
+SCREENING_EVALUATIONS = 8  # largest number of evaluations of the residuals in a preliminary fit
+# If 95 % intervals of undetermined parameters exceed this multiple of the tolerance, these parameters are fixed
+# together. Otherwise one parameter is fixed at a time: of two correlated parameters, fixing one may determine the
+# other.
 FIX_TOGETHER_RATIO = 3.0
 
 
 def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observation]) -> CalibrationFit:
-    """Return the fit of all parameters, with the tile side of the vendor's kernels that fits best.
+    """Return the fit of all parameters; the tile side of the vendor's kernels is the one that fits best.
 
-    Least squares cannot vary the tile side: the number of tiles is a step function of the tile side, without a slope.
+    The tile side is tried, not varied by least squares: the number of tiles is a step function of the tile side,
+    without a slope.
     """
     vendor_observations = [o for o in observed if o.has_vendor_leaf]
     start = _with_fastest_rates(start, dtype, vendor_observations)
     if start.batches:
-        without_rounds = with_parameters(start, dtype, {"rate.sms": 0.0})  # a fractional number of tile rounds
+        # with sms = 0, the model does not count whole rounds of tiles
+        without_rounds = with_parameters(start, dtype, {"rate.sms": 0.0})
         starts = [
             TILE_SIDE_PARAMETER.with_value(s, dtype, side)
             for s in dict.fromkeys((start, without_rounds))
@@ -140,7 +143,7 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
 def fit_until_determined(
     start: Calibration, dtype: str, observed: Sequence[Observation], free: Sequence[FitParameter] | None = None
 ) -> CalibrationFit:
-    """Fit repeatedly, and fix undetermined parameters, until all free parameters are determined; return the fit."""
+    """Fit repeatedly, each time with more fixed parameters, until all free parameters are determined."""
     problem = LeastSquares(start, dtype, observed, free)
     solution = problem.solve(MAX_FIT_EVALUATIONS)
     while loose := problem.undetermined_parameters(solution):
@@ -154,7 +157,7 @@ def fit_until_determined(
 
 
 def _with_fastest_rates(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Calibration:
-    """Return the starting calibration with the highest measured rate of products and the median rate of sums."""
+    """Return the start of a fit: the calibration with the highest measured product rate and the median sum rate."""
     rates = [o.problem.flops / o.seconds for o in observed if o.run_kind == "vendor"]
     streams = [
         cached_plan_work(o.run.plan, o.problem).traffic * o.problem.itemsize / o.seconds
@@ -163,14 +166,15 @@ def _with_fastest_rates(start: Calibration, dtype: str, observed: Sequence[Obser
     ]
     fastest = with_parameters(start, dtype, {"rate.flops": max(rates)}) if rates else start
     fastest = replace(fastest, stream=median(streams)) if streams else fastest
-    # `host` must be large enough to change predicted times, or the residuals have no slope along `host`
+    # start with a `host` that is large enough to change predicted times: otherwise the residuals have no slope along
+    # `host`
     if start.batches:
         fastest = replace(fastest, host=min((o.seconds for o in observed if o.run_kind == "vendor"), default=0.0))
     return with_parameters(fastest, dtype, {"rate.memory": 4 * fastest.stream})
 
 
 def _fit_own_kernel(fit: CalibrationFit, dtype: str, observed: Sequence[Observation]) -> CalibrationFit:
-    """Return the fit extended by the parameters of fmm's own kernel; unchanged if no fused plan was timed."""
+    """Return the fit with the parameters of fmm's own kernel added; unchanged if no plan with fused sums was timed."""
     tiled = [o for o in observed if o.run.plan.uses_tile_model]
     if not any(o.run_kind == "inside" for o in tiled):
         return fit
@@ -179,10 +183,10 @@ def _fit_own_kernel(fit: CalibrationFit, dtype: str, observed: Sequence[Observat
 
 
 def _fit_leaf_rates(fit: CalibrationFit, dtype: str, observed: Sequence[Observation]) -> CalibrationFit:
-    """Return the fit with a rate for each timed leaf that has its own rate, and no such rate for untimed leaves.
+    """Return the fit with rates of leaves that have a rate of their own: timed leaves are fitted, others removed.
 
-    If a leaf has few observations, only the starting rate is scaled. If a leaf has more observations, all parameters of
-    its rate are fitted.
+    For a leaf with few observations, only `rate.flops` is fitted. For a leaf with more observations, all
+    LEAF_RATE_PARAMETERS are fitted.
     """
     for name in fit.calibration.rates.keys() - {dtype}:
         timed = [o for o in observed if o.run.part != "sums" and o.run.plan.leaf_use.leaf.rate == name]
@@ -199,7 +203,7 @@ def _fit_leaf_rates(fit: CalibrationFit, dtype: str, observed: Sequence[Observat
 
 # ---- the fit of few samples: a scaled calibration
 
-MIN_WHOLE_PLANS = 3  # the fit varies only SCALED_PARAMETERS if fewer whole plans were timed
+MIN_WHOLE_PLANS = 3  # if fewer whole plans were timed, the fit varies only SCALED_PARAMETERS
 SCALED_PARAMETERS = (FIT_PARAMETERS_BY_NAME["rate.flops"], FIT_PARAMETERS_BY_NAME["stream"])
 
 
@@ -236,31 +240,32 @@ def _with_median_rate(
 
 # ---- least squares
 
-SOFT_L1_SCALE = 0.03  # residuals above this number count linearly, so that outliers have less weight
-# weight of the distance from the start; the weight hardly affects parameters that the observations determine
+# the fit's cost grows linearly with residuals above this number, so that outliers have less weight
+SOFT_L1_SCALE = 0.03
+# weight of a parameter's distance from its start value, too small to change parameters that observations determine
 PRIOR_WEIGHT = 0.002
-# smallest assumed standard deviation of residuals, since few residuals may be small by chance
+# Smallest standard deviation of residuals from which intervals are computed: a few residuals may be small by chance.
 MIN_RESIDUAL_DEVIATION = 0.01
-MIN_SINGULAR_VALUE_SHARE = 1e-12  # singular values of the Jacobian are raised to at least this share of the largest
-# Weights of observations of sums or products that are timed alone; a whole plan has the weight 1. Sums and products
-# that are timed alone see other cache contents and clock rates than inside a plan. Whole plans therefore have more
-# weight. On a CPU that runs several products at a time, sums are timed inside plans and have full weight.
+MIN_SINGULAR_VALUE_SHARE = 1e-12  # singular values of the Jacobian are raised to at least this share of the largest one
+# Weights of observations in which only the sums or only the products of a plan were timed; a whole plan has the weight
+# 1. Timed alone, sums and products run with other cache contents and clock rates than inside a plan. On a CPU that runs
+# several products at a time, sums are timed inside plans and have the weight 1.
 RUN_PART_WEIGHTS = {"sums": 0.1, "products": 0.1}
-# The largest factor by which the weights of plans with several levels are raised on a CPU. The raised sum of squared
-# weights is at most the sum of squared weights of the vendor's products. A tuning times few plans with several levels,
-# but decisions depend strongly on the times of these plans.
+# On a CPU, the weights of plans with several levels are raised: a tuning times few of these plans, but decisions depend
+# strongly on their times. This is the largest factor. The factor is also limited such that the sum of the squared
+# weights is at most that of the vendor's products.
 MAX_DEEP_PLAN_WEIGHT = 3.0
-# On a CPU that runs several products at a time, a plan's weight is reduced if its time exceeds this multiple of the
-# vendor's.
+# On a CPU that runs several products at a time, a plan has less weight if its time exceeds this multiple of the
+# vendor's time.
 FULL_WEIGHT_TIME_RATIO = 1.5
 
 
 @dataclass(frozen=True)
 class LeastSquaresSolution:
-    """The minimum of a least-squares problem: the coordinates x, the cost, the residuals, and the uncertainty of x.
+    """The minimum of a least-squares problem: coordinates x, cost, residuals, and the uncertainty of x.
 
-    `residuals` has log(predicted / measured) for each observation. Each row of `directions` is an independent
-    displacement of x, and as long as half of a 95 % interval.
+    `residuals` has log(predicted / measured) for each observation. The rows of `directions` are independent
+    displacements of x; each is as long as half of the 95 % interval in its direction.
     """
 
     x: Any
@@ -270,14 +275,14 @@ class LeastSquaresSolution:
 
     @property
     def interval_half_widths(self) -> tuple[float, ...]:
-        """Half of the length of each coordinate's 95 % interval."""
+        """Half of the length of the 95 % interval of each coordinate."""
         return tuple(float(x) for x in np.sqrt(np.sum(self.directions**2, axis=0)))
 
 
 class LeastSquares:
     """A least-squares problem: the observations, and the free parameters that the fit varies.
 
-    If `free` is not given, the problem varies all parameters of the device that affect the observations.
+    Without `free`, the problem varies all parameters of this kind of device on which times of the observations depend.
     """
 
     def __init__(
@@ -312,7 +317,7 @@ class LeastSquares:
         return with_parameters(self.start, self.dtype, self.parameters_at(x))
 
     def weighted_residuals(self, x: Any) -> Any:
-        """Return the weighted log(predicted / measured) of all observations, then weighted distances from the start."""
+        """Return the weighted log(predicted / measured) of each observation, then the distances from the start."""
         calibration = self.calibration_at(x)
         pairs = zip(self.observed, self._works, strict=True)
         predicted = [predicted_run_seconds(o.run, o.problem, work, calibration) for o, work in pairs]
@@ -320,7 +325,7 @@ class LeastSquares:
         return np.concatenate([weighted, PRIOR_WEIGHT * (x - self._origin)])
 
     def solve(self, steps: int) -> LeastSquaresSolution:
-        """Return the best solution within `steps` evaluations; the next call starts from this solution."""
+        """Return the best solution after at most `steps` evaluations; the next call starts from this solution."""
         from scipy.optimize import least_squares
 
         bounds = self._low, self._high
@@ -332,9 +337,10 @@ class LeastSquares:
         return LeastSquaresSolution(solved.x, float(solved.cost), unweighted, self._solution_uncertainty(solved))
 
     def _solution_uncertainty(self, solved: Any) -> Any:
-        """Return the uncertainty of a minimum from the Jacobian's singular values; residuals are assumed to be normal.
+        """Return the `directions` of LeastSquaresSolution, computed from the Jacobian for normal residuals.
 
-        The number of degrees of freedom is the sum of the squared weights, minus the number of free parameters.
+        The number of degrees of freedom is the sum of the squared weights of the observations, minus the number of free
+        parameters.
         """
         from scipy.stats import t
 
@@ -345,7 +351,7 @@ class LeastSquares:
         return t.ppf(0.975, freedom) * np.sqrt(variance) * directions / slopes[:, None]
 
     def undetermined_parameters(self, solution: LeastSquaresSolution) -> dict[FitParameter, float]:
-        """Return the undetermined parameters: name -> half width of the 95 % interval, divided by the tolerance."""
+        """Return the undetermined parameters: parameter -> (half width of its 95 % interval) / tolerance."""
         interval_over_tolerance = {
             p: p.interval_over_tolerance(width)
             for p, width in zip(self.free, solution.interval_half_widths, strict=True)
@@ -353,7 +359,10 @@ class LeastSquares:
         return {p: x for p, x in interval_over_tolerance.items() if x > 1}
 
     def with_fixed_parameters(self, fixed: Iterable[FitParameter], solution: LeastSquaresSolution) -> LeastSquares:
-        """Return the problem with some parameters fixed at their neutral values; its `solve` starts at `solution`."""
+        """Return the problem with some parameters fixed, at their neutral values or else at their start values.
+
+        The `solve` of the new problem starts at `solution`.
+        """
         left_out = set(fixed)
         neutral = {p.name: p.neutral for p in left_out if p.neutral is not None}
         start = with_parameters(self.start, self.dtype, neutral)
@@ -374,7 +383,7 @@ class LeastSquares:
 
 
 def observation_weights(start: Calibration, observed: Sequence[Observation]) -> list[float]:
-    """Return the weights of the observations in the fit."""
+    """Return the weight of each observation in the fit."""
     if start.lanes == 1:
         weights = [RUN_PART_WEIGHTS.get(o.run.part, 1.0) for o in observed]
     else:
@@ -386,7 +395,7 @@ def observation_weights(start: Calibration, observed: Sequence[Observation]) -> 
 
 
 def _raise_deep_plan_weights(weights: Sequence[float], observed: Sequence[Observation]) -> list[float]:
-    """Return the weights, raised for whole plans with several levels (see MAX_DEEP_PLAN_WEIGHT)."""
+    """Return the weights, with higher weights of whole plans with several levels (see MAX_DEEP_PLAN_WEIGHT)."""
     deep = [o.run_kind == "plan" and count_levels(o.run.plan) > 1 for o in observed]
     squares = sum(w * w for w, is_deep in zip(weights, deep, strict=True) if is_deep)
     vendor = sum(w * w for w, o in zip(weights, observed, strict=True) if o.run_kind == "vendor")
@@ -399,11 +408,11 @@ def _raise_deep_plan_weights(weights: Sequence[float], observed: Sequence[Observ
 
 @dataclass(frozen=True)
 class PredictionError:
-    """Statistics of the relative errors predicted / measured - 1.
+    """Statistics of relative errors of predictions, (predicted / measured) - 1.
 
     `median` and `p95` are quantiles of the absolute errors. `bias` is the median of the signed errors. `upper` is the
-    upper end of the median's 95 % interval, which is far above the median for few measurements. `above` is computed
-    like `upper`, as if the errors below 0 were mirror images of the errors above 0.
+    upper end of the 95 % interval of `median`; for few measurements, it is far above the median. `above` is computed
+    like `upper`, but from the errors above 0, and as if the errors below 0 had the same sizes.
     """
 
     count: int
@@ -415,17 +424,17 @@ class PredictionError:
 
     @property
     def json_fields(self) -> dict[str, float]:
-        """Dictionary of the statistics for a config's section; only the count if nothing was measured."""
+        """The statistics as a dictionary for a config section; only the count if there are no errors."""
         return asdict(self) if self.count else {"count": 0}
 
     @staticmethod
     def from_relative_errors(relative: Sequence[float]) -> PredictionError:
-        """Return the statistics of these relative errors, predicted / measured - 1."""
+        """Return the statistics of these relative errors."""
         if not relative:
             return PredictionError(0, 0.0, 0.0, 0.0, 0.0)
         count, sizes = len(relative), np.abs(relative)
         # The number of samples below the true median has a binomial distribution with the standard deviation
-        # sqrt(count) / 2.
+        # sqrt(count) / 2. The share of samples below the upper end is therefore 0.5 + 1.96 / (2 sqrt(count)).
         upper_rank = min(0.5 + 0.98 / count**0.5, 1.0)
         middle, p95, upper = (float(x) for x in np.quantile(sizes, (0.5, 0.95, upper_rank)))
         above = max(float(np.quantile(relative, (1 + upper_rank) / 2)), 0.0)
@@ -433,9 +442,9 @@ class PredictionError:
 
 
 def prediction_errors(calibration: Calibration, observed: Sequence[Observation]) -> dict[str, PredictionError]:
-    """Return the error statistics of predicted times, and of predicted speedups over the vendor.
+    """Return the error statistics of predicted times ("time"), and of predicted speedups over the vendor ("speedup").
 
-    A drift of the machine's speed cancels in a speedup, which is a ratio of two times on one problem.
+    A speedup is a ratio of two times on one problem, so a drift of the machine's speed cancels.
     """
     times = {(o.problem, o.run): (o.predicted_seconds(calibration), o.seconds) for o in observed}
     relative = [predicted / measured - 1 for predicted, measured in times.values()]

@@ -1,7 +1,7 @@
 """The parameters that a tuning fits: fields of a calibration, with units, bounds and meanings.
 
-If the measurements do not determine a parameter, the fit sets the parameter to its neutral value or the datasheet's
-value. The config has no interval for a fixed parameter.
+If the measurements do not determine a parameter, the fit fixes the parameter at its neutral value, or at the value from
+the datasheet. For a fixed parameter, the config has no interval.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from fmm.dtypes import DTYPES
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration
 
-# A parameter is determined if its 95 % interval has a half width of at most a tolerance. The tolerance of rates, times
-# and sizes is the factor QUANTITY_TOLERANCE; the tolerance of dimensionless factors is the factor FACTOR_TOLERANCE. The
-# tolerance of shares is the difference SHARE_TOLERANCE. In a recorded float64 tuning of a CPU, a tolerance of 3 instead
-# of 6 raised the median error of held-out times from 2.8 to 3.1 %.
+# A parameter is determined if the half width of its 95 % interval is at most its tolerance. For rates, times and sizes,
+# the tolerance is the factor QUANTITY_TOLERANCE. For dimensionless factors, the tolerance is the factor
+# FACTOR_TOLERANCE. For shares, the tolerance is the difference SHARE_TOLERANCE. In a recorded float64 tuning of a CPU,
+# a tolerance of 3 instead of 6 raised the median error of held-out times from 2.8 to 3.1 %.
 QUANTITY_TOLERANCE, FACTOR_TOLERANCE, SHARE_TOLERANCE = 6.0, 2.0, 0.5
 
 
 @dataclass(frozen=True)
 class FitParameter:
-    """A parameter that a fit varies: a field of the calibration, bounds, and the kinds of runs that depend on it."""
+    """A parameter that a fit varies: a field of the calibration, its bounds, and the runs whose time depends on it."""
 
     name: str  # name of a field of Calibration, or "rate." followed by the name of a field of ProductRate
-    unit: str  # unit of the value; empty for dimensionless factors and shares
+    unit: str  # unit of the value; empty for a dimensionless factor and for a share
     low: float
     high: float
     informed_by: frozenset[str]
-    neutral: float | None = None  # value if undetermined; None keeps the value before the fit
-    linear: bool = False  # True for a share; the fit varies logarithms of all other parameters
+    neutral: float | None = None  # value if the parameter is undetermined; None: the value before the fit
+    # True for a share, which the fit varies itself; of all other parameters, the fit varies the logarithm
+    linear: bool = False
 
     def value_in(self, calibration: Calibration, dtype: str) -> float:
         """Return the value of the parameter in a calibration."""
@@ -42,11 +43,11 @@ class FitParameter:
         return float(getattr(owner, self.name.removeprefix("rate.")))
 
     def with_value(self, calibration: Calibration, dtype: str, value: float) -> Calibration:
-        """Return a copy of the calibration with this value of the parameter."""
+        """Return a copy of the calibration in which the parameter has this value."""
         return with_parameters(calibration, dtype, {self.name: value})
 
     def fit_coordinate(self, value: float) -> float:
-        """Return the coordinate that least squares varies: the value of a share, else the logarithm of the value."""
+        """Return the coordinate that the fit varies: the value for a share, else the logarithm of the value."""
         return value if self.linear else log(value)
 
     def value_at_coordinate(self, fit_coordinate: float) -> float:
@@ -54,7 +55,7 @@ class FitParameter:
         return fit_coordinate if self.linear else exp(fit_coordinate)
 
     def interval_over_tolerance(self, half_width: float) -> float:
-        """Return the half width of a 95 % interval divided by the tolerance; above 1, the parameter is undetermined."""
+        """Return (half width of a 95 % interval) / tolerance; the parameter is undetermined if above 1."""
         return half_width / (
             SHARE_TOLERANCE if self.linear else log(QUANTITY_TOLERANCE if self.unit else FACTOR_TOLERANCE)
         )
@@ -67,10 +68,10 @@ class FitParameter:
 
 
 def with_parameters(calibration: Calibration, dtype: str, values: Mapping[str, float]) -> Calibration:
-    """Return one copy of the calibration with all these values by name; a fit makes thousands of copies.
+    """Return a copy of the calibration with new values of several parameters, by name.
 
-    `dtype` is an element type, or a leaf with its own rate. If the rate of such a leaf changes, the time to prepare A
-    and B stays the same, so `rows` and `cols` change in proportion to `flops`.
+    `dtype` is an element type, or the name of a leaf's rate. If `flops` of a leaf's rate changes, `rows` and `cols`
+    change in proportion, so that the time to prepare A and B remains the same.
     """
     own = {name: value for name, value in values.items() if not name.startswith("rate.")}
     rates = {name.removeprefix("rate."): value for name, value in values.items() if name.startswith("rate.")}
@@ -91,7 +92,7 @@ PRODUCT_RUN_KINDS, SUM_RUN_KINDS, PLAN_RUN_KINDS = (
 TILE_RUN_KINDS = frozenset({"tile", "inside"})
 OWN_KERNEL_RUN_KINDS = TILE_RUN_KINDS | {"odd tile"}  # kinds of runs that use fmm's own kernel
 FLOPS_UNIT, ENTRIES_UNIT, SECONDS_UNIT = "flop/s", "entries of C", "s"
-# A new term of the model's formula needs a new row in this table.
+# All parameters of the model's formula: a new term of the formula needs a new row in this table.
 FIT_PARAMETERS = (
     FitParameter("rate.flops", FLOPS_UNIT, 1e6, 1e17, PRODUCT_RUN_KINDS),
     FitParameter("rate.fill", ENTRIES_UNIT, 1.0, 1e8, PRODUCT_RUN_KINDS),
@@ -108,46 +109,47 @@ FIT_PARAMETERS = (
     FitParameter("small", "bytes", 1.0, 1e10, SUM_RUN_KINDS),
     FitParameter("sequential", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
     FitParameter("ragged", "", 0.1, 10.0, PLAN_RUN_KINDS, 1.0),
-    # `scalar` is at most 1: access to single numbers is never faster, and few plans separate its effect from that of
-    # `ragged`.
+    # The upper bound of `scalar` is 1: access to single numbers is never faster than access to vectors. Without the
+    # bound, few plans could separate the effects of `scalar` and `ragged`.
     FitParameter("scalar", "", 0.1, 1.0, PLAN_RUN_KINDS, 1.0),
-    # `parts` keeps its starting value if no plan for complex numbers was timed.
+    # `parts` remains at its starting value if no plan for complex numbers was timed.
     FitParameter("parts", "", 0.1, 2.0, PLAN_RUN_KINDS),
     FitParameter("deep", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
-    # the value is 0 if undetermined, since `small` may explain the same times
+    # an undetermined `launch` is set to 0, since `small` may explain the same times
     FitParameter("launch", SECONDS_UNIT, 1e-8, 1e-2, SUM_RUN_KINDS, 0.0),
     FitParameter("host", SECONDS_UNIT, 1e-8, 1e-2, frozenset({"products", "plan"})),
-    # negative if sums and products slow each other down
+    # `overlap` is negative if sums and products slow each other down
     FitParameter("overlap", "", -1.0, 1.0, PLAN_RUN_KINDS, linear=True),
     FitParameter("idle", SECONDS_UNIT, 1e-5, 1.0, PLAN_RUN_KINDS),
     FitParameter("spin", SECONDS_UNIT, 1e-5, 1.0, PLAN_RUN_KINDS),
     FitParameter("apart", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
-    # The parameters of fmm's own kernel are fitted last: the kernel's times do not depend on the vendor's parameters.
+    # The parameters from here on belong to fmm's own kernel. They are fitted after the other parameters.
     FitParameter("rate.tiled", "", 0.5, 10.0, TILE_RUN_KINDS),
     # If `rate.tiled_odd` is 0, the model never chooses fmm's own kernel for unaligned rows.
     FitParameter("rate.tiled_odd", "", 0.5, 10.0, frozenset({"odd tile"}), 0.0),
     FitParameter("rate.waves", "tiles", 0.1, 1e4, TILE_RUN_KINDS),
     FitParameter("rate.inside", "multiply-adds", 0.01, 1e3, frozenset({"inside"})),
 )
-# These are the parameters of a leaf with its own rate. The fit of a leaf varies only LEAF_RATE_PARAMETERS, and sets
-# undetermined parameters to the datasheet's value. `rows` and `cols`, the time to prepare A and B, are bytes over the
-# device's bandwidth, and keep the datasheet's value: a tuning measures few thin products. (A tuning of an H100 measured
-# 16 products by `f16x3`, none thinner than 992. The fit made `cols` 160; the datasheet's value is 446. The predicted
-# times of 300 other products were then too short by 12 % at the median, and by up to 40 % for thin products.)
+# The parameters that are fitted for a leaf with a rate of its own. Undetermined parameters have the value from the
+# datasheet. `rows` and `cols`, which describe the time to prepare A and B, are computed from bytes and the device's
+# bandwidth and are not fitted: a tuning measures few thin products. (A tuning of an H100 measured 16 products by
+# `f16x3`, none thinner than 992. A fit of `cols` gave 160; the value from the datasheet is 446. The predicted times of
+# 300 other products were then too short by 12 % at the median, and by up to 40 % for thin products.)
 LEAF_RATE_PARAMETERS = tuple(replace(p, neutral=None) for p in FIT_PARAMETERS[:3])
 FIT_PARAMETERS_BY_NAME: Mapping[str, FitParameter] = MappingProxyType({p.name: p for p in FIT_PARAMETERS})
 OWN_KERNEL_START_VALUES = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
-# The fit tries a few tile sides, since the predicted time is a step function of the tile side.
+# The fit tries a few tile sides instead of varying this parameter, since the predicted time is a step function of the
+# tile side.
 TILE_SIDE_PARAMETER = FitParameter("rate.tile", "rows and columns of C", 1.0, 1024.0, frozenset())
 GPU_PARAMETER_NAMES = frozenset({"host", "scalar", "rate.copied"})
 CONCURRENT_PARAMETER_NAMES = frozenset(
     {"idle", "spin", "apart"}
-)  # parameters of CPUs that run several products at a time
+)  # parameters of the model of CPUs that run several products at a time
 CPU_PARAMETER_NAMES = frozenset({"parts"})  # on CPUs only, strided reads are slower than contiguous reads
 
 
 def is_used_on_device(parameter: FitParameter, start: Calibration) -> bool:
-    """Return True if the model of this kind of device uses the parameter."""
+    """Return True if the model of this kind of device has the parameter."""
     if start.batches:
         return parameter.name not in CPU_PARAMETER_NAMES | CONCURRENT_PARAMETER_NAMES
     return parameter.name not in GPU_PARAMETER_NAMES and (
@@ -156,9 +158,10 @@ def is_used_on_device(parameter: FitParameter, start: Calibration) -> bool:
 
 
 def is_parameter_determined(name: str, low: float, high: float) -> bool:
-    """Return True if the 95 % interval from `low` to `high`, read from a config, determines the named parameter.
+    """Return True if a 95 % interval from a config, `low` to `high`, determines the parameter with this name.
 
-    The name may begin with a leaf's name, as in `f16x3.rate.flops`. An unknown name counts as a dimensionless factor.
+    The name may begin with a leaf's name, as in `f16x3.rate.flops`. A parameter with an unknown name is treated as a
+    dimensionless factor.
     """
     own = f"rate.{name.rpartition('.rate.')[2]}"
     parameter = (
@@ -174,7 +177,7 @@ def is_parameter_determined(name: str, low: float, high: float) -> bool:
 
 @dataclass(frozen=True)
 class FixedParameter:
-    """A parameter that the fit held constant, with its value and the source of the value."""
+    """A parameter that the fit did not vary, with its value and the source of the value."""
 
     name: str
     value: float
@@ -196,7 +199,7 @@ def fixed_parameters(
         if p.name in determined or not is_used_on_device(p, fitted):
             continue
         if p.informed_by & OWN_KERNEL_RUN_KINDS and not fitted.require_rate(dtype).tiled > 0:
-            continue  # no run of fmm's own kernel was timed
+            continue  # no run of fmm's own kernel was timed: the parameter has no value
         if p.name in CPU_PARAMETER_NAMES and not DTYPES[dtype].is_complex:
             continue
         value = p.value_in(fitted, dtype)
@@ -207,8 +210,8 @@ def _value_source(p: FitParameter, value: float, dtype: str, guess: Calibration 
     """Return the source of a fixed parameter's value."""
     if value == p.neutral:
         return NEUTRAL_SOURCE
-    start = guess if gpu else cpu_calibration(1)  # only the rates depend on the number of threads
-    with suppress(ValueError):  # the calibration has no rate of this element type
+    start = guess if gpu else cpu_calibration(1)  # for 1 thread, since only rates depend on the number of threads
+    with suppress(ValueError):  # raised if the calibration has no rate of this element type
         if start is not None and p.value_in(start, dtype) == value:
             return f"datasheet of the {start.name}" if gpu else BUILT_IN_PARAMETER_SOURCE
     return UNDETERMINED_SOURCE
@@ -252,7 +255,7 @@ PARAMETER_MEANINGS: Mapping[str, str] = MappingProxyType(
 
 
 def parameter_meaning(name: str) -> str:
-    """Return the meaning of a parameter as text; for a parameter of another version of fmm, a default text."""
+    """Return the meaning of a parameter as text; a default text for a parameter that this version does not have."""
     return PARAMETER_MEANINGS.get(name, "unknown to this version")
 
 
@@ -267,7 +270,7 @@ PREFIXED_UNITS = ("flop/s", "bytes/s", "bytes", "s")  # units that are printed w
 
 
 def text_with_unit_prefix(unit: str, *values: float) -> tuple[list[str], str]:
-    """Return the values as text with a common SI prefix, and the unit with this prefix: `17.4` and `Gbytes/s`."""
+    """Return the values as texts with a common SI prefix, and the unit with this prefix, such as `Gbytes/s`."""
     if unit not in PREFIXED_UNITS:
         return [f"{x:.3g}" for x in values], unit
     least = UNIT_PREFIXES[-1] if max(values) else (1.0, "")

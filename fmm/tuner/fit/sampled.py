@@ -1,8 +1,8 @@
-"""Draw random calibrations from the covariance of a fit, to compute 95 % intervals of derived quantities.
+"""Draw random calibrations around a fit, to compute 95 % intervals of numbers that follow from the calibration.
 
-A parameter is inside its 95 % interval in 95 % of the sampled calibrations, and correlated parameters vary together.
-The samples do not vary fixed parameters. The samples also neglect differences between cards of one model, and the
-effect of the vendor's parameters on fmm's own kernel.
+The calibrations are drawn with the covariance of the fit. In 95 % of them, a parameter is inside its 95 % interval, and
+correlated parameters vary together. Fixed parameters do not vary. Neglected are differences between cards of one model,
+and the effect of the vendor's parameters on fmm's own kernel.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fmm.tuner.fit.model import LeastSquares, Observation
 from fmm.tuner.fit.parameters import FIT_PARAMETERS, FIT_PARAMETERS_BY_NAME, LEAF_RATE_PARAMETERS, with_parameters
 
 SAMPLE_COUNT = 399  # number of sampled calibrations
-REDUCED_SAMPLE_COUNT = 39  # number of sampled calibrations for quantities that take long to compute
+REDUCED_SAMPLE_COUNT = 39  # number of sampled calibrations for numbers that take long to compute
 STANDARD_DEVIATIONS_95 = 1.96  # half width of a 95 % interval, in standard deviations
 
 
 def sample_calibrations(
     calibration: Calibration, dtype: str, intervals: Mapping[str, Sequence[float]], observed: Sequence[Observation]
 ) -> tuple[Calibration, ...]:
-    """Return sampled calibrations; equal arguments give equal samples; an empty tuple if no parameter is determined."""
+    """Return sampled calibrations, the same for the same arguments; an empty tuple if no parameter is determined."""
     determined = {name for name, (low, high) in intervals.items() if _is_sampled_parameter(name, low, high)}
     groups = list(_parameter_groups(calibration, dtype, determined, observed))
     random = np.random.default_rng(0)
@@ -40,25 +40,25 @@ def sample_calibrations(
 
 
 def _is_sampled_parameter(name: str, low: float, high: float) -> bool:
-    """Return True if the 95 % interval determines the parameter; its name may begin with a leaf's name."""
+    """Return True if the 95 % interval determines the parameter; `name` may begin with a leaf's name."""
     parameter = FIT_PARAMETERS_BY_NAME.get(name) or FIT_PARAMETERS_BY_NAME.get(f"rate.{name.rpartition('.')[2]}")
     return parameter is not None and parameter.is_determined_by_interval(low, high)
 
 
 @dataclass(frozen=True)
 class _ParameterGroup:
-    """Parameters that are fitted together, and their covariance.
+    """Parameters that are fitted together, with the covariance of their errors.
 
-    Each row of `directions` is an independent displacement of the parameters by one standard deviation.
+    The rows of `directions` are independent displacements of the parameters, each by one standard deviation.
     """
 
     problem: LeastSquares
     dtype: str
-    x: Any  # fitted parameters as coordinates of the fit
+    x: Any  # the fitted values, as coordinates of the fit
     directions: Any
 
     def sample_calibration(self, calibration: Calibration, random: np.random.Generator) -> Calibration:
-        """Return the calibration with random values of the group's parameters."""
+        """Return the calibration with random values for the parameters of this group."""
         x = self.x + random.standard_normal(len(self.directions)) @ self.directions
         values = self.problem.parameters_at(x)
         within = {p.name: min(max(values[p.name], p.low), p.high) for p in self.problem.free}
@@ -68,7 +68,11 @@ class _ParameterGroup:
 def _parameter_groups(
     calibration: Calibration, dtype: str, determined: Collection[str], observed: Sequence[Observation]
 ) -> Iterator[_ParameterGroup]:
-    """Yield the groups of parameters that are fitted together: vendor and sums, fmm's own kernel, each other leaf."""
+    """Yield the groups of parameters that are fitted together.
+
+    One group has the parameters of the vendor's products and of sums. One has the parameters of fmm's own kernel. Each
+    leaf with a rate of its own has a group.
+    """
     vendor = [o for o in observed if o.has_vendor_leaf]
     tiled = [o for o in observed if o.run.plan.uses_tile_model]
     for own in (vendor, tiled):
@@ -85,15 +89,15 @@ def _parameter_groups(
 
 def _group_from_problem(problem: LeastSquares, dtype: str) -> _ParameterGroup:
     solution = problem.solve(1)  # one evaluation suffices for the Jacobian at the fitted parameters
-    # An orthogonal transformation of the directions does not change their covariance. The signs of the directions are
-    # fixed, so that the samples are reproducible.
+    # The QR factorization makes the directions unique, so that samples are reproducible: R has the covariance of the
+    # directions, and its rows are given the signs that make its diagonal positive.
     _, directions = np.linalg.qr(solution.directions)
     signs = np.where(np.diag(directions) < 0, -1.0, 1.0)
     return _ParameterGroup(problem, dtype, solution.x, signs[:, None] * directions / STANDARD_DEVIATIONS_95)
 
 
 def central_interval_95(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return the central 95 % interval of sampled values; the value None counts as infinity."""
+    """Return the central 95 % interval of sampled values; None is treated as infinity."""
     ordered = sorted(values, key=lambda x: inf if x is None else x)
     beyond = max(int(0.025 * (len(values) + 1)) - 1, 0)
     return ordered[beyond], ordered[-1 - beyond]
