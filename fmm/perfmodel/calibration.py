@@ -36,9 +36,8 @@ class ProductRate:
     cols: float = 0.0  # number of columns of C with which reading A takes as long as multiplying
     # bytes/s with which thin products read and write operands; 0: the rate of sums, `Calibration.stream`
     memory: float = 0.0
-    # `unaligned`, `odd`, `alone` and `copied` are factors on the time of a product; 1 means no loss.
-    # factor on the time of a product if all rows begin at multiples of 4 bytes, but some rows do not begin at multiples
-    # of 16 bytes
+    # The fields from `unaligned` to `copied` are factors on the time of a product; 1 means no loss. `unaligned` is the
+    # factor if all rows begin at multiples of 4 bytes, but some rows do not begin at multiples of 16 bytes.
     unaligned: float = 1.0
     odd: float = 1.0  # factor on the time of a product if some rows do not begin at multiples of 4 bytes
     alone: float = 1.0  # factor on (unaligned - 1) and (odd - 1) if only the rows of A are unaligned
@@ -119,16 +118,17 @@ class Calibration:
     tiled_margin: float = 0.08
     # Some kinds of sums are slower than the rate `stream`: they reach the share `sequential`, `ragged`, `scalar`,
     # `parts` or `deep` of `stream`.
-    sequential: float = 1.0  # share for the sums of sequential levels
-    ragged: float = 1.0  # share for sums on rows that do not begin at the beginning of a cache line
-    scalar: float = 1.0  # share for sums on rows that a kernel must move one number at a time
-    parts: float = 1.0  # share for sums of real or imaginary parts of complex numbers, every second number in memory
-    deep: float = 1.0  # share for sums of three levels in one pass, which leave registers for few threads
+    sequential: float = 1.0  # share of `stream` for the sums of sequential levels
+    ragged: float = 1.0  # share of `stream` for sums on rows that do not begin at the beginning of a cache line
+    scalar: float = 1.0  # share of `stream` for sums on rows that a kernel must move one number at a time
+    # share of `stream` for sums of real or imaginary parts of complex numbers, which are every second number in memory
+    parts: float = 1.0
+    deep: float = 1.0  # share of `stream` for sums of three levels in one pass, which leave registers for few threads
     host: float = 0.0  # shortest time of the host to start one product, in seconds
     # The fields that begin with `call` are the shortest times of the host for a user's call, in seconds. A recurring
     # call takes at least the host's time, even if the device finishes earlier. The tuner measures launches alone; a
     # user's call also runs Python code.
-    call_of_library: float = 0.0  # host seconds for the library's own product
+    call_of_library: float = 0.0  # host seconds for a call of the library's own product
     # host seconds for plans with levels or with a leaf of several launches: a CUDA graph is replayed with new addresses
     call: float = 0.0
     call_of_leaf: float = 0.0  # host seconds for a leaf of one launch

@@ -1,7 +1,7 @@
 """List the candidates: the plans that are compared for a problem when the caller names no plan.
 
 A form of plans combines a level and a leaf in several patterns. Each level names its forms; an algorithm's file names
-the forms in the line `consider`. Each leaf names the forms whose plans may end with this leaf. New levels and
+the forms in the line `consider`. Each leaf names the forms of plans that may end with this leaf. New levels and
 leaves are therefore compared without a change of this module.
 
 If the fastest candidate needs too much workspace, `compose_levels` puts further levels above candidates.
@@ -42,7 +42,7 @@ class CandidateForm:
     """
 
     name: str
-    device: str  # cpu or cuda
+    device: str  # device of the plans: cpu or cuda
     patterns: tuple[str, ...]
     max_products: int  # plans with more leaf products than this number are skipped
     reason: str  # the reason why the plans of this form are compared
@@ -84,7 +84,7 @@ CANDIDATE_FORMS: Final = (
         7**3,
         # If one pass runs several levels, the pass computes every sum separately. In one pass, Winograd's shared sums
         # save no traffic and need more registers. On an H200 Winograd's levels in one pass are never faster than
-        # Strassen's levels, and three of them are half as fast.
+        # Strassen's levels, and three of these levels have half the speed.
         "one to three levels in one pass with a batch of leaf products: the fewest passes over memory",
     ),
     CandidateForm(
@@ -436,7 +436,7 @@ def _levels_error_growth(levels: tuple[Level, ...], dtype: str) -> float | None:
 
 
 def _drop_dominated(found: Sequence[OuterLevels]) -> list[OuterLevels]:
-    """Return the elements that no other element with products of equal size dominates."""
+    """Return the outer levels without those that are dominated by other outer levels with products of equal size."""
     best: list[OuterLevels] = []
     for x in sorted(found, key=lambda x: (x.seconds, x.workspace, x.error_growth)):
         if not any(x.sides == other.sides and x.is_dominated_by(other) for other in best):

@@ -196,12 +196,13 @@ UNPADDED_SIDE_SHARE = 0.7
 # vendor is too long, so that plans seem to win. The numbers are measured on an H100, see
 # results/nvidia-h100-80gb-hbm3/thin.json and held-out.jsonl.gz.
 # Level 3m: the formula of a datasheet's calibration ignores that the vendor cuts a long inner side of complex products.
-# The predicted time is 1.5 to 2.8 times the vendor's for 128 to 240 rows or columns of C. Level 3m in complex64 has
-# 0.61 to 1.15 of the vendor's speed for sides below 176. `f16x3`: for 64 to 127 rows of C the predicted time is 1.2 to
-# 1.4 times the vendor's, and `f16x3` has 0.32 to 0.93 of the vendor's speed. For 66 to 127 columns of C the choices of
-# the model have 1.10 to 1.73 times the vendor's speed. Few products with less than 64 columns were measured. `tile`:
-# for inner sides below 96 the predicted time is 1.1 to 1.3 times the vendor's, and `tile` has 0.93 to 1.18 of the
-# vendor's speed.
+# For 128 to 240 rows or columns of C the vendor's predicted time is 1.5 to 2.8 times its measured time. Level 3m in
+# complex64 has 0.61 to 1.15 of the vendor's speed for sides below 176.
+# `f16x3`: for 64 to 127 rows of C the vendor's predicted time is 1.2 to 1.4 times its measured time, and `f16x3` has
+# 0.32 to 0.93 of the vendor's speed. For 66 to 127 columns of C the choices of the model have 1.10 to 1.73 times the
+# vendor's speed. Few products with less than 64 columns were measured.
+# `tile`: for inner sides below 96 the vendor's predicted time is 1.1 to 1.3 times its measured time, and `tile` has
+# 0.93 to 1.18 of the vendor's speed.
 SHORTEST_COMPLEX_SIDES = (176, 176, 176)
 SHORTEST_EMULATED_SIDES = (128, 0, 64)
 SHORTEST_TILED_SIDES = (0, 96, 0)
@@ -216,7 +217,7 @@ class EligiblePlan(NamedTuple):
     shortest: Shape  # smallest allowed m, k and n; 0: no limit
     # the number of parts into which all levels together cut m, k and n; None: no cut
     parts: tuple[int, int, int] | None
-    levels: int = 0  # levels of recursion
+    levels: int = 0  # number of levels of recursion
     bounds: LevelBounds | None = None  # measured bounds on the number of levels; None: no bound
 
     def accepts_operands(self, problem: Problem) -> bool:
@@ -303,7 +304,7 @@ def shortest_sides(plan: Plan, rate: ProductRate) -> Shape:
     limits = [(0, 0, 0)]
     if any(level.is_complex_split for level in plan.levels):
         limits.append(SHORTEST_COMPLEX_SIDES)
-    if rate.blocks:  # the kernel `f16x3`
+    if rate.blocks:  # only the kernel `f16x3` has a rate with `blocks`
         limits.append(SHORTEST_EMULATED_SIDES)
     if plan.uses_tile_model and not plan.levels:
         limits.append(SHORTEST_TILED_SIDES)

@@ -133,7 +133,7 @@ class _CountingRules(NamedTuple):
     opened: bool  # True to count the steps of a level that one leaf runs as a whole
 
     def rectangle_traffic(self, rectangles: Mapping[MovedElements, int], itemsize_below: int) -> tuple[int, int]:
-        """Return the bytes and the memory transactions that move the given rectangles."""
+        """Return the number of bytes of these rectangles, and of memory transactions that move the rectangles."""
         sizes = [(n * (itemsize_below if below else self.itemsize), t) for (n, below), t in rectangles.items()]
         return sum(size * t for size, t in sizes), sum(-(-size // self.transaction) * t for size, t in sizes)
 

@@ -1,4 +1,4 @@
-"""Estimate the error growth of a plan on given matrices: the plan's expected error divided by the vendor's error.
+"""Estimate the error growth of a plan on two matrices: the plan's expected error divided by the vendor's error.
 
 Errors are measured in the Frobenius norm. A leaf product is modelled as a classical product in which every partial sum
 is rounded. The variance of a leaf product's error is therefore the sum of the squares of all partial sums. Random

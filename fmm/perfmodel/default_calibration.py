@@ -293,11 +293,11 @@ PLANE_FILL_FACTOR = 12  # factor on `ProductRate.fill` if the vendor multiplies 
 
 # ---- GPUs: constants of products that are computed with residues: float64 and integer products
 
-# The number of moduli for products of integers depends on the inner dimension. Default rates assume this one.
+# The number of moduli for products of integers depends on the inner dimension. Default rates assume this dimension.
 MODULI_INNER_DIMENSION = 8192
-# The time to split or join one number without its residues, in bytes of memory traffic, for each number of inner
-# levels. The numbers of bytes were measured in float64 at 8192. With two levels a number needs more bytes, since many
-# sums share few registers.
+# The time to split or join one number, without the traffic of its residues, in bytes of memory traffic, for each number
+# of inner levels. The numbers of bytes were measured in float64 at 8192. With two levels a number needs more bytes,
+# since many sums share few registers.
 SPLIT_BYTES_PER_NUMBER, JOIN_BYTES_PER_NUMBER = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
 # For each byte by which a number is shorter than 8 bytes, splitting and joining save this number of bytes of traffic.
 # Numbers of A and B are read two or three times, and numbers of C are written once.

@@ -232,7 +232,10 @@ class _LevelPolynomials(NamedTuple):
 
 
 def _merge_counts(pairs: Iterator[tuple[KeyT, int]]) -> dict[KeyT, int]:
-    """Return the counts with one item for each key; different polynomials may give equal keys."""
+    """Return a dict from keys to counts; the counts of equal keys are added up.
+
+    Keys can be equal if different polynomials have the same value.
+    """
     found: dict[KeyT, int] = {}
     for key, times in pairs:
         found[key] = found.get(key, 0) + times

@@ -14,14 +14,14 @@ rate `stream`, the traffic is multiplied by 1 - p + p / r.
 
 H (hidden sums) is overlap * min(P, the part of S below an overlapped level). H is negative if sums delay products.
 
-L (launches) is max(launch * (starts + passes), host * calls - (P + S - H)). The second argument of L is the additional
-time if the host starts the products more slowly than the device does all the work.
+L (launches) is max(launch * (starts + passes), host * calls - (P + S - H)). The second argument is positive if the host
+needs more time to start the products than the device needs for all its work.
 
 E (ends) is idle + min(spin, (P + S + idle) (c - 1) / (c + 1)) on a CPU with c products at a time, else 0.
 
 The names in the formula are fields of ProductRate and Calibration; c is `Calibration.lanes`. With c products at a time
 on a CPU, a leaf product counts as one of a batch of c products. With c products at a time, P and S are the times in
-which all threads are busy. The check of A and B for overflow counts as a sum, because it reads them once.
+which all threads are busy. The check of A and B for overflow counts as a sum, because the check reads A and B once.
 """
 
 from __future__ import annotations
@@ -406,9 +406,10 @@ def tiled_slowdown(tiles: LeafTiles, rate: ProductRate, m: float, k: float, n: f
     return (rate.tiled or 1.0) * whole * (1 + start + rate.inside * added) * waiting
 
 
-# ---- s of the kernel `f16x3` (three float16 products). The model counts whole rounds of the kernel's own tiles. Each
-# thread block computes one tile after the other, so that nothing hides the beginning and end of a tile. The model of
-# the kernel `f16x3` leaves out that clocks fall under load.
+# ---- s of the kernel `f16x3` (three float16 products)
+#
+# The model counts whole rounds of the kernel's own tiles. Each thread block computes one tile after the other, so that
+# nothing hides the beginning and end of a tile. The model of the kernel `f16x3` leaves out that clocks fall under load.
 
 WIDE_TILE = F16X3_SIZES[0]
 # A tile of half the width takes NARROW_TILE_STEP_SHARE of a wide tile's time for each step, and NARROW_TILE_END_SHARE

@@ -149,7 +149,7 @@ def _product_work(plan: Plan, problem: Problem) -> PlanWork:
 
 
 def _exact_counts(plan: Plan, problem: Problem) -> tuple[tuple[LeafProducts, ...], float, float]:
-    """Return the leaf products, the elements that sums move, and the passes of sums, counted from the plan's steps."""
+    """Return the leaf products and the numbers of moved elements and of passes of sums, counted from the steps."""
     counts = cost(plan, *problem.size, problem.itemsize, count_leaf_steps=False)
     leaves = tuple((*size, float(times), _batch_size(plan)) for size, times in counts.leaves)
     passes = counts.launches - sum(count / together for *_, count, together in leaves)
@@ -255,7 +255,7 @@ def aligned_operands(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
 
 
 def sum_access_bytes(products: float, itemsize: int) -> int:
-    """Return the bytes that a level's sums move in one access on aligned rows; `products`: the level's products.
+    """Return the bytes that the sums of a level with `products` products move in one access on aligned rows.
 
     A GPU thread that sums three levels in one pass has registers for at most two numbers.
     """

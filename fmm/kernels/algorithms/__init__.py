@@ -1,1 +1,1 @@
-"""Algorithms as data: schemes, step tables, and programs of their additions. Reading an algorithm proves it."""
+"""Algorithms as data: schemes, step tables, and programs of their additions. Each one is proved when it is read."""

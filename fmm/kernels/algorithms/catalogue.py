@@ -1,8 +1,8 @@
 """The catalogue of schemes: names, permutations of the sizes, and compositions.
 
-A scheme is a file in schemes/, or a text that a user registered. If its name ends in its sizes m, k, n (hk223), the
-catalogue also has schemes for the other orders of the sizes (hk232, hk322), which are derived from it. Compositions are
-written `strassen^2` and `strassen*hk223`. When a scheme is read, the Brent equations prove that it multiplies matrices.
+A scheme is a file in schemes/, or a text that a user registered. If a scheme's name ends in its sizes m, k, n (hk223),
+the catalogue also has derived schemes for the other orders of the sizes (hk232, hk322). Compositions are written
+`strassen^2` and `strassen*hk223`. When a scheme is read, the Brent equations prove that it multiplies matrices.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A sum of products of integers is exact in float64 if the magnitudes of all terms add up to at most 2^53 (float32: 2^24).
 Under this condition, every partial sum is an integer that the type represents exactly, in any order of additions. To
-satisfy it, the entries of A and B are cut into small digits. All digits with the same index form a floating-point
-matrix, a plane. The inner dimension is cut into blocks of at most `inner` positions, and BLAS multiplies planes block
-by block.
+satisfy the condition, the entries of A and B are cut into small digits. All digits with the same index form a
+floating-point matrix, a plane. The inner dimension is cut into blocks of at most `inner` positions, and BLAS multiplies
+planes block by block.
 
 Integer types keep only the lowest bits of a product: C modulo 2^bits. (In two's complement, an unsigned integer can be
 read as the signed integer with the same bits.)
@@ -20,10 +20,10 @@ a_0 b_1 + a_1 b_0 = (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1.
 
 Three digits by three digits would be nine products of digits. For 64-bit integers, digits of 22, 20 and 22 bits are
 chosen. Then a_1 b_2, a_2 b_1 and a_2 b_2 have a weight of 2^64 or more and vanish modulo 2^64. Five products remain:
-a_0 b_0, a_1 b_1, (a_0 + a_1) (b_0 + b_1), a_0 b_2 and a_2 b_0. The last two have equal weights: if the planes of a_0
-and a_2 are adjacent, and also those of b_2 and b_0, one BLAS call of twice the inner length computes a_0 b_2 + a_2 b_0.
-Fewer than five products are impossible for polynomials modulo x^3 over a field. Residues would need seven products
-modulo primes of 21 bits, because they must determine all 128 + log2 k bits of a product.
+a_0 b_0, a_1 b_1, (a_0 + a_1) (b_0 + b_1), a_0 b_2 and a_2 b_0. The products a_0 b_2 and a_2 b_0 have equal weights: if
+the planes of a_0 and a_2 are adjacent, and also the planes of b_2 and b_0, one BLAS call of twice the inner length
+computes a_0 b_2 + a_2 b_0. Fewer than five products are impossible for polynomials modulo x^3 over a field. Residues
+would need seven products modulo primes of 21 bits, because residues must determine all 128 + log2 k bits of a product.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class OperandPlanes:
         return tuple(sum(self.widths[:i]) for i in range(len(self.widths) + 1))
 
     def plane_bounds(self, magnitude: int, bits: int) -> tuple[int, ...]:
-        """Return an upper bound of the magnitudes in each plane; `magnitude` is the largest one in the operand."""
+        """Return the largest possible magnitude in each plane; `magnitude` is the largest magnitude in the operand."""
         top = self.digit_offsets[-1]
         last = min((magnitude >> top) + 1, 1 << (bits - 1 - top)) if self.widths else magnitude
         digits = (*(1 << (width - 1) for width in self.widths), last)
@@ -125,7 +125,7 @@ def _two_digit_product(bits: int) -> DigitProducts:
 
 
 def _karatsuba_product(left: int, right: int) -> DigitProducts:
-    """Return the product modulo 2^64 of an A of `left` digits and a B of `right` digits (2 or 3) by Karatsuba."""
+    """Return the product modulo 2^64 by Karatsuba's identity, for A of `left` and B of `right` digits (2 or 3)."""
     widths = {2: (LOW_BITS,), 3: (LOW_BITS, MIDDLE_BITS)}
     x: tuple[DigitSum, ...] = ((0,), (2,), (1,), (0, 1)) if left == 3 else ((0,), (1,), (0, 1))
     y: tuple[DigitSum, ...] = ((2,), (0,), (1,), (0, 1)) if right == 3 else ((0,), (1,), (0, 1))

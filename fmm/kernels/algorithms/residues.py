@@ -16,23 +16,23 @@ The additions therefore round by at most 48^2 2^12 2^-53.
 Matrices of float64 become integers by scaling rows and columns with powers of two; the bound on their products is
 proved in kernels/cuda/device_code/residue_planes.cuh.
 
-Integer types keep only the lowest 64 bits of a product. For them, s - q M can be computed modulo 2^64, from w_i and M
-modulo 2^64. Unsigned integers are read as signed integers with the same bits: the values differ by a multiple of
-2^bits.
+Integer types keep only the lowest 64 bits of a product. For integer types, s - q M can be computed modulo 2^64, from
+w_i and M modulo 2^64. Unsigned integers are read as signed integers with the same bits: the values differ by a multiple
+of 2^bits.
 
 The moduli are at most 256, so that residues fit into 8 signed bits (-128 to 127) for the tensor cores of GPUs. The
 largest pairwise coprime moduli are chosen greedily: 256, 255, 253, 251, 247, ..., as in Ozaki's scheme II (Ozaki,
 Uchino, Imamura, 2025).
 
-Complex numbers need two products for each modulus instead of three (the scheme 2M of arXiv 2609.05419). Their moduli
-have only prime factors that are 1 modulo 4: for such a modulus p there is an integer j with j^2 = -1 modulo p. For
-Gaussian integers A = Ar + i Ai and B = Br + i Bi, let A+ = Ar + j Ai and A- = Ar - j Ai, and B+ and B- likewise. Modulo
-p, the map i -> j respects sums and products, because j^2 = -1, and so does the map i -> -j. Therefore they map C = A B
-to C+ = A+ B+ and C- = A- B-, and Cr = (C+ + C-) / 2 and Ci = (C+ - C-) / (2j). Here 2 and j have inverses modulo p,
-since p is odd and j (-j) = 1. So the residues of both parts of C are known, and the parts are reconstructed as above.
-The factors 1 / 2 and 1 / (2j) are part of the weights: c_i is C+ + C- in the sum for Cr, and C+ - C- in the sum for Ci.
-The parts of C are bounded like real products, because |sum a b| <= |a| |b| also holds for complex vectors and their
-2-norms. Conjugating an operand exchanges its planes A+ and A-.
+Complex numbers need two products for each modulus instead of three (the scheme 2M of arXiv 2609.05419). The moduli for
+complex numbers have only prime factors that are 1 modulo 4. Modulo a number p of this kind, there is an integer j with
+j^2 = -1. For Gaussian integers A = Ar + i Ai and B = Br + i Bi, let A+ = Ar + j Ai and A- = Ar - j Ai, and B+ and B-
+likewise. Modulo p, the map i -> j preserves sums and products, because j^2 = -1, and so does the map i -> -j. Therefore
+C = A B becomes C+ = A+ B+ and C- = A- B-, and Cr = (C+ + C-) / 2 and Ci = (C+ - C-) / (2j). Here 2 and j have inverses
+modulo p, since p is odd and j (-j) = 1. This determines the residues of both parts of C, and the parts are
+reconstructed as above. The factors 1 / 2 and 1 / (2j) are part of the weights: c_i is C+ + C- in the sum for Cr, and
+C+ - C- in the sum for Ci. The parts of C are bounded like real products, because |sum a b| <= |a| |b| also holds for
+complex vectors and their 2-norms. Conjugating an operand exchanges its planes A+ and A-.
 """
 
 from __future__ import annotations

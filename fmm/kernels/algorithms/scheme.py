@@ -157,8 +157,8 @@ class Scheme:
 
         If all entries have one sign, partial sums grow with their length. The error of a sum of length k therefore has
         a variance like k^3. If an operand of a product is a sum of blocks, its entries are proportional to the sum of
-        the blocks' coefficients. The result is 1.22 for Strassen's scheme. It is 0.5 for Winograd's, because the sums
-        of blocks cancel the mean of the entries.
+        the blocks' coefficients. The result is 1.22 for Strassen's scheme. For Winograd's scheme, the result is 0.5,
+        because the sums of blocks cancel the mean of the entries.
         """
         if self.factors:
             return prod(f.error_growth_one_sign for f in self.factors)

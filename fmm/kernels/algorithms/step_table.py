@@ -61,7 +61,7 @@ class TableKernel:
 
     @cached_property
     def read_blocks(self) -> tuple[str, ...]:
-        """Return each formal block whose old value the assignments read, without the operands of the product."""
+        """Return the formal blocks with old values that the assignments read, without the operands of the product."""
         written: set[str] = set()
         seen: dict[str, None] = {}
         for target, terms in self.assignments:
@@ -282,7 +282,7 @@ def step_from_call(call: TableKernelCall) -> TableStep:
 
 
 def _check_places(table: StepTable, origin: str) -> None:
-    """Raise StepTableError for a block that is undeclared, unused, read before it is written, or a written input."""
+    """Raise StepTableError for a written input, and for a block that is undeclared, unused or read before a write."""
     m, k, n = table.size
     grids = {"A": (m, k), "B": (k, n), "C": (m, n)}
     blocks = {f"{x}{i + 1}{j + 1}" for x, (r, c) in grids.items() for i in range(r) for j in range(c)}

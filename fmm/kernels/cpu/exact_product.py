@@ -29,7 +29,7 @@ from fmm.kernels.cpu.worker_threads import is_worker_thread
 from fmm.kernels.plans.memory_layout import temporary_bytes
 
 BLOCK_SIDE = 2048  # largest number of rows and of columns of a block of C
-PLANE_DEPTH = 4096  # largest number of columns of all A's planes in memory together, and of rows of all B's planes
+PLANE_DEPTH = 4096  # largest total number of columns of A's planes in memory, and of rows of B's planes
 TILE_ROWS = 512  # largest number of rows of a tile that one thread multiplies
 MIN_TILE_SIDE = 64  # smallest number of rows or columns of a tile
 PANEL_BYTES = 256 * 1024  # bytes of a panel: the band of rows that one task splits into digits, or adds to C
@@ -47,7 +47,7 @@ def exact_workspace_bytes(m: int, k: int, n: int, batch: int) -> int:
     depth = min(MAX_PLANES * k, PLANE_DEPTH)
     tiles = max(
         count * temporary_bytes(min(high, TILE_ROWS * CONCURRENT_PRODUCTS // count), wide, WIDEST_ITEMSIZE)
-        for high, wide in ((rows, cols), (cols, rows))  # C may be column-major
+        for high, wide in ((rows, cols), (cols, rows))  # the transposed product is computed if C is column-major
         for count in (1, CONCURRENT_PRODUCTS)
     )
     return temporary_bytes(rows, depth, WIDEST_ITEMSIZE) + temporary_bytes(depth, cols, WIDEST_ITEMSIZE) + tiles

@@ -41,7 +41,7 @@ class NumpyBackend:
     on_progress: ProgressCallback | None = field(default=None, kw_only=True)
 
     def run_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
-        """Check A and B by calling `check` at once, before any product."""
+        """Check A and B for overflow by calling `check` at once, before any product."""
         check()
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:

@@ -33,8 +33,8 @@ from fmm.kernels.plans.sums import LineExponents, Mirror, RescaledCopy, Sum
 CONCURRENT_PRODUCTS = 2  # number of products at the same time; a plan has too few products for more threads
 MIN_CONCURRENT_FLOPS = 2 * 1024**3  # smallest number of flops of a whole product for which concurrent tasks are faster
 MAX_QUEUED_TASKS = 32  # largest number of unfinished tasks, enough for a level's products and the next level's sums
-# A product with at most 1/SMALL_PRODUCT_DIVISOR of the total flops does not wait for the check of A and B, because
-# little work is wasted if the check fails.
+# A product with at most 1/SMALL_PRODUCT_DIVISOR of the total flops does not wait for the check of A and B for overflow,
+# because little work is wasted if the check fails.
 SMALL_PRODUCT_DIVISOR = 32
 BANDS_PER_SUM = 4  # number of bands of rows in a sum; a band can start as soon as its own rows are ready
 # Smallest number of rows in a part of a divided product. Smaller parts are slower, because BLAS packs the right operand
@@ -115,7 +115,7 @@ def share_elements(x: Array, y: Array) -> bool:
     """Return True if two arrays share an element, or if NumPy cannot decide this quickly."""
     try:
         return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]  # NumPy's stubs permit 0 and -1 only
-    except RuntimeError:  # numpy.exceptions.TooHardError
+    except RuntimeError:  # numpy.exceptions.TooHardError: NumPy cannot decide with `max_work` steps
         return True
 
 
@@ -127,7 +127,7 @@ class TaskQueue:
         self.changed = threading.Condition()
         self.waiting: list[PlanTask] = []
         self.running: set[PlanTask] = set()
-        self.check: PlanTask | None = None  # the check of A and B; large products wait for this task
+        self.check: PlanTask | None = None  # the check of A and B for overflow; large products wait for this task
         self.closed = False
         self.error: BaseException | None = None
         self.seconds = {False: 0.0, True: 0.0}  # CPU seconds of the workers: key False for sums, key True for products
@@ -222,7 +222,7 @@ class ConcurrentBackend(NumpyBackend):
     queue: TaskQueue
 
     def run_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
-        """Add a check of A and B to the queue; only large products wait for the check."""
+        """Add the check of A and B for overflow to the queue; only large products wait for the check."""
         task = PlanTask(reads, (), check)
         self.queue.add_task(task)
         self.queue.check = task
@@ -309,7 +309,10 @@ def _running_queue(
 
 @dataclass
 class StepTimes:
-    """Seconds of products and of all other steps (`sums`). If two threads run steps, times are half the CPU seconds."""
+    """Seconds of products and of all other steps (`sums`).
+
+    If two threads run the steps at the same time, each number is half of the threads' CPU seconds.
+    """
 
     sums: float = 0.0
     products: float = 0.0

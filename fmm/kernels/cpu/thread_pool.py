@@ -89,7 +89,7 @@ def _run_on_workers(tasks: Sequence[Job], count: int) -> None:
     try:
         _run_queue(queue)
     finally:
-        # Cancel the workers' jobs that have not started, and wait for the jobs that have: an error must not reach the
+        # Cancel the workers' jobs that have not started, and wait for the started jobs: an error must not reach the
         # caller while another thread still writes.
         for share in shares:
             retry_until_done(share.cancel_or_wait)
@@ -98,7 +98,9 @@ def _run_on_workers(tasks: Sequence[Job], count: int) -> None:
 
 
 def _run_queue(queue: deque[Job]) -> None:
-    with np.errstate(all="ignore"):  # NumPy's error state is per thread; the vendor recomputes a result that overflows
+    # Each thread has its own setting for NumPy's warnings. Warnings are off here: if the result overflows, the vendor
+    # computes the product again.
+    with np.errstate(all="ignore"):
         before = np.setbufsize(NUMPY_BUFFER_ELEMENTS)
         try:
             while queue:

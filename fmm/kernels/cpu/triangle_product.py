@@ -22,7 +22,8 @@ from fmm.kernels.cpu.worker_threads import run_uninterrupted
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.sums import Mirror, Place
 
-ROW_MAJOR, UPPER, LOWER, NOT_TRANSPOSED, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # enumerators of cblas.h
+# values of the enumerations in cblas.h
+ROW_MAJOR, UPPER, LOWER, NOT_TRANSPOSED, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113
 RANK_FUNCTIONS = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}
 TRANSPOSED_ROWS = 128  # largest number of rows that are transposed at once
 # Number of rows that one task mirrors, and largest number of columns of a mirrored tile. A tile of this size is so

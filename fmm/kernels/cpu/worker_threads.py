@@ -32,7 +32,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 ResultT = TypeVar("ResultT")
-Job = Callable[[], object]  # work that raises no exception
+Job = Callable[[], object]  # work for a worker; a job raises no exception
 
 START_TIMEOUT_SECONDS = 1.0  # time to wait for a new thread to start
 RETRY_AFTER_SECONDS = 10.0  # time after a failed start of a thread until the next attempt
@@ -110,7 +110,7 @@ class Worker:
             if idle:
                 _idle_inboxes.append(self.inbox.put)
         except MemoryError:
-            return  # the caller's wait for `ready` times out
+            return  # the caller waits for `ready` until the timeout, and then raises NoThreadError
         ready.release()
         while not _this_thread.is_superfluous:
             with suppress(BaseException):
@@ -293,7 +293,7 @@ class CallerTask(Generic[ResultT]):
             if error is not None:
                 raise error
         finally:
-            del error  # the traceback refers to the work's arrays
+            del error  # frees the work's arrays, to which the error's traceback refers
         result: ResultT = self.result
         return result
 

@@ -19,13 +19,15 @@ from fmm.kernels.registry import RowRegistry, clear_on_registration
 
 OperandOrder = Literal["inner", "outer"]  # both operands of a leaf product are contiguous along this dimension
 OPERAND_ORDERS: Final[tuple[OperandOrder, ...]] = ("inner", "outer")
-HostProductFunction = Callable[[Any, Any, Any], object]  # multiply(left, right, dest)
+HostProductFunction = Callable[[Any, Any, Any], object]  # called as multiply(left, right, dest)
 HostProductWithScratchFunction = Callable[
     [Any, Any, Any, Any, Any], object
-]  # multiply(left, right, dest, scratch, threads)
-ScratchFunction = Callable[[int, int, int, int], int]  # scratch(m, k, n, count): bytes for a batch of `count` products
-TypedScratchFunction = Callable[[int, int, int, int, int], int]  # scratch(itemsize, m, k, n, count)
-PreparedLayoutFunction = Callable[[int, int, int], tuple[int, int]]  # layout(itemsize, lines, length): (offset, bytes)
+]  # called as multiply(left, right, dest, scratch, threads)
+# called as scratch(m, k, n, count); returns the bytes of workspace for a batch of `count` products
+ScratchFunction = Callable[[int, int, int, int], int]
+TypedScratchFunction = Callable[[int, int, int, int, int], int]  # called as scratch(itemsize, m, k, n, count)
+# called as layout(itemsize, lines, length); returns the offset and the bytes of prepared data behind an operand
+PreparedLayoutFunction = Callable[[int, int, int], tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Leaf:
     """A kernel that multiplies, and its properties. Devices are `cpu` and `cuda`; types are names of fmm.dtypes."""
 
     name: str
-    meaning: str  # description for users
+    meaning: str  # description of the leaf for users
     devices: tuple[str, ...]
 
     # Fields on the types that the leaf multiplies.
@@ -91,7 +93,7 @@ class Leaf:
     # The forms of candidates that end in the leaf (fmm.perfmodel.candidates). `alone`: plans without levels. `peer`:
     # plans without levels that are a baseline for other plans. `half`: plans without levels, for Gram products only.
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
-    unprobed: tuple[str, ...] = ()  # forms in which the tuner's probes do not measure the leaf
+    unprobed: tuple[str, ...] = ()  # forms of plans in which the tuner's probes do not measure the leaf
     tried: int = 4  # for numbered leaves: only the numbers 0 to `tried` - 1 are candidates
 
     # Fields on the error of the leaf.
@@ -129,7 +131,7 @@ class Leaf:
 
     @property
     def kernel_leaf_name(self) -> str:
-        """Return the leaf name under which a device selects kernels."""
+        """Return the leaf's name for the selection of kernels: `bytes` for every leaf that ends in `bytes`."""
         return self.end or self.name
 
     @property
@@ -149,7 +151,7 @@ class Leaf:
 
     @property
     def probed_forms(self) -> tuple[str, ...]:
-        """Return the forms in which the tuner's probes measure the leaf."""
+        """Return the forms of plans in which the tuner's probes measure the leaf."""
         return tuple(form for form in self.forms if form not in self.unprobed)
 
     @property

@@ -26,7 +26,7 @@ TRAVERSALS: tuple[Traversal, ...] = ("stacked", "overlapped", "batched", "fused"
 
 
 class PlanError(ValueError):
-    """Raised if a plan's text is invalid, or if the plan cannot run on the given problem."""
+    """Raised if a plan's text is invalid, or if a plan cannot run on a problem."""
 
 
 class LevelCut(NamedTuple):
@@ -65,7 +65,7 @@ class Level(ABC):
     # The largest number of products that replace one product; 1 if this number depends on the sizes and the level saves
     # no multiplications.
     products: int
-    depth: int = 1  # levels of recursion
+    depth: int = 1  # number of levels of recursion
     splits: bool = True  # True if the level's products are smaller than the problem
     # True if each product multiplies a block of A by a block of B into a block of C, without sums
     only_cuts: bool = False
@@ -74,7 +74,7 @@ class Level(ABC):
     bilinear: Scheme | None = None  # the scheme or the composition of schemes that the level computes
     # the numbers of parts of m, k and n; if set, all counts of the level are polynomials in the block sides
     cut: LevelCut | None = None
-    below: str = ""  # for a level that one leaf runs: the valid texts below the level, in words
+    below: str = ""  # for a level that one leaf runs: a description of the texts that can follow it in a plan
 
     # Fields on Gram products, where C is its own adjoint.
     for_gram: bool = False  # True if the level cuts Gram products only

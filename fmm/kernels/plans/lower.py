@@ -30,18 +30,18 @@ class Footprint(NamedTuple):
     The model uses footprints to rank plans within microseconds. An element is a number of the level's own type.
     """
 
-    products: float  # number of products
-    sides: Sides  # m, k and n of each product
-    passes: int = 0  # passes of sums over memory
-    moved: Sides = (0.0, 0.0, 0.0)  # elements of the blocks of A, B and C that sums read and write
-    held: Sides = (0.0, 0.0, 0.0)  # elements of temporaries with the sides of blocks of A, of B and of C
+    products: float  # number of the level's products
+    sides: Sides  # sides m, k and n of each product
+    passes: int = 0  # number of passes of sums over memory
+    moved: Sides = (0.0, 0.0, 0.0)  # numbers of elements of A's, of B's and of C's blocks that sums read and write
+    held: Sides = (0.0, 0.0, 0.0)  # numbers of elements in temporaries as large as blocks of A, of B and of C
     in_place: float = 1.0  # fraction of products that read a block of A or B in place, or write a block of C
     sequential: bool = False  # True if the sums are small passes between the products
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LevelWithSteps(Level):
-    """A level with methods that return its steps and the counts of its steps."""
+    """A level with methods that return the steps of a product and the counts of these steps."""
 
     @abstractmethod
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:

@@ -303,12 +303,13 @@ def _is_plan_text(text: str) -> bool:
     return True
 
 
-_NAME_PATTERN = re.compile(r"(^|\*\s*)([\w-]+)")  # a name at the beginning of a level, or after the * of a composition
+# matches a name at the beginning of a level, or after the * of a composition
+_NAME_PATTERN = re.compile(r"(^|\*\s*)([\w-]+)")
 _SEPARATOR_PATTERN = re.compile(r"\s*[-=]*>\s*|\s*→\s*|(?<![*\s])\s+(?![*\s])")
 
 
 def _similar_texts(text: str) -> Iterator[str]:
-    """Yield texts of plans that are similar to an invalid text: its names are replaced by the nearest valid names."""
+    """Yield valid texts of plans that are similar to an invalid text: the nearest valid names replace wrong names."""
     parts = [part for part in _SEPARATOR_PATTERN.split(text.strip().strip("'\"").lower()) if part]
     if not parts:
         return

@@ -162,8 +162,9 @@ def level_needs(steps: LevelSteps) -> LevelNeeds:
     return LevelNeeds(steps.temporaries, tuple(products), tuple(kinds), steps.streams)
 
 
-# ---- steps of C = alpha A B + beta D, where D (the addend) is another matrix than C. Before a block of C is first
-# written, each read of the block becomes a read of D. Later reads of the block still read C.
+# ---- steps of C = alpha A B + beta D, where D (the addend) is another matrix than C
+#
+# A step that reads a block of C reads the block of D instead, as long as no step has written the block of C.
 
 
 @lru_cache(maxsize=1024)

@@ -180,7 +180,7 @@ def _allocate_temporaries(level: LevelSteps, operands: Operands, machine: Machin
 
 def _run_step(step: LevelStep, operands: Operands, machine: Machine, dtype: str) -> None:
     if isinstance(step, RowMajorCopy) and not is_column_major(operands[step.source_place.name]):
-        return  # the operand serves as the copy
+        return  # a row-major operand serves as its own row-major copy
     if isinstance(step, Sum):
         machine.compute_sums(
             step, *([machine.submatrix(operands[p.name], p) for p in ps] for ps in (step.reads, step.writes))

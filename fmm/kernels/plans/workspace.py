@@ -55,7 +55,7 @@ def plan_workspace_bytes(
     """Return the plan's workspace in bytes: the largest total size of temporaries that exist at the same time.
 
     The workspace consists of the first level's temporaries, and of the largest workspace of its products. All products
-    use this memory one after the other. If two products run at a time, each has its own.
+    use this memory one after the other. If two products run at a time, each product has its own memory.
     """
     needs = None if plan.is_fused else _level_needs(plan, m, k, n, GemmParams(alpha, beta, op, fill))
     if needs is None:
@@ -73,7 +73,7 @@ def _level_needs(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> Leve
     """Return the memory needs of the plan's first level; None if one call of the leaf computes the product.
 
     The model compares many plans that begin with the same level. If the level's steps do not depend on the plan below
-    it, they are computed only once.
+    the level, the steps are computed only once for all these plans.
     """
     if plan.levels and params == PLAIN:
         first = require_level_with_steps(plan.levels[0])
@@ -153,8 +153,8 @@ def leaf_flops(plan: Plan, m: int, k: int, n: int) -> int:
 
 # ---- checks
 
-# Types that plans multiply on the host: all except types whose sums need a wider type (float16, bfloat16), and TF32,
-# which no array has.
+# Types that plans multiply on the host: all types except float16 and bfloat16, which need sums in a wider type, and
+# TF32, which is not the type of any array.
 HOST_TYPES = tuple(name for name, row in DTYPES.items() if not (row.sums_wider or row.stored_as))
 # A plan with at most this number of leaf products is allowed for any size of the problem.
 ALWAYS_ALLOWED_PRODUCTS = 4096

@@ -36,7 +36,10 @@ class MeasuredSystem:
         return Fraction(self.product_rate, self.addition_rate)
 
     def recursion_point_range(self, below: Fraction, above: Fraction) -> tuple[Fraction, Fraction]:
-        """Return the smallest and largest n_1 for true rates from printed - below (inclusive) to printed + above."""
+        """Return the smallest and the largest n_1 that the printed, rounded rates allow.
+
+        A true rate is at least the printed rate minus `below`, and less than the printed rate plus `above`.
+        """
         low = (self.product_rate - below) / (self.addition_rate + above)
         high = (self.product_rate + above) / (self.addition_rate - below)
         return 22 * low, 22 * high

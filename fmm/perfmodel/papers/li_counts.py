@@ -38,7 +38,7 @@ class Polynomial:
 
     @staticmethod
     def from_coefficients(*coefficients: Fraction | int) -> Polynomial:
-        """Return the polynomial with the given coefficients of 1, n, n^2, ..."""
+        """Return the polynomial with these coefficients of 1, n, n^2, ..."""
         found = [Fraction(c) for c in coefficients]
         while found and not found[-1]:
             found.pop()

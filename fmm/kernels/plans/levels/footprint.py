@@ -26,7 +26,7 @@ BlockGroup = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """The numbers of passes of a level, of blocks that its sums move, and of blocks that its temporaries hold.
+    """Counts of one level: passes of its sums, blocks that its sums move, and blocks that its temporaries hold.
 
     The first value of `held` and `in_place` is for equal blocks, the second value for smaller blocks at the edge.
     """
@@ -46,7 +46,7 @@ class BlockCounts:
         return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
 
     def temporary_elements(self, sides: Sides, equal_blocks: tuple[bool, bool, bool]) -> Sides:
-        """Return the numbers of elements in temporaries with blocks the size of A's, of B's, and of any other size.
+        """Return three numbers of elements: in temporaries with blocks as large as A's, as B's, and of any other size.
 
         `sides` are the block sides. `equal_blocks` has three values, for A, B and C: True if the matrix consists of
         equal blocks.

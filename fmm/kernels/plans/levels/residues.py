@@ -62,11 +62,11 @@ MODULI_BY_TYPE: Final = {
     "complex64": (7, 8, 9),
 }
 MAX_INNER_LEVELS: Final = {"float64": 2, "float32": 1, "complex128": 1, "complex64": 1}
-# Integer types that can have a level below residues: sums of two numbers fit in 64 bits. For 8-bit integers, such a
-# level would be useless.
+# Integer types that can have a level below residues: sums of two numbers fit in 64 bits. Products of 8-bit integers use
+# no residues, so they have no level below residues.
 TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
-# The number of moduli of prepared operands, by type. Prepared operands have no level below residues, because such a
-# level has different planes for A and for B. A prepared matrix is not conjugated.
+# The number of moduli of prepared operands, by type. Prepared operands have no level below residues, because a level
+# below residues has different planes for A and for B. A prepared matrix is not conjugated.
 PREPARED_MODULI: Final = {"float64": 14, "complex128": 15}
 # The numbers of moduli of candidates. `residues2m(7)` is a candidate for complex64, because `3m` over `f16x3` takes
 # 1.06, 1.17, 1.25 and 1.17 times as long for squares of side 1024, 2048, 4096 and 8192 (H200).
