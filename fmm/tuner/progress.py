@@ -1,4 +1,4 @@
-"""The progress bar of a tuning shows the element type, the stage, the remaining seconds and the speedups so far."""
+"""The progress bar of a tuning: the element type, the stage, the remaining time and the speedups so far."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from fmm.config import schema
 from fmm.tuner.findings.model_in_use import first_gaining_side
 
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar:20}| {postfix}"
-SHOWN_SPEEDUP_COUNT = 4  # number of speedups that the bar shows, the latest ones
+SHOWN_SPEEDUP_COUNT = 4  # number of the latest speedups that the bar shows
 
-OptionalSection = dict[str, Any] | None  # a section of a config; None if too little was measured
+OptionalSection = dict[str, Any] | None  # a config section; None if too little was measured
 
 
 class TuningProgress(Protocol):
-    """Receives the events of a tuning; a receiver is a progress bar, or shows nothing."""
+    """Receives the events of a tuning; there are two receivers, a progress bar and a silent one."""
 
     def set_remaining_seconds(self, seconds: float) -> None:
-        """Set the planned seconds of the element types that come after the next element type."""
+        """Set the planned seconds of the tunings that remain after the next element type."""
 
     def begin_element_type(self, label: str, seconds: float) -> None:
-        """Show that the tuning of an element type begins, with its planned seconds."""
+        """Show that the tuning of an element type begins; `seconds` is its planned time."""
 
     def show_sample(self, stage: str, elapsed: float) -> None:
-        """Show the stage of a sample that was taken `elapsed` seconds after the element type began."""
+        """Show the stage of a sample that was taken `elapsed` seconds after the tuning of the element type began."""
 
     def show_speedup_so_far(self, dtype: str, conclude_section: Callable[[], OptionalSection]) -> None:
-        """Show the speedup so far of the current element type; `conclude_section` returns its config section."""
+        """Show the speedup so far of an element type; `conclude_section` computes its config section so far."""
 
     def end_element_type(self, dtype: str, section: OptionalSection) -> None:
-        """Show that the tuning of an element type has ended with this config section."""
+        """Show that the tuning of an element type has ended; `section` is its config section."""
 
 
 class SilentProgress:
-    """A receiver that ignores all events of a tuning."""
+    """Ignores all events of a tuning, for example if stderr is no terminal."""
 
     def set_remaining_seconds(self, seconds: float) -> None: ...
 
@@ -51,16 +51,16 @@ class SilentProgress:
 
 
 class ProgressBar:
-    """A progress bar on stderr; `bar` is a tqdm bar whose total is the planned seconds of all element types."""
+    """A progress bar on stderr; `bar` is a tqdm bar with the planned seconds of all element types as its total."""
 
     def __init__(self, bar: Any, limit: float = inf) -> None:
         self.bar, self.limit = bar, limit
         self._before = self._planned = 0.0
         self._to_come: float | None = None
         self._label = ""
-        self._last = "", 0.0  # stage and elapsed seconds of the latest sample
-        self._gain_lines: dict[str, str] = {}  # element type -> speedup text, for types with a finished tuning
-        self._so_far: dict[str, str] = {}  # element type -> speedup text, for the type that is being tuned
+        self._last = "", 0.0  # stage of the latest sample, and seconds from the start of its element type
+        self._gain_lines: dict[str, str] = {}  # element type -> text of its speedup, for types with a finished tuning
+        self._so_far: dict[str, str] = {}  # element type -> text of its speedup, only for the type that is being tuned
 
     def set_remaining_seconds(self, seconds: float) -> None:
         self._to_come = seconds
@@ -95,7 +95,7 @@ class ProgressBar:
 
 
 def best_speedup_text(section: OptionalSection, dtype: str) -> str:
-    """Return as text the largest certified speedup with its side, else the model's first side with a gain, else ""."""
+    """Return as text the largest certified speedup with its side, or the first side with a predicted gain, or ""."""
     won = [e for e in (section or {}).get("entries", ()) if e["plan"] != "vendor"]
     if not won:
         if not section or section.get("doubts") or not section.get("calibration"):
@@ -108,13 +108,13 @@ def best_speedup_text(section: OptionalSection, dtype: str) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration as text, in seconds below two minutes and in minutes above."""
+    """Return a duration as text: below two minutes in seconds, otherwise in minutes."""
     return f"{max(seconds, 0):.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 @contextmanager
 def open_progress(planned: Sequence[float], limit: float | None, shown: bool) -> Iterator[TuningProgress]:
-    """Yield a progress bar for jobs with these planned seconds; if stderr is no terminal, yield a silent receiver."""
+    """Yield a progress bar for jobs with these planned seconds; without a terminal, yield a silent receiver."""
     if not shown or not sys.stderr.isatty():
         yield SilentProgress()
         return

@@ -1,4 +1,4 @@
-"""Helpers for all figures in the report: colours, sizes, labels that do not overlap, and saving as PNG and SVG."""
+"""What all figures of the report use: colours, sizes, labels that do not overlap, and saving as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import numpy as np
 from fmm.config.store import write_file
 from fmm.kernels.plans.plan import Plan
 
-# These are Okabe and Ito's colours, which colour-blind readers can distinguish.
+# Okabe and Ito's colours, which colour-blind readers can distinguish
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY_BLUE, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#222222",
 )  # fmt: skip
 DARK_YELLOW, VIOLET = "#8A6D00", "#5D3A9B"
 PLAN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY_BLUE, DARK_YELLOW, VIOLET)
-POINT_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # Matplotlib markers, one for each plan or type of a figure
+# Matplotlib markers; each plan or element type in a figure has its own marker
+POINT_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 GREY, BEIGE, LIGHT_GREY = "#999999", "#d0c8b8", "#eeeeee"
 FIGURE_STYLE: Any = {
     "font.size": 9.5,
@@ -36,21 +37,22 @@ FIGURE_STYLE: Any = {
     "axes.titlelocation": "left",
     "legend.frameon": False,
     "svg.fonttype": "none",
-    "svg.hashsalt": "fmm",  # with a fixed salt, equal figures have equal SVG files
+    "svg.hashsalt": "fmm",  # with a fixed salt, the same figure always gives the same SVG file
 }
 MAX_TICKS = 6  # largest number of ticks on a logarithmic axis
-DOTS_PER_INCH = 150  # resolution of PNG files
+DOTS_PER_INCH = 150  # resolution of PNG files, in dots per inch
 LEGEND_ROW_INCHES = 0.165  # height of a row of a legend, in inches
-MAX_LEGEND_ROW_LETTERS = 72  # number of letters that fit in a row of a legend
-DETAIL_FIGURE_INCHES = (5.2, 3.4)  # width and height of a figure, in inches; two figures share a row on a screen
+MAX_LEGEND_ROW_LETTERS = 72  # number of characters that fit in a row of a legend
+# width and height of a figure, in inches; on a screen, two such figures fit side by side
+DETAIL_FIGURE_INCHES = (5.2, 3.4)
 TEXT_LINE_HEIGHT_SHARE = 0.045  # height of a line of small text, as a share of the figure's height
-MAX_LABEL_LETTERS = 32  # number of letters in a line of a label beside the axes
+MAX_LABEL_LETTERS = 32  # largest number of characters in a line of a label beside the axes
 
 
 def new_figure(
     width: float = DETAIL_FIGURE_INCHES[0], height: float = DETAIL_FIGURE_INCHES[1], columns: int = 1
 ) -> tuple[Any, Any]:
-    """Return a new Matplotlib figure and its axes; an array of axes if `columns` is larger than 1."""
+    """Return a new Matplotlib figure and its axes; if `columns` is larger than 1, an array of axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -58,12 +60,12 @@ def new_figure(
 
 
 def plan_legend_name(plan: Plan) -> str:
-    """Return a plan's text for a legend, shortened by ` > vendor`, `.batched.pad16` and `.pad16`."""
+    """Return a plan's text for a legend; the usual parts ` > vendor`, `.batched.pad16` and `.pad16` are left out."""
     return str(plan).removesuffix(" > vendor").replace(".batched.pad16", "").replace(".pad16", "")
 
 
 def add_legend_below(figure: Any, *parts: Any) -> None:
-    """Add the legend of these axes below them, and enlarge the figure by the legend's height.
+    """Add a legend below the axes, and enlarge the figure by the height of the legend.
 
     The legend has two columns if all names are short.
     """
@@ -76,7 +78,7 @@ def add_legend_below(figure: Any, *parts: Any) -> None:
 def save_figure(figure: Any, stem: Path) -> tuple[list[Path], str]:
     """Write a figure as a PNG and an SVG file; return both paths and the SVG's text.
 
-    Calling `Figure.savefig` for each file would draw the figure and compute its layout twice.
+    `Figure.savefig` is not called: for two files, it would compute the layout twice.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -85,14 +87,14 @@ def save_figure(figure: Any, stem: Path) -> tuple[list[Path], str]:
     pixels = io.BytesIO()
     FigureCanvasAgg(figure).print_png(pixels)  # type: ignore[no-untyped-call]
     write_file(png, pixels.getvalue())
-    figure.set_layout_engine("none")  # the SVG has the same layout as the PNG
+    figure.set_layout_engine("none")  # keeps the layout of the PNG file
     text = svg_text(figure, stem.name)
     write_file(svg, text)
     return [png, svg], text
 
 
 def svg_text(figure: Any, salt: str) -> str:
-    """Return the figure as SVG text; the prefix `salt` makes its element ids unique on the HTML page."""
+    """Return the figure as SVG text; element ids begin with `salt`, so that they are unique on the HTML page."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
@@ -111,10 +113,10 @@ def svg_text(figure: Any, salt: str) -> str:
 def add_labels_at_right(
     axes: Any, points: Sequence[tuple[float, float, str]], colours: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Add the labels (x, y, text) in a column to the right of the axes, each with a line to its point (x, y)."""
+    """Add labels in a column to the right of the axes; each (x, y, text) has a line to its point (x, y)."""
     if not points:
         return
-    axes.autoscale_view()  # the transformation below needs the final limits of the axes
+    axes.autoscale_view()  # sets the final limits of the axes, which the transformation below needs
     ordered = sorted(points, key=lambda x: (x[1], -x[0]))
     names = [
         "\n".join(wrap(name, MAX_LABEL_LETTERS, break_long_words=False, break_on_hyphens=False)) for *_, name in ordered
@@ -129,7 +131,10 @@ def add_labels_at_right(
 
 
 def _spread_label_heights(heights: Any, lines: Sequence[int]) -> Any:
-    """Return a height from 0 to 1 for each label; the labels have this many lines of text and do not overlap."""
+    """Return a height for each label near its wanted height, so that labels with `lines` lines do not overlap.
+
+    Heights are from 0 (bottom of the axes) to 1 (top).
+    """
     gaps = np.array([0.0, *((a + b) / 2 for a, b in pairwise(lines))])
     steps = np.cumsum(gaps) * min(TEXT_LINE_HEIGHT_SHARE, 1 / max(gaps.sum(), 1.0))
     lowest = np.maximum.accumulate(heights - steps)
@@ -138,7 +143,7 @@ def _spread_label_heights(heights: Any, lines: Sequence[int]) -> Any:
 
 
 def set_power_of_two_ticks(axes: Any, most: int = MAX_TICKS) -> None:
-    """Set at most `most` ticks, at powers of two, on each logarithmic axis."""
+    """Set at most `most` ticks on each logarithmic axis, all at powers of two."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     for axis in (axes.xaxis, axes.yaxis):

@@ -1,4 +1,4 @@
-"""Draw the plan map of one element type: the model's choice over m = n and k, and the fastest measured plans."""
+"""Draw the plan map of one element type: the chosen plan over m = n and k, and the fastest measured plans."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from fmm.tuner.report.figures import (
 )
 from fmm.tuner.report.type_report import TypeReport
 
-MAX_SIDE_RATIO = 2.0  # the plan map shows a measured shape if m / n is between 1 / MAX_SIDE_RATIO and MAX_SIDE_RATIO
+# the plan map shows a measured shape only if m / n is between 1 / MAX_SIDE_RATIO and MAX_SIDE_RATIO
+MAX_SIDE_RATIO = 2.0
 
 
 def draw_plan_map(report: TypeReport) -> Any:
     """Return the figure of the plan map.
 
-    Each area shows the plan that the model chooses for m x k by k x m products. Each point shows the fastest measured
-    plan of a problem.
+    The colour of an area is the plan that the model chooses for m x k by k x m products. The colour of a point is the
+    fastest measured plan of a problem.
     """
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
@@ -63,7 +64,7 @@ def draw_plan_map(report: TypeReport) -> Any:
 
 
 def fastest_measured_plans(report: TypeReport) -> dict[Problem, Plan]:
-    """Return the fastest measured plan of each problem, or the vendor's product if no plan was faster."""
+    """Return the fastest measured plan of each problem; the vendor's product if no plan was faster."""
     found: dict[Problem, tuple[float, Plan]] = {}
     for problem, plan, speedup, *_ in report.measured_speedups:
         found[problem] = max(found.get(problem, (1.0, VENDOR)), (speedup, plan), key=lambda x: x[0])
@@ -71,7 +72,7 @@ def fastest_measured_plans(report: TypeReport) -> dict[Problem, Plan]:
 
 
 def _area_colours(plans_on_map: Counter[Plan]) -> dict[Plan | None, str]:
-    """Return the colours of the plans with the largest areas; the key None has the colour of all other plans."""
+    """Return the colours of areas by plan; the key None has the colour of all plans with small areas."""
     often = [plan for plan, _ in plans_on_map.most_common() if plan != VENDOR]
     own = sorted(often[: len(PLAN_COLOURS)], key=str)
     known: dict[Plan | None, str] = {VENDOR: LIGHT_GREY}
@@ -80,12 +81,12 @@ def _area_colours(plans_on_map: Counter[Plan]) -> dict[Plan | None, str]:
 
 
 def _point_colours(best: Counter[Plan], coloured: dict[Plan | None, str]) -> dict[Plan, str]:
-    """Return the colours of plans that are fastest at a measured point, but have no coloured area on the map."""
+    """Return the colours of the plans that are the fastest at a measured point and have no area with a colour."""
     often = [plan for plan, _ in best.most_common() if plan not in coloured]
     free = [colour for colour in PLAN_COLOURS if colour not in coloured.values()]
     return dict(zip(often, free, strict=False))
 
 
 def _coloured_plan_or_none(plan: Plan, coloured: dict[Plan | None, str]) -> Plan | None:
-    """Return the plan if its area has a colour, else None."""
+    """Return the plan if its areas have a colour of their own, else None."""
     return plan if plan in coloured else None

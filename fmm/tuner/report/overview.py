@@ -1,4 +1,4 @@
-"""Compute and draw the report's overview: measured or predicted speedups of square products, by type and side."""
+"""Compute and draw the overview of the report: measured or predicted speedups of square products."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ from fmm.tuner.report.figures import (
 )
 from fmm.tuner.report.type_report import MAX_SHOWN_SIDE_RATIO, TypeReport
 
-TABLE_SIDES = tuple(1024 << i for i in range(7))  # sides of the square products in the table: 1024 to 65536
-# The origin of a speedup, in SideSpeedup.kind. VENDOR_SPEEDUP means that fmm.matmul calls the vendor, with a speedup of
-# about 1.
+TABLE_SIDES = tuple(1024 << i for i in range(7))  # sides of the square products in the table of speedups: 1024 to 65536
+# Values of SideSpeedup.kind: whether a speedup is measured or predicted. VENDOR_SPEEDUP: fmm.matmul calls the vendor,
+# so that the speedup is about 1.
 MEASURED_SPEEDUP, PREDICTED_SPEEDUP, VENDOR_SPEEDUP = "measured", "predicted", "vendor"
-EXTRAPOLATED_SPEEDUP_KIND = "beyond"  # side above MAX_SHOWN_SIDE_RATIO times the largest measured side
+# value of SideSpeedup.kind: predicted for a side above MAX_SHOWN_SIDE_RATIO times the largest measured side
+EXTRAPOLATED_SPEEDUP_KIND = "beyond"
 
 
 @dataclass(frozen=True)
 class SideSpeedup:
-    """The speedup of fmm over the vendor for square products of one side, with its 95 % interval if measured."""
+    """The speedup of fmm over the vendor for square products of one side; `low` and `high` are its 95 % interval."""
 
     dtype: str
     side: int
@@ -52,12 +53,12 @@ class SideSpeedup:
     error_growth: float
     workspace: int
     op: Operation = "product"
-    untried: float = 0.0  # predicted speedup of an untimed plan, if clearly above `speedup`
-    beside: int = 0  # `side` minus the side of the table column: 1 for odd sides
+    untried: float = 0.0  # predicted speedup of a plan that was not timed, if clearly above `speedup`; else 0
+    beside: int = 0  # `side` minus the side of its column in the table: 1 for odd sides
 
 
 def shown_speedups(reports: Sequence[TypeReport]) -> list[SideSpeedup]:
-    """Return the speedups of all types for the table's sides: of products, and of measured gram products."""
+    """Return the speedups of all types for the sides of the table, of products and of measured gram products."""
     found: list[SideSpeedup] = []
     for report in reports:
         products, grams = (
@@ -69,13 +70,13 @@ def shown_speedups(reports: Sequence[TypeReport]) -> list[SideSpeedup]:
 
 
 def product_speedups(gains: Sequence[SideSpeedup], dtype: str) -> list[SideSpeedup]:
-    """Return the speedups of a type's products on even sides; sides on which fmm calls the vendor are left out."""
+    """Return a type's speedups of products on even sides, without sides on which fmm.matmul calls the vendor."""
     own = (gain for gain in gains if gain.op == "product" and gain.dtype == dtype and not gain.beside)
     return [gain for gain in own if gain.kind != VENDOR_SPEEDUP]
 
 
 def odd_side_speedups(report: TypeReport) -> list[SideSpeedup]:
-    """Return the speedups on odd sides 1025, 2049, ..., if the vendor is slow for odd sides of this type."""
+    """Return a type's speedups on the odd sides 1025, 2049, ...; none unless the vendor is slow on odd sides."""
     if (
         report.tuned.trusted_calibration is None
         or not report.choice_calibration.batches
@@ -87,7 +88,7 @@ def odd_side_speedups(report: TypeReport) -> list[SideSpeedup]:
 
 
 def first_extrapolated_speedups(report: TypeReport, shown: Sequence[SideSpeedup]) -> list[SideSpeedup]:
-    """Return the speedups of the two smallest table sides with a predicted gain that are above all shown sides."""
+    """Return predicted speedups for sides above all `shown` sides: for the two smallest sides with a gain."""
     if report.tuned.trusted_calibration is None:
         return []
     last = max((gain.side for gain in shown), default=0)
@@ -99,7 +100,7 @@ def first_extrapolated_speedups(report: TypeReport, shown: Sequence[SideSpeedup]
 
 
 def gram_speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
-    """Return the certified speedup of gram, a matrix times its adjoint; None if there is no trusted entry."""
+    """Return the certified speedup of gram (A^H A) for a square A; None if there is no entry to use."""
     known = report.tuned.find_entry((side, side, side), op="gram")
     if known is None:
         return None
@@ -109,9 +110,9 @@ def gram_speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
 
 
 def speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
-    """Return the speedup for square products of a side; None if the side is far above the timed sides.
+    """Return the speedup for square products of one side; None if the side is far above the timed sides.
 
-    The speedup is the certified entry's if fmm.matmul uses that entry, else the speedup of the model's choice.
+    If fmm.matmul uses a certified entry of this side, its speedup is returned, else that of the model's choice.
     """
     known = report.tuned.find_entry((side, side, side))
     if known is None and (
@@ -142,7 +143,7 @@ def _side_speedup(
     op: Operation = "product",
     untried: float = 0.0,
 ) -> SideSpeedup:
-    """Return the speedup with its plan's error growth and workspace; `speedup` has the value and its interval."""
+    """Return a SideSpeedup with the plan's error growth and workspace; `speedup` is (value, low, high)."""
     problem = Problem(side, side, side, report.dtype, op=op)
     needed = plan_workspace_bytes(plan, *problem.size, problem.itemsize, op=op)
     growth = expected_error_growth(plan, report.dtype, not report.calibration.batches)
@@ -150,19 +151,19 @@ def _side_speedup(
 
 
 def speedups_frame(gains: Sequence[SideSpeedup]) -> Any:
-    """Return the speedups as a pandas DataFrame with one row for each speedup."""
+    """Return the speedups as a pandas DataFrame; each row is one speedup."""
     import pandas
 
     return pandas.DataFrame([vars(gain) for gain in gains], columns=list(SideSpeedup.__dataclass_fields__))
 
 
 def reported_vendor_name(reports: Sequence[TypeReport]) -> str:
-    """Return the name of the vendor's library (cuBLAS, OpenBLAS, ...), which the first report has."""
+    """Return the name of the vendor's library, such as cuBLAS, from the first report."""
     return vendor_name(reports[0].calibration) if reports else "the vendor"
 
 
 def largest_timed_sides_text(reports: Sequence[TypeReport]) -> str:
-    """Return the largest timed sides with their types as text: `12800 (float32), 30144 (bfloat16, tf32)`."""
+    """Return the largest timed side of each type as text, such as `12800 (float32), 30144 (bfloat16, tf32)`."""
     found: dict[int, list[str]] = {}
     for report in reports:
         if report.largest_cube_side:
@@ -171,7 +172,7 @@ def largest_timed_sides_text(reports: Sequence[TypeReport]) -> str:
 
 
 def crossover_side(report: TypeReport) -> int | None:
-    """Return the side of the smallest square with a predicted gain; None if there is no gain or no trusted tuning."""
+    """Return the side from which gains are predicted; None if no gain is predicted or the tuning is rejected."""
     return (
         first_gaining_side(report.choice_calibration, report.dtype)
         if report.tuned.trusted_calibration is not None
@@ -179,7 +180,7 @@ def crossover_side(report: TypeReport) -> int | None:
     )
 
 
-SCREEN_FIGURE_INCHES, PHONE_FIGURE_INCHES = (7.6, 3.7), (3.8, 3.4)  # width and height of the figure in inches
+SCREEN_FIGURE_INCHES, PHONE_FIGURE_INCHES = (7.6, 3.7), (3.8, 3.4)  # width and height of the overview figure in inches
 ALL_TYPES_CAPTION = (
     "Lines: the model's choice, dashed beyond twice the largest measured side. Points: certified entries with 95 % "
     "intervals. Each type has one colour and one shape of points."
@@ -189,7 +190,7 @@ ALL_TYPES_CAPTION = (
 def draw_speedups_of_types(
     reports: Sequence[TypeReport], gains: Sequence[SideSpeedup], size: tuple[float, float] = SCREEN_FIGURE_INCHES
 ) -> Any:
-    """Return the figure of speedup over side for all types: lines of the model, points of certified entries."""
+    """Return the figure of speedup over side for all types: lines are predicted, points are certified entries."""
     figure, axes = new_figure(*size)
     ends, colours = [], {}
     for i, report in enumerate(reports):
@@ -218,7 +219,7 @@ def draw_speedups_of_types(
 
 
 def all_types_caption(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup]) -> str:
-    """Return the caption of the figure that draw_speedups_of_types draws."""
+    """Return the caption of the figure from draw_speedups_of_types."""
     none = "" if any(map(certified_square_entries, reports)) else " No square was certified to gain."
     untried = list(dict.fromkeys(gain.dtype for gain in gains if gain.untried))
     why = f" {', '.join(untried)}: the plan of the line was not tried at points far below."
@@ -232,7 +233,7 @@ def all_types_caption(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup
 
 
 def uses_datasheet_rates(report: TypeReport) -> bool:
-    """Return True if a plan on the speedup curve has a leaf with a rate from the datasheet."""
+    """Return True if some plan on the speedup curve has a leaf with a datasheet rate instead of a measured rate."""
     assumed = {*report.used.assumed, *report.used.left_out}
     return any(
         report.model_choice(side, side, side).plan.leaf_use.leaf.name in assumed for side, _ in report.speedup_curve
@@ -240,7 +241,7 @@ def uses_datasheet_rates(report: TypeReport) -> bool:
 
 
 def model_error_text(reports: Sequence[TypeReport]) -> str:
-    """Return a sentence with the error of predicted speedups for held-out shapes; empty if there are no errors."""
+    """Return a sentence with the errors of predicted speedups on held-out shapes; empty if no shape was held out."""
     errors = [
         (report.section["error"] or {}).get("speedup") or {} for report in reports if report.tuned.trusted_calibration
     ]
@@ -254,7 +255,7 @@ def model_error_text(reports: Sequence[TypeReport]) -> str:
 
 
 def _percent_range_text(known: Sequence[float]) -> str:
-    """Return the smallest and the largest of these shares as text in percent; empty if there are no shares."""
+    """Return the smallest and the largest share as text in percent; empty without shares."""
     if not known:
         return ""
     low, high = f"{min(known):.1%}", f"{max(known):.1%}"
@@ -264,7 +265,7 @@ def _percent_range_text(known: Sequence[float]) -> str:
 def speedup_curves(
     report: TypeReport, own: Sequence[SideSpeedup]
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Return two curves of (side, predicted speedup): one up to the last shown side, one for larger sides."""
+    """Return two curves of (side, predicted speedup): for sides near the measured sides, and for larger sides."""
     if report.tuned.trusted_calibration is None:
         return [], []
     last = max((gain.side for gain in own if gain.kind == EXTRAPOLATED_SPEEDUP_KIND), default=0)

@@ -1,6 +1,6 @@
 """Write the report as one self-contained HTML page, from the same tables as `fmm-tune show`.
 
-No element of the page has a fixed width: the page does not scroll sideways, even on a phone.
+No element of the page has a fixed width, so the page never scrolls sideways, not even on a phone.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from fmm.tuner.report.plan_names import find_plan_texts, plan_names_table
 from fmm.tuner.report.type_figures import caption_text
 from fmm.tuner.report.type_report import TypeReport
 
-NARROW_CELL_LETTERS = 14  # on a phone, a cell with more than this number of letters takes a whole row
-WHOLE_ROW_CLASS = ' class="whole"'  # HTML class of a cell that takes a whole row on a phone
-EARLIER_GAIN_MARK = " *"  # mark of a crossover side if some smaller measured squares are faster than the vendor too
+NARROW_CELL_LETTERS = 14  # on a phone, a cell with more than this number of characters fills a whole row
+WHOLE_ROW_CLASS = ' class="whole"'  # HTML class of a cell that fills a whole row on a phone
+EARLIER_GAIN_MARK = " *"  # mark of a crossover side if plans were also faster on some smaller measured squares
 SUGGESTED_COMMANDS = (
     ("fmm.matmul(a, b)", "the product, decided by this config"),
     ("print(fmm.explain(a, b))", "the decision, with its plan, error and workspace"),
@@ -60,9 +60,9 @@ SUGGESTED_COMMANDS = (
 def report_html(
     found: Sequence[tuple[TypeReport, Mapping[str, str]]], gains: Sequence[SideSpeedup], pictures: tuple[str, str]
 ) -> str:
-    """Return the HTML page: speedups of all types, suggested commands, and details of each type.
+    """Return the whole HTML page: speedups of all types, suggested commands, and details of each type.
 
-    `pictures` has the SVG texts of the overview figure for wide and for narrow screens.
+    `pictures` has two SVG texts of the overview figure: for wide and for narrow screens.
     """
     wide, narrow = pictures
     reports = [report for report, _ in found]
@@ -97,7 +97,7 @@ def report_html(
 
 
 def suggested_tunings(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup]) -> Iterator[tuple[str, str]]:
-    """Yield a tuning command and its reason, for each device with usable tunings that did not time some plans."""
+    """Yield (command, reason) for each device with a usable tuning that left promising plans untimed."""
     untried = {gain.dtype for gain in gains if gain.untried}
     for device in dict.fromkeys(report.device for report in reports):
         usable = [report for report in reports if report.device == device and not report.tuned.diagnostics]
@@ -109,7 +109,7 @@ def suggested_tunings(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup
 
 
 def device_summaries(reports: Sequence[TypeReport]) -> Iterator[DeviceSummary]:
-    """Yield the table of each device; the page does not show the path of the config."""
+    """Yield the summary of each device; the path is empty, since the page does not show the path of the config."""
     for device in dict.fromkeys(report.device for report in reports):
         own = [report for report in reports if report.device == device]
         dtypes = [report.dtype for report in own]
@@ -117,7 +117,7 @@ def device_summaries(reports: Sequence[TypeReport]) -> Iterator[DeviceSummary]:
 
 
 def summary_html(summary: DeviceSummary) -> str:
-    """Return a device's table as HTML: speedups, recursion, and what failed or was too noisy."""
+    """Return the summary of a device as HTML: speedups, recursion, and what failed or was too noisy."""
     failure = f"<p>{escape(summary.failure_line)}</p>" if summary.failure_line else ""
     return "\n".join(
         (
@@ -130,7 +130,7 @@ def summary_html(summary: DeviceSummary) -> str:
 
 
 def _summary_table_html(table: SummaryTable) -> str:
-    """Return one of the two tables of a device as HTML; measured numbers are bold."""
+    """Return one of the two tables of a device summary as HTML; measured numbers are bold."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in (table.name, *table.heads))
     rows = "".join(
         f'<tr><th scope="row">{escape(name.strip())}</th>{_summary_cells_html(table.heads, cells)}</tr>'
@@ -142,7 +142,7 @@ def _summary_table_html(table: SummaryTable) -> str:
 
 
 def _summary_cells_html(heads: Sequence[str], cells: Sequence[SummaryCell]) -> str:
-    """Return the cells of a row as HTML."""
+    """Return the cells of a row of a device summary as HTML."""
     classes = ("measured" if c.measured else "none" if c.text == NO_NUMBER else "start" for c in cells)
     return "".join(
         f'<td class="{css}" data-side="{escape(head)}">{escape(cell.text)}</td>'
@@ -154,9 +154,9 @@ def _summary_cells_html(heads: Sequence[str], cells: Sequence[SummaryCell]) -> s
 
 
 def html_table(table: TextTable, code: bool = False) -> str:
-    """Return a table as HTML; if `code` is True, the first column has a monospaced font.
+    """Return a table of texts as HTML; if `code` is True, the first column is in a monospaced font.
 
-    Each cell also contains the name of its column, since the page hides table heads on phones.
+    Each cell also has the name of its column in an attribute: phones show this name instead of the table's head.
     """
     top = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
     body = "".join(_table_row_html(table.columns, row, code) for row in table.rows)
@@ -165,7 +165,7 @@ def html_table(table: TextTable, code: bool = False) -> str:
 
 
 def _table_row_html(columns: Sequence[str], row: Sequence[str], code: bool) -> str:
-    """Return a table row as HTML."""
+    """Return a row of a table of texts as HTML."""
     first, *cells = row
     classes = (WHOLE_ROW_CLASS if len(cell) > NARROW_CELL_LETTERS else "" for cell in cells)
     found = "".join(
@@ -177,16 +177,16 @@ def _table_row_html(columns: Sequence[str], row: Sequence[str], code: bool) -> s
 
 
 def _folded_section_html(title: str, html: str) -> str:
-    """Return HTML of a section of which only the title is visible until a reader opens the section."""
+    """Return a section as HTML; only its title is visible until a reader opens the section."""
     return f"<details><summary>{escape(title)}</summary>\n{html}</details>"
 
 
 def speedups_html_table(
     gains: Sequence[SideSpeedup], base: str = "the vendor", starts: Mapping[str, str] | None = None, timed: str = ""
 ) -> str:
-    """Return the HTML table of speedups with a row for each type and a column for each side.
+    """Return the table of speedups as HTML, with a row for each type and a column for each side.
 
-    `starts` has the crossover side of each type as text, and `timed` the largest timed sides as text.
+    `starts` has the crossover side of each type as text. `timed` is a text with the largest timed sides.
     """
     known = starts or {}
     frame = speedups_frame(gains)
@@ -208,7 +208,7 @@ def speedups_html_table(
 
 
 def _speedup_legend_html(gains: Sequence[SideSpeedup], base: str, starts: Mapping[str, str], timed: str) -> str:
-    """Return the HTML legend that explains each kind of cell in the table of speedups."""
+    """Return the legend of the table of speedups as HTML, which explains each kind of cell."""
     parts = [
         '<span class="measured">1.23</span> measured, with its 95&nbsp;% interval',
         '<span class="predicted">≈ 1.23</span> predicted',
@@ -229,9 +229,9 @@ def _speedup_legend_html(gains: Sequence[SideSpeedup], base: str, starts: Mappin
 
 
 def _first_gaining_side(own: Any) -> str:
-    """Return as text the smallest side in the rows of a DataFrame on which a plan is faster than the vendor.
+    """Return as text the smallest side in a DataFrame of speedups on which a plan is faster than the vendor.
 
-    If no plan is faster than the vendor on any side, the text is empty.
+    The text is empty if there is no such side.
     """
     sides = own[own["kind"] != VENDOR_SPEEDUP]["side"]
     return str(min(sides)) if len(sides) else ""
@@ -246,7 +246,7 @@ def _speedup_row_html(name: str, start: str, own: Any, sides: Sequence[int], bas
 
 
 def _speedup_cell_html(gain: Any, column: int, base: str) -> str:
-    """Return a cell of the table of speedups as HTML; `gain` is a row of the DataFrame, None for an empty cell."""
+    """Return a cell of the table of speedups as HTML; `gain` is a row of the DataFrame, or None for an empty cell."""
     side = column if gain is None else gain.side
     if gain is None:
         return f'<td class="none" data-side="{side}"></td>'
@@ -261,9 +261,9 @@ def _speedup_cell_html(gain: Any, column: int, base: str) -> str:
 
 
 def crossover_text(report: TypeReport, side: int | None, won: Sequence[SideSpeedup]) -> str:
-    """Return the crossover side as text, or a word that says why the model has none.
+    """Return the crossover side of a type as text, or a word that says why there is no crossover.
 
-    EARLIER_GAIN_MARK is appended if `won` contains a smaller side.
+    EARLIER_GAIN_MARK is appended if `won`, the speedups above 1, has a smaller side.
     """
     if report.tuned.trusted_calibration is None:
         return "rejected"
@@ -276,7 +276,7 @@ def crossover_text(report: TypeReport, side: int | None, won: Sequence[SideSpeed
 
 
 def _folded_tables_html(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup]) -> Iterator[str]:
-    """Yield two folded sections for all types: the plans of the table, and the thresholds of the papers."""
+    """Yield two folded sections: the plans of the table of speedups, and the papers' thresholds of all types."""
     won = [gain for gain in gains if gain.kind != VENDOR_SPEEDUP]
     if won:
         columns = "type", "side", "speedup", "error growth", "workspace [GiB]", "plan"
@@ -294,7 +294,7 @@ def _plan_row_cells(gain: SideSpeedup) -> tuple[str, ...]:
 
 
 def plan_texts_on_page(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup]) -> Iterator[str]:
-    """Yield the text of every plan in the tables and figures of the page."""
+    """Yield the text of every plan that the tables and figures of the page show."""
     yield from (gain.plan for gain in gains)
     for report in reports:
         yield from (entry.plan for entry in report.tuned.entries.values())

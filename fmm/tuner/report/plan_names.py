@@ -1,4 +1,4 @@
-"""Explain the texts of plans: the meaning of each level, option and leaf in a plan."""
+"""Explain the names in the texts of plans: what each level, option and leaf means."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fmm.kernels.algorithms.step_table import step_table, step_table_names
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.findings.summary import TextTable, make_table
 
-# Meanings of all levels and options except schemes; docs/plans.md describes each in detail.
+# What levels and options in plans mean, without schemes; docs/plans.md describes each in detail.
 PLAN_NAME_MEANINGS: Mapping[str, str] = MappingProxyType(
     {
         "aligned": "copies matrices with unaligned rows to aligned ones; saves no product",
@@ -47,8 +47,7 @@ PLAN_NAME_MEANINGS: Mapping[str, str] = MappingProxyType(
         "conj-b": "conjugates B when it is read",
     }
 )
-# The author of a scheme, by prefix of the scheme's name. If several prefixes match a scheme's name, the longest is
-# used.
+# The author of a scheme, by the beginning of the scheme's name; of several matching beginnings, the longest is used.
 ALGORITHM_AUTHORS: Mapping[str, str] = MappingProxyType(
     {
         "strassen": "Strassen's algorithm (1969)",
@@ -63,14 +62,14 @@ ALGORITHM_AUTHORS: Mapping[str, str] = MappingProxyType(
 
 
 def plan_names_table(plans: Iterable[str]) -> TextTable:
-    """Return a table with the meaning of each name in these plans; without plans the table has no rows."""
+    """Return a table with the meaning of each name in the texts of these plans."""
     note = "a plan is level > level > ... > leaf: levels make smaller products, the leaf multiplies"
     rows = list(plan_name_meanings(plans).items())
     return make_table("names in plans", ("name", "meaning"), rows, note if rows else "")
 
 
 def plan_name_meanings(plans: Iterable[str]) -> dict[str, str]:
-    """Return the meaning of each name in these plan texts, in alphabetical order."""
+    """Return a dictionary: name in the texts of these plans -> meaning, in alphabetical order."""
     found: dict[str, str] = {}
     for text in dict.fromkeys(plans):
         found.update(_name_meanings_of_plan(Plan.parse(text)))
@@ -78,7 +77,7 @@ def plan_name_meanings(plans: Iterable[str]) -> dict[str, str]:
 
 
 def _name_meanings_of_plan(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield each level, option and leaf name of a plan with its meaning."""
+    """Yield (name, meaning) for each level, option and leaf of a plan."""
     for name in split_plan_names(str(plan)):
         if name in scheme_names() and name not in PLAN_NAME_MEANINGS:
             yield name, _scheme_meaning(name)
@@ -98,7 +97,7 @@ def _name_meanings_of_plan(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _scheme_meaning(name: str) -> str:
-    """Return the author and the dimensions of a scheme as text."""
+    """Return as text the author of a scheme, its dimensions <m, k, n>, and its number of products."""
     found, begins = scheme(name), [begin for begin in ALGORITHM_AUTHORS if name.startswith(begin)]
     by = f"{ALGORITHM_AUTHORS[max(begins, key=len)]}: " if begins else ""
     classical = found.m * found.k * found.n
@@ -106,12 +105,12 @@ def _scheme_meaning(name: str) -> str:
 
 
 def split_plan_names(text: str) -> list[str]:
-    """Return the names in a plan's text: `strassen^2.batched > vendor` gives strassen, ^2, batched and vendor."""
+    """Return the names in a plan's text: for `strassen^2.batched > vendor`, strassen, ^2, batched and vendor."""
     return re.findall(r"\^\d+|[a-z0-9]*[a-z][a-z0-9]*(?:-[a-z0-9]+)*", text)
 
 
 def find_plan_texts(text: str) -> Iterator[str]:
-    """Yield every plan with at least one level in a text."""
+    """Yield the text of every plan in a text that has at least one level."""
     for found in dict.fromkeys(re.findall(r"[\w^.()*-]+(?: > [\w^.()*-]+)+", text)):
         with suppress(PlanError):
             yield str(Plan.parse(found))

@@ -1,6 +1,6 @@
 """Draw the figures of one element type from recorded trials.
 
-FIGURE_FUNCTIONS maps a figure's name to its drawing function, and CAPTION_TEXTS to its caption.
+FIGURE_FUNCTIONS has the function that draws each figure, and CAPTION_TEXTS the caption, by the figure's name.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ from fmm.tuner.report.figures import (
 from fmm.tuner.report.maps import draw_plan_map, fastest_measured_plans
 from fmm.tuner.report.type_report import TypeReport, equal_work_side
 
-HALF_FIGURE_TICKS = 3  # largest number of ticks on an axis that is half as wide as its figure
+HALF_FIGURE_TICKS = 3  # largest number of ticks on an axis in a figure with two pairs of axes
 CURVE_SIDE_MULTIPLE = 128  # fitted curves are drawn through sides that are multiples of this side
-MAX_MINOR_LABEL_RATIO = 60  # minor ticks have labels if the axis end is below this multiple of the axis start
+# minor ticks have labels if (largest number on the axis) / (smallest number on the axis) is below this ratio
+MAX_MINOR_LABEL_RATIO = 60
 
 
 def draw_predicted_over_measured(report: TypeReport) -> Any:
-    """Return the figure of predicted against measured seconds, a point for each shape and plan."""
+    """Return the figure of predicted over measured seconds, with a point for each shape and plan."""
     figure, axes = new_figure()
     kinds = (
         (("search",), GREY, "searched", 1),
@@ -70,9 +71,9 @@ def draw_predicted_over_measured(report: TypeReport) -> Any:
 
 
 def draw_residuals(report: TypeReport) -> Any:
-    """Return the figure of relative errors of predicted times, over the side and as a histogram.
+    """Return the figure of the relative errors of predicted times: over the side, and as a histogram.
 
-    The figure shows whole products only, without runs of a plan's sums or leaf products alone.
+    The figure shows only runs of whole plans, without runs in which only the sums or leaf products were timed.
     """
     figure, (left, right) = new_figure(columns=2)
     bins = np.arange(-0.3, 0.31, 0.02)
@@ -98,7 +99,7 @@ MIN_DRAWN_SPEEDUP = 0.5  # a plan is not drawn if its measured speedup over the 
 
 
 def draw_speedup(report: TypeReport) -> Any:
-    """Return the figure of measured speedups over the side: a point for each plan, a line for the model's choice."""
+    """Return the figure of speedup over the side: a point for each timed plan, and a line for the model's choice."""
     figure, axes = new_figure()
     known = [x for x in report.measured_speedups if x[2] >= MIN_DRAWN_SPEEDUP]
     won = Counter(fastest_measured_plans(report).values())
@@ -120,9 +121,9 @@ def draw_speedup(report: TypeReport) -> Any:
 
 
 def draw_time_and_error(report: TypeReport) -> Any:
-    """Return the figure of time over expected error, of all plans on the largest measured shape.
+    """Return the figure of time over expected error, with a point for each plan on the largest measured shape.
 
-    A line shows the Pareto front: for plans on this line, no other plan is both faster and more accurate.
+    A line connects the plans of the Pareto front: no other plan is both faster and more accurate than one of these.
     """
     from matplotlib.ticker import FixedLocator, NullLocator
 
@@ -163,10 +164,10 @@ def draw_time_and_error(report: TypeReport) -> Any:
 
 
 def draw_rates(report: TypeReport) -> Any:
-    """Return the figure of two rates over the side: the vendor's products, and matrix sums.
+    """Return the figure of two rates over the side: of the vendor's products, and of matrix sums.
 
-    Points show measured rates, lines show fitted rates. The rate of products is 1 / pi, where pi is in seconds per
-    flop. The rate of sums is 3 numbers per alpha, where alpha is in seconds per addition.
+    Points are measured rates, and lines are fitted rates. The rate of products in flop/s is 1 / pi. The rate of sums in
+    bytes/s is that of 3 numbers in alpha seconds.
     """
     figure, (left, right) = new_figure(columns=2)
     squares = [o for o in report.observations_of_stages("scale", "rates", "probe") if len(set(o.problem.size)) == 1]
@@ -196,9 +197,9 @@ def draw_rates(report: TypeReport) -> Any:
 
 
 def draw_roofline(report: TypeReport) -> Any:
-    """Return the roofline figure of all plans: flops per second over flops per moved byte.
+    """Return the roofline figure of all timed plans: flops per second over flops per moved byte.
 
-    Each product counts as 2 m k n flops, regardless of its plan.
+    The flops are those of the classical algorithm, 2 m k n, for every plan.
     """
     figure, axes = new_figure(height=3.6)
     rate, stream = report.calibration.require_rate(report.dtype), report.calibration.stream
@@ -253,13 +254,12 @@ CAPTION_TEXTS = {
     "roofline": "Classical flops per second over classical flops per moved byte, below the device's roofs; all plans "
     "count 2 m k n flops.",
 }
-# The figures below need plans that were timed in rounds with the vendor. A short tuning may have timed no plan in
-# rounds with the vendor.
+# Figures that can only be drawn if plans were timed in rounds with the vendor, which a short tuning may not have done.
 PAIRED_SAMPLE_FIGURES = frozenset({"speedup", "error"})
 
 
 def available_figures(report: TypeReport) -> dict[str, Callable[[TypeReport], Any]]:
-    """Return, by name, the drawing functions of all figures for which the report has data."""
+    """Return the functions of all figures that can be drawn from the report's data, by the name of the figure."""
     return {
         name: draw
         for name, draw in FIGURE_FUNCTIONS.items()
@@ -270,10 +270,10 @@ def available_figures(report: TypeReport) -> dict[str, Callable[[TypeReport], An
 def _plan_groups(
     plans: Sequence[Plan], won: Mapping[Plan, int] = MappingProxyType({})
 ) -> Iterator[tuple[str, str, str, frozenset[Plan]]]:
-    """Yield the legend name, colour, marker and plans for each group of points in a figure.
+    """Yield (name in the legend, colour, marker, plans) for each group of points in a figure.
 
-    The vendor forms one group. Each of the plans that were fastest most often forms its own group. All other plans
-    together form one group.
+    The vendor is one group. Each of the plans that were most often the fastest is a group of its own. All other plans
+    together are one group.
     """
     met = Counter(plans)
     often = sorted((p for p in met if p != VENDOR), key=lambda p: (won.get(p, 0), met[p]), reverse=True)
@@ -287,7 +287,7 @@ def _plan_groups(
 
 
 def caption_text(name: str, report: TypeReport) -> str:
-    """Return a figure's caption, with the numbers of points that are held out and that are not drawn."""
+    """Return a figure's caption, with the number of held-out points or the number of points that are not drawn."""
     text = CAPTION_TEXTS[name]
     if name == "predicted-measured":
         return f"{text} {held_out_points_text(report)}"
@@ -298,7 +298,7 @@ def caption_text(name: str, report: TypeReport) -> str:
 
 
 def held_out_points_text(report: TypeReport) -> str:
-    """Return a sentence with the number of held-out points of the vendor, of plans, and of fmm's own kernel."""
+    """Return a sentence with the numbers of held-out points: of the vendor, of plans, and of fmm's own kernel."""
     seen = report.observations_of_stages(HELD_OUT_STAGE)
     if not seen:
         return "No shapes were held out."

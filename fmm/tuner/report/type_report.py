@@ -1,4 +1,4 @@
-"""Collect the report's data for one element type of one device: the config section, the trials and the model."""
+"""The data from which the report of one element type on one device is drawn: config section, trials and model."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fmm.tuner.search.certify import paired_samples
 from fmm.tuner.trials.record import DEFAULT_OPERATION, RecordedTuning, Trial
 
 UNLIMITED_BYTES = 1 << 62
-MIN_MAP_SIDE = 256  # smallest matrix side on the plan map
-MAX_PREDICTED_MAP_SIDE = 16384  # the plan map shows sides above this side only if products of that size were measured
-MAP_SIDE_COUNT = 49  # number of sides along an axis of the plan map, before sides are rounded
+MIN_MAP_SIDE = 256  # smallest matrix side that the plan map shows
+MAX_PREDICTED_MAP_SIDE = 16384  # the plan map shows larger sides only if products of this size were measured
+MAP_SIDE_COUNT = 49  # number of sides along an axis of the plan map, before rounding makes some of the sides equal
 MAP_SIDE_MULTIPLE = 128  # sides on the plan map are rounded down to multiples of this number
 MAX_SHOWN_SIDE_RATIO = 2.0  # predictions are shown for sides up to this multiple of the largest measured side
 
@@ -43,12 +43,12 @@ class TypeReport:
     tuning: RecordedTuning
     calibration: Calibration  # the fitted calibration of the section
     sections: Mapping[str, Any]  # all config sections of the device, by element type
-    used: ModelInUse  # the model that fmm.matmul uses, with datasheet rates for leaves without measurements
-    first_look: tuple[Trial, ...] = ()  # trials of an earlier coarse tuning of the same device
+    used: ModelInUse  # the model that fmm.matmul uses: leaves without a measured rate have a rate from the datasheet
+    first_look: tuple[Trial, ...] = ()  # trials of the coarse tuning before this tuning
 
     @property
     def choice_calibration(self) -> Calibration:
-        """Return the calibration that fmm.matmul uses; for a rejected tuning, its fitted calibration."""
+        """Return the calibration that fmm.matmul uses; if the tuning is rejected, the calibration that it fitted."""
         return self.used.calibration or self.calibration
 
     @property
@@ -58,20 +58,20 @@ class TypeReport:
 
     @cached_property
     def section_trials(self) -> tuple[Trial, ...]:
-        """Return the trials of the section.
+        """Return the trials from which the section was computed.
 
-        Trials of an earlier coarse tuning (`first_look`) are included if the section's held-out count includes them.
+        The trials of `first_look` are included if the number of held-out times in the section includes them.
         """
         own = self.tuning.trials
         count = ((self.section["error"] or {}).get("time") or {}).get("count")
         return own if not self.first_look or _held_out_count(own) == count else self.first_look + own
 
     def observations_of_stages(self, *stages: str) -> list[Observation]:
-        """Return the median seconds of each timed run in these stages of the tuning; gram products are left out."""
+        """Return the median seconds of each run that was timed in these stages, without runs of gram products."""
         return observed_medians([t for t in self.section_trials if t.op == DEFAULT_OPERATION], stages)
 
     def moved_bytes(self, o: Observation) -> float:
-        """Return the bytes that the plan's sums move, plus the bytes of all operands and results of leaf products."""
+        """Return the bytes that a plan moves: by its sums, and for the operands and results of its leaf products."""
         work, below = cached_plan_work(o.run.plan, o.problem), o.problem.itemsize
         for level in o.run.plan.levels:
             below = level.itemsize_below(below)
@@ -84,13 +84,13 @@ class TypeReport:
 
     @cached_property
     def largest_cube_side(self) -> float:
-        """Return the side n of an n x n x n product with as many flops as the largest measured product."""
+        """Return the side of the square product with as many flops as the largest measured product."""
         return max(
             (equal_work_side(t.problem) for t in self.section_trials if t.seconds and t.part == "whole"), default=0.0
         )
 
     def model_choice(self, m: int, k: int, n: int) -> Candidate:
-        """Return the model's choice for a product, with the runtime's default workspace limit."""
+        """Return the model's choice for a product within the default limits of workspace and error."""
         problem = Problem(m, k, n, self.dtype)
         memory = (self.section["conditions"] or {}).get("memory")
         operands = problem.itemsize * (m * k + k * n + m * n)
@@ -105,25 +105,25 @@ class TypeReport:
         return self.speedup_curve_to(MAX_SHOWN_SIDE_RATIO * self.largest_cube_side)
 
     def speedup_curve_to(self, last: float) -> list[tuple[int, float]]:
-        """Return (side, predicted speedup) of the model's choice for square products, up to the side `last`."""
+        """Return (side, predicted speedup of the model's choice) of square products, up to the side `last`."""
         return [(side, 1 / self.model_choice(side, side, side).time) for side in round_number_sides(0, last)]
 
     @cached_property
     def plan_map(self) -> tuple[list[int], dict[tuple[int, int], Plan]]:
-        """Return the sides of the plan map, and a dictionary: (index of m = n, index of k) -> chosen plan."""
+        """Return the sides of the plan map, and the chosen plans by (index of the side m = n, index of the side k)."""
         last = max(
             self.largest_cube_side,
             min(MAX_SHOWN_SIDE_RATIO * self.largest_cube_side, MAX_PREDICTED_MAP_SIDE),
             2 * MIN_MAP_SIDE,
         )
         spaced = np.geomspace(MIN_MAP_SIDE, last, MAP_SIDE_COUNT)
-        # The map shows problems with aligned sides only: unaligned sides would show plans for unaligned operands.
+        # Only aligned sides: for unaligned sides, the map would show plans that repair unaligned operands.
         sides = sorted({int(side // MAP_SIDE_MULTIPLE * MAP_SIDE_MULTIPLE) for side in spaced})
         return sides, choices_on_grid(lambda i, j: self.model_choice(sides[i], sides[j], sides[i]).plan, len(sides))
 
     @cached_property
     def measured_speedups(self) -> list[tuple[Problem, Plan, float, float, float]]:
-        """Return (problem, plan, median speedup, 95 % interval) for each plan timed in rounds with the vendor."""
+        """Return (problem, plan, median speedup, low, high) for each plan that was timed in rounds with the vendor."""
         rounds: dict[tuple[str, str, tuple[int, int, int]], list[Trial]] = {}
         for t in self.section_trials:
             if t.op == DEFAULT_OPERATION and t.part == "whole":
@@ -138,33 +138,33 @@ class TypeReport:
 
 
 def _held_out_count(trials: Sequence[Trial]) -> int:
-    """Return the number of held-out observations, excluding runs of fmm's own tiled kernel."""
+    """Return the number of held-out times, without runs of fmm's own tiled kernel, as a section records the number."""
     return sum(not o.run.plan.uses_tile_model for o in observed_medians(trials, (HELD_OUT_STAGE,)))
 
 
 def equal_work_side(problem: Problem) -> float:
-    """Return the side of the cubic product with as many flops as the problem: (m k n)^(1/3)."""
+    """Return the side of the square product with as many flops as the problem: (m k n)^(1/3)."""
     return float((problem.m * problem.k * problem.n) ** (1 / 3))
 
 
 def round_number_sides(low: float, high: float) -> list[int]:
-    """Return the sides 2^p e / 8 between `low` and `high`, for integers p from 9 to 16 and e from 8 to 15.
+    """Return the sides 2^p e / 8 from `low` to `high`, for integers p from 9 to 16 and e from 8 to 15.
 
-    At other sides, the model's curve would show the cost of fringes.
+    Levels divide these sides evenly. At other sides, a curve of speedups would show the cost of fringes.
     """
     every = (2**power * eighths // 8 for power in range(9, 17) for eighths in range(8, 16))
     return [side for side in every if low <= side <= high]
 
 
-MAP_TILE_POINTS = 8  # number of grid steps along a side of a square of the plan map
+MAP_TILE_POINTS = 8  # `choices_on_grid` first divides the grid in squares with this number of steps along a side
 
 
 def choices_on_grid(chosen: Callable[[int, int], Any], count: int) -> dict[tuple[int, int], Any]:
-    """Return chosen(i, j) for each point of a count x count grid, but call `chosen` only where needed.
+    """Return chosen(i, j) for each point of a count x count grid, with fewer calls of `chosen` than points.
 
-    If the four corners of a grid rectangle agree, their choice fills the rectangle; otherwise the rectangle is split
-    into four. The borders between regions of different choices are exact. The function misses a region inside a
-    rectangle if all corners of the rectangle have another choice.
+    If the four corners of a rectangle of the grid have the same choice, all its points have this choice. Otherwise the
+    rectangle is split into four. The borders between regions of different choices are exact. A small region is missed
+    if it is inside a rectangle with four equal corners.
     """
     found: dict[tuple[int, int], Any] = {}
 

@@ -1,1 +1,1 @@
-"""Search for a shape's fastest plan: the search space, the timing against the vendor, and the certification."""
+"""Search for the fastest plan of a shape: the search space, the timing against the vendor, and the certification."""

@@ -1,7 +1,7 @@
 """Certify the best plans of a search on fresh operands, and compute the config's entries from recorded trials.
 
-A certified plan must beat the vendor's product and the peer. The peer is the fastest plan without levels, for example
-another cuBLAS algorithm.
+A certified plan must be faster than the vendor's product and the peer. The peer is the fastest plan without levels,
+such as another algorithm of cuBLAS.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ CERTIFY_SEED = 1  # seed of the random operands of a certification; the search u
 
 
 def certify_best_plans(journal: Journal, found: RaceResult, limits: RoundLimits, noise: float) -> None:
-    """Measure a search's best plans on fresh operands until one is certified; also measure one without workspace."""
+    """Measure the best plans of a search on fresh operands until a plan is certified.
+
+    The best plan without workspace is measured, too.
+    """
     promising = [plan for plan, seen in found.plans if seen > 1]
     peer = next((plan for plan in promising if not plan.levels), None)
     raced = []
@@ -50,10 +53,10 @@ def _certify_faster_plan(
 
 
 def entries_of_operation(trials: Sequence[Trial], noise: float | None) -> list[Entry]:
-    """Return a config entry for each searched shape, with the first certified plan or else the vendor's product.
+    """Return a config entry for each searched shape, with the first certified plan, or else `vendor`.
 
-    If the tuning ended before a shape's best plan was certified, the shape has no entry. If no noise floor was
-    measured, the list is empty.
+    A shape can have a second entry, for workspace=0. A shape has no entry if the tuning ended before its best plan was
+    certified. If no noise floor was measured, the list is empty.
     """
     found: list[Entry] = []
     if noise is None:
@@ -61,7 +64,7 @@ def entries_of_operation(trials: Sequence[Trial], noise: float | None) -> list[E
     for size in dict.fromkeys(t.size for t in trials if t.stage == "search"):
         searched, confirmed = ([t for t in trials if t.stage == s and t.size == size] for s in ("search", "certify"))
         if all(t.plan == "vendor" or needs_no_workspace(Plan.parse(t.plan), t.problem) for t in searched):
-            found += no_workspace_entry(searched, confirmed, noise)  # only plans without workspace were timed
+            found += no_workspace_entry(searched, confirmed, noise)  # the search has timed only plans without workspace
             continue
         shown = [
             certification.entry_from_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)
@@ -83,14 +86,17 @@ def entries_of_operation(trials: Sequence[Trial], noise: float | None) -> list[E
 
 
 def config_entries(trials: Sequence[Trial], noise: float | None) -> Iterator[Entry]:
-    """Yield the config entries of all operations."""
+    """Yield the config entries of all operations (products, gram products and others)."""
     for op in OPERATIONS:
         own = [t for t in trials if t.op == op]
         yield from (replace(entry, op=op) for entry in entries_of_operation(own, noise))
 
 
 def no_workspace_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:
-    """Return a list with the entry for workspace=0; its plan is certified, or the vendor's if no plan gains."""
+    """Return a list with the entry for workspace=0, or an empty list.
+
+    The entry has a certified plan, or `vendor` if no plan without workspace is faster.
+    """
     for trials in (confirmed, searched):
         pairs = [x for x in paired_samples(trials) if needs_no_workspace(Plan.parse(x[0]), trials[0].problem)]
         shown = [certification.entry_from_rounds(trials[0].size, *x, noise, "certified") for x in pairs]
@@ -103,7 +109,10 @@ def no_workspace_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], no
 
 
 def beats_peer_predicate(searched: Sequence[Trial], raced: Sequence[Trial], noise: float) -> Callable[[str], bool]:
-    """Return a function that is True for plans that beat the peer; True for all plans if the vendor beats the peer."""
+    """Return a function of a plan that is True if the plan was certified to be faster than the peer, or is the peer.
+
+    If the peer is not faster than the vendor, the function is True for all plans.
+    """
     leaves = {
         p: median(certification.paired_ratios(base, own))
         for p, base, own in paired_samples(searched)
@@ -116,12 +125,16 @@ def beats_peer_predicate(searched: Sequence[Trial], raced: Sequence[Trial], nois
     return lambda plan: plan in (peer, *won)
 
 
-# In these stages, each plan has its own rounds, which pair the plan with the vendor's product or with the peer.
+# In these stages, each plan was timed in rounds of its own with the vendor's product or the peer. In other stages, a
+# round times all plans.
 PAIRED_STAGES = ("search", "certify", "peer")
 
 
 def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tuple[str, list[float], list[float]]]:
-    """Yield (plan, seconds of the vendor or peer, seconds of the plan) for each plan in a shape's trials, by round."""
+    """Yield (plan, seconds of the vendor or peer, seconds of the plan) for each plan in the trials of a shape.
+
+    The two lists have one number for each round. A plan that failed in a round is left out.
+    """
     trials = [t for t in trials if t.part == "whole" and not t.twin]
     vendor = [t.seconds for t in trials if t.plan == peer and t.seconds is not None]
     for plan in dict.fromkeys(t.plan for t in trials if t.plan != peer):
@@ -135,5 +148,5 @@ def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tu
 
 
 def _has_faster_plan(trials: Sequence[Trial]) -> bool:
-    """Return True if any plan's median speedup over the vendor is above 1."""
+    """Return True if the median speedup of any plan over the vendor is above 1."""
     return any(median(certification.paired_ratios(base, own)) > 1 for _, base, own in paired_samples(trials))

@@ -1,4 +1,4 @@
-"""Search for a shape's fastest plan: time the model's best plans and Optuna's proposals against the vendor."""
+"""Search for the fastest plan of a shape: time the model's best plans and Optuna's proposals against the vendor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEARCH_STAGE = "search"
 
 @dataclass(frozen=True)
 class RaceResult:
-    """The plans that a search timed on one problem, with their median speedups over the vendor, the fastest first."""
+    """The plans that a search has timed on one problem, with median speedups over the vendor, the fastest first."""
 
     problem: Problem
     plans: tuple[tuple[Plan, float], ...]
@@ -32,7 +32,10 @@ class RaceResult:
 def search_plans(
     journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float
 ) -> RaceResult:
-    """Time up to `effort.trials` plans against the vendor in at most `seconds`; return the plans by speedup."""
+    """Time plans against the vendor until enough plans are timed or `seconds` have passed; return the timed plans.
+
+    The search times `effort.trials` plans; the vendor's alternatives and a plan without workspace come on top.
+    """
     predicted = [c.plan for c in rank_candidates(problem, calibration) if c.plan != VENDOR]
     predicted = [
         p
@@ -56,7 +59,7 @@ def search_plans(
 
 
 def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> RaceResult:
-    """Time these plans against the vendor's product; return the plans sorted by speedup."""
+    """Time these plans against the vendor's product; return the plans with their speedups."""
     with journal.open_problem(SEARCH_STAGE, problem) as timed:
         racing = PlanRace(timed, effort.rounds)
         for plan in plans:
@@ -65,7 +68,7 @@ def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort
 
 
 def best_plan_without_workspace(problem: Problem, calibration: Calibration, device: TunableDevice) -> list[Plan]:
-    """Return a list with the model's best plan that needs no workspace; empty if there is no such plan."""
+    """Return a list with the best plan by the model that needs no workspace; empty if there is no such plan."""
     candidates = rank_candidates(problem, calibration)
     return [
         c.plan for c in candidates if needs_no_workspace(c.plan, problem) and is_within_limits(device, c.plan, problem)
@@ -96,7 +99,7 @@ def is_within_limits(device: TunableDevice, plan: Plan, problem: Problem) -> boo
 
 
 class PlanRace:
-    """Times each plan on one problem in rounds with the vendor's product; a clearly slower plan stops early."""
+    """Times plans on one problem in rounds with the vendor's product; the rounds of a clearly slower plan end early."""
 
     def __init__(self, timed: TimedProblem, rounds: int) -> None:
         self.timed, self.rounds = timed, rounds
@@ -105,7 +108,7 @@ class PlanRace:
         self.spent = 0.0
 
     def measure_speedup(self, plan: Plan) -> float:
-        """Return the plan's median speedup over the vendor; measure the plan at the first call."""
+        """Return the plan's median speedup over the vendor, which is measured at the first call."""
         if plan in self.results:
             return self.results[plan]
         run, base = TimedRun(plan), TimedRun(VENDOR)
@@ -123,7 +126,10 @@ class PlanRace:
         return found
 
     def _losing_runs(self, samples: SampleSeconds, base: TimedRun, run: TimedRun) -> Iterable[TimedRun]:
-        """Return the runs to stop: both if the plan's best round is below the best plan's 95 % interval, else none."""
+        """Return the runs to stop after a round: both runs if the plan is clearly slower than the best plan, else none.
+
+        A plan is clearly slower if its best round is below the 95 % interval of the best plan's speedup.
+        """
         if not samples[run] or not samples[base]:
             return (base, run)
         rounds = len(samples[run])
@@ -138,7 +144,7 @@ class PlanRace:
 def search_proposals(
     promising: Sequence[Plan], device: TunableDevice, problem: Problem, results: Mapping[Plan, float], trials: int
 ) -> Iterator[Plan]:
-    """Yield the promising plans, then proposals of Optuna's sampler, up to `trials` plans in total."""
+    """Yield the promising plans, then plans that Optuna's sampler proposes, up to `trials` plans in total."""
     yield from promising[:trials]
     if trials > len(promising):
         yield from optuna_proposals(device, problem, results, trials - len(promising))
@@ -147,9 +153,9 @@ def search_proposals(
 def optuna_proposals(
     device: TunableDevice, problem: Problem, results: Mapping[Plan, float], count: int, sampler: Any = None
 ) -> Iterator[Plan]:
-    """Yield at most `count` new plans from Optuna's TPE sampler, which receives all measured speedups.
+    """Yield at most `count` new plans that Optuna's TPE sampler proposes from all measured speedups.
 
-    The sampler proposes up to 20 * `count` plans, since repeated and invalid proposals are skipped.
+    Repeated and invalid proposals are skipped, so the sampler proposes up to 20 * `count` plans.
     """
     import optuna
     from optuna.distributions import CategoricalDistribution
@@ -176,7 +182,7 @@ def optuna_proposals(
 
 
 def _runnable_plan(choices: Mapping[str, str], device: TunableDevice, problem: Problem) -> Plan | None:
-    """Return the plan with these choices; None for incompatible choices, the vendor, or a plan beyond the limits."""
+    """Return the plan with these choices; None for invalid choices, `vendor`, or a plan that exceeds a limit."""
     try:
         plan = build_plan(choices)
     except PlanError:

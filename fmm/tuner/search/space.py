@@ -1,6 +1,6 @@
-"""The search space of plans: named choices of levels, options and leaves; `build_plan` builds a plan from choices.
+"""The search space of plans: a plan is built by `build_plan` from choices, such as the scheme and the leaf.
 
-For incompatible choices, `build_plan` raises PlanError with the reason.
+For choices that do not go together, `build_plan` raises PlanError with the reason.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.candidates import candidate_levels, candidate_plans, device_leaves, search_levels
 from fmm.tuner.devices.device import TunableDevice
 
-MAX_PASS_PRODUCTS = 7**3  # largest number of products when several levels are computed in one pass
-SearchSpace = Mapping[str, Sequence[str]]  # name of a choice -> its possible values
+MAX_PASS_PRODUCTS = 7**3  # largest number of products of several levels that are computed in one pass
+SearchSpace = Mapping[str, Sequence[str]]  # name of a choice, such as "leaf" -> its possible values
 
 
 def search_space(device: str) -> SearchSpace:
-    """Return the search space for a kind of device, which is `cpu` or `cuda`."""
+    """Return the search space of a kind of device, which is `cpu` or `cuda`."""
     schemes = tuple(level.text for level in search_levels(device))
-    # The search space has no leaves for integers, since integers are not tuned.
+    # Leaves for integers are left out, since products of integers are not tuned.
     floats = [leaf for leaf in device_leaves(device) if any(t in FLOAT_TYPES for t in leaf.types)]
-    # The list of leaves may be long, since the effort limits the number of timed plans.
+    # All leaves can be listed, since the effort limits the number of plans that are timed.
     leaves = tuple(name for leaf in floats for name in leaf.searched_names)
     if device == "cuda":
         return {
             "scheme": schemes,
-            "outer": ("", "1", "2"),  # number of levels above the innermost pass
-            "inner": ("1", "2", "3"),  # number of levels in the innermost pass
+            "outer": ("", "1", "2"),  # number of levels above the pass of "inner"
+            "inner": ("1", "2", "3"),  # number of innermost levels, which are computed in one pass
             "traversal": ("batched", "", "overlapped", "fused"),
             "fringe": ("pad16", "pad64", "pad4"),
             "leaf": leaves,
@@ -52,7 +52,7 @@ def search_space(device: str) -> SearchSpace:
 
 
 def device_search_space(device: TunableDevice) -> SearchSpace:
-    """Return the search space for a device."""
+    """Return the search space of a device."""
     return search_space("cuda" if device.untuned_model().batches else "cpu")
 
 
@@ -66,20 +66,20 @@ def space_for_dtype(space: SearchSpace, dtype: str) -> SearchSpace:
 
 
 def _has_valid_options(leaf: str, dtype: str) -> bool:
-    """Return True if the leaf has no options, or if its options are valid for the type or for the type's real type."""
+    """Return True if the options of a leaf, if any, are valid for the type or for the real type of a complex type."""
     use, real = leaf_use(leaf), DTYPES[dtype].real or dtype
     compared = use.leaf.candidate_types
     return not use.options or (real in use.multiplied_types() and (compared is None or real in compared))
 
 
 def _type_changing_levels(device: str) -> list[str]:
-    """Return the candidates' levels that multiply in another element type (3m, residues)."""
+    """Return the first levels of candidates that multiply in another element type, such as 3m and residues."""
     first = [str(plan.levels[0]) for plan in candidate_plans(device) if plan.levels]
     return [level.text for level in candidate_levels() if level.above and level.text in first]
 
 
 def build_plan(choices: Mapping[str, str]) -> Plan:
-    """Build the plan that has these choices; raise PlanError for incompatible choices."""
+    """Return the plan that has these choices; raise PlanError if the choices do not go together."""
     scheme, options = choices["scheme"], [choices.get(name, "") for name in ("traversal", "fringe")]
     leaf = choices.get("leaf", "vendor")
     above = [choices["numbers"]] if choices.get("numbers") else []
@@ -96,7 +96,7 @@ def build_plan(choices: Mapping[str, str]) -> Plan:
 
 
 def _check_gpu_choices(choices: Mapping[str, str], forms: Sequence[str]) -> None:
-    """Raise PlanError if the choices for a GPU take long to compile and gain too little."""
+    """Raise PlanError for choices that are useless on a GPU: their kernels compile too long, or they gain nothing."""
     outer, inner, traversal = (choices[name] for name in ("outer", "inner", "traversal"))
     if inner == "3" and (traversal != "batched" or "one pass" not in forms):
         raise PlanError("three levels in one pass take long to compile; only batches of some schemes are faster")
@@ -111,12 +111,15 @@ def _check_gpu_choices(choices: Mapping[str, str], forms: Sequence[str]) -> None
 
 
 def _level_forms(text: str) -> tuple[str, ...]:
-    """Return the forms of a level that candidates use, such as `one pass`."""
+    """Return the forms in which candidates use a level, such as `one pass`."""
     return next((level.forms for level in candidate_levels() if level.text == text), ())
 
 
 def _level_power_text(scheme: str, exponent: str) -> str:
-    """Return the text of `exponent` levels of a scheme in one pass; raise PlanError for too many products."""
+    """Return the text of `exponent` levels of a scheme in one pass, such as strassen^2.
+
+    PlanError is raised for more than MAX_PASS_PRODUCTS products.
+    """
     level = next((level for level in candidate_levels() if level.text == scheme), None)
     if level and level.products ** int(exponent) > MAX_PASS_PRODUCTS:
         raise PlanError(
@@ -132,7 +135,7 @@ def _level_text(name: str, options: Sequence[str]) -> str:
 @clear_on_registration
 @lru_cache(maxsize=4)
 def choices_by_plan(space: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[Plan, dict[str, str]]:
-    """Return a dictionary of all plans in the search space: plan -> first choices that build it."""
+    """Return a dictionary of all plans in the search space: plan -> the first choices that build this plan."""
     found: dict[Plan, dict[str, str]] = {}
     for values in product(*(values for _, values in space)):
         choices = dict(zip((name for name, _ in space), values, strict=True))
