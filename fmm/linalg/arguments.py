@@ -15,7 +15,7 @@ TRANS_CODES = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
 def common_arrays(*arrays: Any) -> tuple[NumpySolvers, list[Any]]:
     """Return the functions of the arrays' library, and the arrays in one element type.
 
-    Lists become NumPy arrays, and integers become float64, as in NumPy. The types of torch's tensors do not change.
+    Lists are converted to NumPy arrays, and integers to float64, as in NumPy. Tensors of torch are not converted.
     """
     library = solver_library(*arrays)
     if isinstance(library, TorchSolvers):
@@ -42,15 +42,18 @@ def is_square(a: Any) -> bool:
 
 
 def check_trans(trans: Any) -> str:
-    """Return "N", "T" or "C" for one of SciPy's names; ValueError with the valid names for anything else."""
-    # a tuple, since a union of types would be created again in each call
+    """Return "N", "T" or "C" for a value of SciPy's parameter `trans`; raise ValueError for any other value."""
+    # isinstance gets a tuple, since `int | str` would create a union of types in each call
     if not isinstance(trans, (int, str)) or trans not in TRANS_CODES:
         raise ValueError(f"unknown trans {trans!r}; valid: 0, 1, 2, 'N', 'T', 'C'")
     return TRANS_CODES[trans]
 
 
 def write_result(library: NumpySolvers, out: Any, x: Any) -> Any:
-    """Return a result, copied into `out` if `out` was passed; ValueError if the shape or type of `out` differs."""
+    """Return x, or `out` after x was copied into `out`.
+
+    Raise ValueError if the shape or the element type of `out` is not that of x.
+    """
     if out is None:
         return x
     if type(out) is not type(x) or tuple(out.shape) != tuple(x.shape) or out.dtype != x.dtype:

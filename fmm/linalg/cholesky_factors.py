@@ -1,4 +1,4 @@
-"""fmm.linalg.cholesky and cho_solve: by recursion if products gain, else by the library's own functions."""
+"""fmm.linalg.cholesky and cho_solve: by recursion if its products are fast enough, else by the library's functions."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ def cholesky(a: Any, /, *, upper: bool = False, out: Any = None, max_error_growt
     Parameters
     ----------
     a : array
-        A matrix, or a stack, of NumPy, CuPy or torch. Only the lower triangle is read, with `upper` the upper one.
+        A matrix, or a stack of matrices, of NumPy, CuPy or torch. Only the lower triangle is read; if `upper` is True,
+        only the upper triangle.
     upper : bool, optional
         Return U with a = U^H U instead of L with a = L L^H.
     out : array, optional
-        Array for the factor; it may be a.
+        Array for the factor. `out` may be `a`.
     max_error_growth : float, optional
-        The largest error growth of the products, as in fmm.matmul.
+        Limit on the error growth of the products, as in fmm.matmul.
 
     Returns
     -------
     array
-        The factor; the other triangle is zero. `out` if it was passed.
+        The factor; `out` if it was passed. The entries on the other side of the diagonal are zero.
 
     Raises
     ------
     LinAlgError
-        The matrix is not positive definite: numpy.linalg.LinAlgError or torch.linalg.LinAlgError, by the library's own
-        function. CuPy's cupyx.errstate decides for CuPy arrays.
+        The matrix is not positive definite. The exception is numpy.linalg.LinAlgError or torch.linalg.LinAlgError. For
+        CuPy arrays, cupyx.errstate decides whether an exception is raised.
 
     Notes
     -----
-    The matrix is halved as long as the product of halves is predicted to gain enough; blocks are factored by the
-    library's own function, and so are matrices that do not gain. Where a block has no factor, the library's own
-    function factors the whole matrix, and raises. Tensors that require gradients get them.
+    The matrix is halved as long as a large enough speedup is predicted for the products of the halves. The library's
+    own function factors the blocks on the diagonal, and whole matrices for which no gain is predicted. If a block has
+    no factor, the library's own function factors the whole matrix, and raises its exception. Gradients are computed for
+    tensors that require gradients.
 
     Examples
     --------
@@ -70,23 +72,24 @@ def cho_solve(c_and_lower: tuple[Any, bool], b: Any, *, out: Any = None, max_err
     Parameters
     ----------
     c_and_lower : pair of an array and a bool
-        The factor, and True if it is lower: a = c c^H; False: a = c^H c. The other triangle is not read.
+        The factor c and a bool: True if c is lower triangular (a = c c^H), False if c is upper triangular (a = c^H c).
+        The entries of c on the other side of the diagonal are not read.
     b : array
-        The right sides: a vector, a matrix or a stack.
+        The right-hand sides: a vector, a matrix, or a stack of matrices.
     out : array, optional
-        Array for the solution; it may be b.
+        Array for the solution. `out` may be `b`.
     max_error_growth : float, optional
-        The largest error growth of the products, as in fmm.matmul.
+        Limit on the error growth of the products, as in fmm.matmul.
 
     Returns
     -------
     array
-        x, of the shape of b; `out` if it was passed.
+        The solution x, with the shape of b; `out` if it was passed.
 
     Raises
     ------
     LinAlgError, ValueError, ImportError
-        As fmm.linalg.solve_triangular raises them.
+        For the same reasons as in fmm.linalg.solve_triangular.
 
     Examples
     --------

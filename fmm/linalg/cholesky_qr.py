@@ -1,10 +1,10 @@
 """QR factors of tall matrices by Cholesky factors of Gram matrices.
 
-One pass computes the Cholesky factor L of the Gram matrix, A^H A = L L^H, and divides A by it: Q = A L^-H. The columns
+One pass computes the Cholesky factor L of the Gram matrix, A^H A = L L^H, and divides A by L^H: Q = A L^-H. The columns
 of Q are orthonormal up to an error that grows with the square of A's condition number; a second pass on Q removes this
-error. The Gram matrix of the second pass measures the error: if ||Q^H Q - I|| is small, the next Q is as orthogonal as
-Householder's. If the Gram matrix has no Cholesky factor, a small multiple of the identity is added to it, and a third
-pass follows.
+error. The Gram matrix of the second pass shows the error: if ||Q^H Q - I|| is small, the Q of the second pass is as
+orthogonal as the Q of Householder's method. If the Gram matrix has no Cholesky factor, a small multiple of the identity
+is added to the Gram matrix, and a third pass follows.
 
 The algorithm and its analysis: Yamamoto, Nakatsukasa, Yanagisawa and Fukaya, "Roundoff error analysis of the
 CholeskyQR2 algorithm", ETNA 44 (2015); the shift: Fukaya et al., SIAM J. Sci. Comput. 42 (2020).
@@ -27,15 +27,16 @@ from fmm.linalg.split_levels import first_half
 from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_without_gradient
 
 MAX_PASSES = 3
-# A pass makes the columns of Q orthonormal to working accuracy if ||Q^H Q - I|| was at most this limit before the pass.
+# Largest ||Q^H Q - I|| before a pass that makes the columns of Q orthonormal to working accuracy.
 MAX_DEVIATION = 0.25
 SHIFT_UNITS = 4.0  # the shift added to the diagonal, in units of the Gram matrix's rounding error: eps * trace(A^H A)
-# A product with an inverse may have a backward error that is larger than a triangular solve's by about this factor.
+# Largest ratio of the backward error of a product with an inverse to the backward error of a triangular solve. If the
+# ratio is larger, the library solves the triangular system.
 MAX_INVERSE_GROWTH = 8.0
 
 
 class QrPasses(NamedTuple):
-    """The state before the last division: A = Q R, and the last pass's factor L with Q^H Q = L L^H."""
+    """The result of all passes except the last division: A = Q R, and the factor L of the last pass, Q^H Q = L L^H."""
 
     q: Any
     r: Any
@@ -50,7 +51,8 @@ def qr_passes(library: NumpySolvers, a: Any, limit: float | None, max_passes: in
         is_last = step > 0 and deviation_from_identity(library, gram) <= MAX_DEVIATION
         if step == max_passes - 1 and not is_last:
             return None
-        # a shift in a later pass is useless: no further pass follows that could make the columns orthonormal
+        # Only the first pass adds a shift: after a shift in a later pass, no pass is left to make the columns
+        # orthonormal.
         if (factor := shifted_cholesky(library, gram, limit, (0.0, SHIFT_UNITS) if step == 0 else (0.0,))) is None:
             return None
         if is_last:
@@ -60,7 +62,10 @@ def qr_passes(library: NumpySolvers, a: Any, limit: float | None, max_passes: in
 
 
 def cholesky_qr(library: NumpySolvers, a: Any, limit: float | None, with_q: bool = True) -> tuple[Any, Any] | None:
-    """Return Q (None unless `with_q`) and R of one tall matrix; None if another algorithm must factor it."""
+    """Return Q and R of one tall matrix; None if the columns of Q do not become orthonormal.
+
+    If `with_q` is False, Q is not computed and None is returned in its place.
+    """
     if (passes := qr_passes(library, a, limit)) is None:
         return None
     q = divide_by_adjoint(library, passes.q, passes.last_factor, limit, is_last=True) if with_q else None
@@ -68,7 +73,7 @@ def cholesky_qr(library: NumpySolvers, a: Any, limit: float | None, with_q: bool
 
 
 def next_r(library: NumpySolvers, factor: Any, r: Any, limit: float | None) -> Any:
-    """Return R after one more pass: L^H R."""
+    """Return the R of A = Q R after one more pass with the factor L: the product L^H R."""
     upper = library.adjoint(factor)
     return upper if r is None else library.module.triu(api.matmul(upper, r, max_error_growth=limit))
 
@@ -79,7 +84,7 @@ def deviation_from_identity(library: NumpySolvers, gram: Any) -> float:
 
 
 def gram_of_tall(library: NumpySolvers, a: Any, limit: float | None) -> Any:
-    """Return A^H A; for a long matrix as a sum over blocks of rows."""
+    """Return A^H A, for a matrix with very many rows as a sum over blocks of rows."""
     m, n = a.shape
     if not sums_blocks_of_rows(m, n, step_conditions(library, a, limit)):
         return api.gram(a, max_error_growth=limit)
@@ -91,7 +96,10 @@ def gram_of_tall(library: NumpySolvers, a: Any, limit: float | None) -> Any:
 
 
 def shifted_cholesky(library: NumpySolvers, gram: Any, limit: float | None, shifts: Sequence[float]) -> Any:
-    """Add the shifts one after the other until the Gram matrix has a lower factor; return it, or None."""
+    """Return the lower Cholesky factor of the Gram matrix plus a shift of its diagonal.
+
+    The shifts are added one after the other until a factor exists; None if no shift gives a factor.
+    """
     for shift in shifts:
         if shift:
             diagonal = gram.reshape(-1)[:: gram.shape[0] + 1]
@@ -104,9 +112,10 @@ def shifted_cholesky(library: NumpySolvers, gram: Any, limit: float | None, shif
 
 
 def divide_by_adjoint(library: NumpySolvers, a: Any, factor: Any, limit: float | None, is_last: bool = False) -> Any:
-    """Return a L^-H: on a GPU by products with the inverse of L, if the inverse is accurate enough.
+    """Return a L^-H: on a GPU by products with the inverse of L if the inverse is accurate enough.
 
-    In the last pass the inverse is accurate, since L L^H is close to the identity.
+    On the host, and with an inaccurate inverse, a triangular system is solved. In the last pass the inverse is
+    accurate, since L L^H is close to the identity.
     """
     if divides_by_inverse(library, a):
         inverse = library.identity(factor.shape[0], factor)
@@ -120,12 +129,15 @@ def divide_by_adjoint(library: NumpySolvers, a: Any, factor: Any, limit: float |
 
 
 def divides_by_inverse(library: NumpySolvers, a: Any) -> bool:
-    """Return True on a GPU; on the host BLAS solves triangular systems as fast as it multiplies."""
+    """Return True for arrays on a GPU, where products with an inverse are faster than a triangular solve.
+
+    On the host, BLAS solves triangular systems as fast as it multiplies.
+    """
     return library.device(a) != "cpu"
 
 
 def multiply_by_adjoint(library: NumpySolvers, a: Any, lower: Any, limit: float | None) -> Any:
-    """Return a L^H, one block of columns at a time, so that zeros of L^H are skipped."""
+    """Return a L^H, one block of columns after the other, so that the zeros of L^H are not multiplied."""
     (m, n), upper = a.shape, library.adjoint(lower)
     product = library.empty((m, n), a)
     for start, stop in column_blocks(m, n, step_conditions(library, a, limit)):
@@ -134,7 +146,10 @@ def multiply_by_adjoint(library: NumpySolvers, a: Any, lower: Any, limit: float 
 
 
 def invert_lower_in_place(library: NumpySolvers, a: Any, x: Any, halvings: int, limit: float | None) -> None:
-    """Replace the identity x by the inverse of a lower triangle; its lower left block is -L22^-1 (L21 L11^-1)."""
+    """Replace x, which is the identity, by the inverse of the lower triangular matrix L.
+
+    The lower left block of the inverse is -L22^-1 (L21 L11^-1).
+    """
     n = a.shape[0]
     if halvings == 0 or n < 2:
         library.solve_block(a, x, True, False)
@@ -149,22 +164,25 @@ def invert_lower_in_place(library: NumpySolvers, a: Any, x: Any, halvings: int, 
 def inverse_growth(factor: Any, inverse: Any) -> float:
     """Return the factor by which a product with L^-H may exceed the backward error of a triangular solve.
 
-    A row q of the product has an error of eps ||a|| ||column k of L^-H|| in entry k. Multiplied by L^H, and summed over
-    all rows, the error is eps ||A|| g with g^2 = sum over k of ||row k of L^-1||^2 ||column k of L||^2. The function
-    returns g / sqrt(n), which is 1 for the identity.
+    Entry k of a row of the product a L^-H has an error of eps ||a|| ||column k of L^-H||. Multiplied by L^H, and summed
+    over all rows of A, the error is eps ||A|| g with g^2 = sum over k of ||row k of L^-1||^2 ||column k of L||^2. The
+    function returns g / sqrt(n), which is 1 if L is the identity.
     """
     rows, columns = (abs(inverse) ** 2).sum(1), (abs(factor) ** 2).sum(0)
     return sqrt(float((rows * columns).mean()))
 
 
 def step_conditions(library: NumpySolvers, a: Any, limit: float | None) -> StepConditions:
-    """Return the properties of this array on which the times of steps depend."""
+    """Return the element type, the device and the error limit, on which the predicted times of steps depend."""
     return StepConditions(library.product_type(a), library.device(a), limit)
 
 
 @np.errstate(all="ignore")  # numpy.linalg does not warn of inf and NaN
 def factor_tall_stacks(library: NumpySolvers, a: Any, limit: float | None, with_q: bool = True) -> tuple[Any, Any]:
-    """Return Q (None unless `with_q`) and R of a stack; the library's own factors if Cholesky QR fails."""
+    """Return Q and R of each matrix of a stack; the library's own factors if Cholesky QR fails.
+
+    If `with_q` is False, Q is not computed and None is returned in its place.
+    """
     if a.ndim == 2:
         return factor_tall(library, a, limit, with_q)
     *stack, _, n = a.shape
@@ -179,7 +197,10 @@ def factor_tall_stacks(library: NumpySolvers, a: Any, limit: float | None, with_
 
 
 def factor_tall(library: NumpySolvers, a: Any, limit: float | None, with_q: bool) -> tuple[Any, Any]:
-    """Return Q (None unless `with_q`) and R of one matrix; the library's own factors if Cholesky QR fails."""
+    """Return Q and R of one matrix; the library's own factors if Cholesky QR fails.
+
+    If `with_q` is False, Q is not computed and None is returned in its place.
+    """
     if (factors := cholesky_qr(library, a, limit, with_q)) is not None:
         return factors
     own = library.qr(a, "reduced" if with_q else "r")

@@ -1,9 +1,10 @@
 """The recursion of Cholesky factors, by halves of the matrix.
 
-One step factors the first half of the rows and columns, solves for the panel below, subtracts the panel's product from
-the rest, and factors this rest. The library's own function factors the blocks on the diagonal. On a GPU, smaller blocks
-on the diagonals of these factors are inverted once, and all panels below them are computed as products with these
-inverses. With torch, all work is launched before the host waits for the GPU.
+One step factors the first half of the rows and columns, solves a triangular system for the panel below this half,
+subtracts the panel times its adjoint from the second half, and factors the second half. The library's own function
+factors the blocks on the diagonal. On a GPU, the blocks on the diagonals of these factors are inverted once, and the
+panels below are computed as products with the inverses. With torch, all kernels are launched before the host waits for
+the GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from fmm.linalg.triangular_recursion import TriangularBlocks, multiplies_by_inve
 
 
 def cholesky_side(library: NumpySolvers, a: Any, limit: float | None) -> int:
-    """Return the rows of the blocks on the diagonal; 0 if the library's own function must factor, or reject, a."""
+    """Return the number of rows of the blocks on the diagonal.
+
+    Return 0 if the library's own function must factor the whole matrix, or must reject it.
+    """
     if not is_square(a):
         return 0
     if multiplies_by_inverses(library, a):
@@ -41,7 +45,7 @@ def cholesky_side(library: NumpySolvers, a: Any, limit: float | None) -> int:
 
 
 def inverse_side(library: NumpySolvers, a: Any, side: int) -> int:
-    """Return the rows of the inverted blocks of the factor, if the library factors blocks of `side` rows."""
+    """Return the number of rows of the inverted blocks if the library factors blocks of `side` rows."""
     return min(side, rows_of_blocks(library, a, INVERTED_RULE)) if multiplies_by_inverses(library, a) else side
 
 
@@ -67,8 +71,8 @@ def factor_stacks(library: NumpySolvers, a: Any, limit: float | None, column_maj
 class CholeskyFactorization:
     """The state of one factorization: the matrix, and on a GPU the inverses of blocks on its diagonal.
 
-    The library factors blocks of `side` rows. On the diagonals of the factors, blocks of `small` rows are inverted.
-    `failures` are numbers on the device; a number that is not zero means that a block has no factor.
+    The library factors blocks of `side` rows. On the diagonals of their factors, blocks of `small` rows are inverted.
+    `failures` has a number in device memory for each factored block; the number is not 0 if the block has no factor.
     """
 
     def __init__(self, library: NumpySolvers, a: Any, side: int, limit: float | None) -> None:
@@ -79,7 +83,7 @@ class CholeskyFactorization:
         self.failures: list[Any] = []
 
     def factor_rows(self, first: int, last: int) -> None:
-        """Replace the lower triangle of the rows and columns first to last - 1 by its factor."""
+        """Replace the lower triangle of a square block by its Cholesky factor: rows and columns first to last - 1."""
         if last - first <= self.side:
             self._factor_block(first, last)
             return
@@ -92,7 +96,7 @@ class CholeskyFactorization:
         self.factor_rows(middle, last)
 
     def _factor_block(self, first: int, last: int) -> None:
-        """Factor a block on the diagonal, and invert the smaller blocks of its factor if panels follow."""
+        """Factor a block on the diagonal; if rows follow below it, also invert the smaller blocks of its factor."""
         library, block, small = self.library, self.a[first:last, first:last], self.small
         factor, failure = library.cholesky_block(block)
         library.write(block, factor)
@@ -103,7 +107,7 @@ class CholeskyFactorization:
             write_inverses(library, block, inverses, InvertedBlock(small, small, 0, True, False))
 
     def _solve_panel(self, left: slice, rest: slice) -> None:
-        """Replace the panel P below the factor L by the solution X of X L^H = P, which is conj(L) X^T = P^T."""
+        """Replace the panel P below the factor L by the solution X of X L^H = P, computed as conj(L) X^T = P^T."""
         library, inverses, small = self.library, self.inverses, self.small
         if inverses is not None:
             inverses = library.conjugate(inverses[left.start // small : left.stop // small])

@@ -11,7 +11,7 @@ from fmm.linalg.solver_library import LuFactors, NumpySolvers
 
 
 class SlogdetResult(NamedTuple):
-    """The sign of a determinant, or its phase, and the logarithm of its magnitude."""
+    """The sign of a determinant (the phase of a complex one), and the logarithm of its magnitude."""
 
     sign: Any
     logabsdet: Any
@@ -23,14 +23,15 @@ def det(a: Any, /, *, max_error_growth: float | None = None) -> Any:
     Parameters
     ----------
     a : array
-        A matrix, or a stack, of NumPy, CuPy or torch.
+        A matrix, or a stack of matrices, of NumPy, CuPy or torch.
     max_error_growth : float, optional
-        The largest error growth of the products, as in fmm.matmul.
+        Limit on the error growth of the products, as in fmm.matmul.
 
     Returns
     -------
     number or array
-        The determinant; of a stack, an array of determinants. The determinants of large matrices overflow: use slogdet.
+        The determinant; for a stack, an array of determinants. Determinants of large matrices may overflow: use
+        slogdet for them.
 
     Examples
     --------
@@ -51,16 +52,16 @@ def slogdet(a: Any, /, *, max_error_growth: float | None = None) -> SlogdetResul
     Parameters
     ----------
     a : array
-        A matrix, or a stack, of NumPy, CuPy or torch.
+        A matrix, or a stack of matrices, of NumPy, CuPy or torch.
     max_error_growth : float, optional
-        The largest error growth of the products, as in fmm.matmul.
+        Limit on the error growth of the products, as in fmm.matmul.
 
     Returns
     -------
     sign : number or array
-        1, 0 or -1; for a complex matrix the determinant divided by its magnitude, or 0.
+        The sign of the determinant: 1, 0 or -1. For a complex matrix, the determinant divided by its magnitude, or 0.
     logabsdet : number or array
-        The natural logarithm of the magnitude; -inf for a singular matrix.
+        The natural logarithm of the determinant's magnitude; -inf for a singular matrix.
 
     Examples
     --------
@@ -85,11 +86,11 @@ def _factors(library: NumpySolvers, a: Any, limit: float | None) -> LuFactors | 
 
 
 def _diagonals(library: NumpySolvers, factors: LuFactors) -> Any:
-    """Return the diagonals of U."""
+    """Return the diagonal of U for each matrix of a stack."""
     return library.module.diagonal(factors.lu, 0, -2, -1)
 
 
 def _exchange_signs(library: NumpySolvers, factors: LuFactors, like: Any) -> Any:
-    """Return 1 for an even number of exchanges and -1 for an odd number, in the type of `like`."""
+    """Return 1 for an even number of row exchanges and -1 for an odd number, in the element type of `like`."""
     moved = factors.pivots != library.row_numbers(factors.pivots.shape[-1], factors.pivots)
     return 1 - 2 * library.cast(moved.sum(-1) % 2, library.type_name(like))

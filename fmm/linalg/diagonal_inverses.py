@@ -1,13 +1,13 @@
 """Inverses of the blocks on the diagonal of a triangular matrix, all blocks at once.
 
-A GPU's own triangular solver is slow for many right-hand sides. If the blocks on the diagonal are inverted, all other
-work consists of products. On a GPU, one kernel inverts small blocks. Each following step doubles the side of the
-blocks:
+The triangular solver of a GPU's library is slow for many right-hand sides. If the blocks on the diagonal are inverted,
+all other work consists of products. On a GPU, one kernel inverts small blocks. Each following step doubles the side of
+the blocks:
 
     inverse of [[A, 0], [C, B]] = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]
 
-The backward error of the products grows with |A^-1| |A|, where A is a block. `block_growth` returns this growth. The
-library's own solver handles blocks with a growth above `MAX_BLOCK_GROWTH`.
+The backward error of the products grows with |A^-1| |A|, where A is a block. `block_growth` returns the largest row sum
+of |A^-1| |A|. The library's own solver is used for blocks with a row sum above `MAX_BLOCK_GROWTH`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 from fmm.linalg.solver_library import InvertedBlock, NumpySolvers
 
-# Largest row sum of |A^-1| |A| of a block that is multiplied by its inverse. This number does not depend on the scales
-# of the rows. For the LU factors of random matrices, the number is 2e4 in blocks of 512 rows and 8e4 in blocks of 1024
-# rows; the backward error of their solutions is then 1.5 to 3 times the error of substitution.
+# Largest row sum of |A^-1| |A| for a block A that is solved by its inverse. The row sum does not depend on the scales
+# of the rows. In the LU factors of random matrices, the row sum is 2e4 for blocks of 512 rows and 8e4 for blocks of
+# 1024 rows. The backward error of a solution by such inverses is 1.5 to 3 times the backward error of substitution.
 MAX_BLOCK_GROWTH = 1e5
 
 
 def invert_diagonal_blocks(library: NumpySolvers, a: Any, lower: bool, unit_diagonal: bool, side: int) -> Any:
-    """Return the stacked inverses of all whole blocks of `side` rows on the diagonal; the other triangle is zero."""
+    """Return the inverses of all whole blocks of `side` rows on the diagonal, as a stack of triangular matrices."""
     count = a.shape[0] // side
     stacked = library.zeros((count, side, side), a)
     if count:
@@ -32,7 +32,10 @@ def invert_diagonal_blocks(library: NumpySolvers, a: Any, lower: bool, unit_diag
 
 
 def write_inverses(library: NumpySolvers, a: Any, stacked: Any, block: InvertedBlock) -> None:
-    """Write the inverses of a's diagonal blocks to a stack, or the inverse of one block to a part of `stacked`."""
+    """Write the inverses of the diagonal blocks of a to the stack `stacked`.
+
+    For a single block, `stacked` may be a part of one matrix of the stack.
+    """
     if library.invert_blocks(a, stacked, block):
         return
     side = block.side
@@ -43,11 +46,11 @@ def write_inverses(library: NumpySolvers, a: Any, stacked: Any, block: InvertedB
 
 
 def block_growth(library: NumpySolvers, a: Any, stacked: Any, lower: bool, unit_diagonal: bool) -> Any:
-    """Return the largest row sum of |A^-1| |A| for each block; NaN for a block with NaN."""
+    """Return the largest row sum of |A^-1| |A| for each block A on the diagonal; NaN for a block with NaN."""
     count, side, _ = stacked.shape
     down, across = library.element_steps(a)
     blocks = library.strided_view(a, (count, side, side), (side * (down + across), down, across))
-    first = 1 if unit_diagonal else 0  # distance from the main diagonal to the nearest diagonal that is read
+    first = 1 if unit_diagonal else 0  # a diagonal of ones is not read
     module = library.module
     triangle = abs(module.tril(blocks, -first) if lower else module.triu(blocks, first))
     row_sums = triangle.sum(-1)[..., None] + first

@@ -1,6 +1,6 @@
 """fmm.explain for the functions of fmm.linalg: the steps of a call, chosen by the same functions as in the call itself.
 
-Each function here has the parameters of a solver. Only shapes, element types and devices are read.
+Each function here has the parameters of a solver. No array is read, only its shape, element type and device.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def explain_qr(a: Any, /, mode: str = "reduced", *, max_error_growth: float | No
 
 
 def explain_lstsq(a: Any, b: Any, /, *, max_error_growth: float | None = None) -> SolverDecision:
-    """Return the decision for a call of lstsq; the library's own lstsq is assumed to take the time of its QR."""
+    """Return the decision for a call of lstsq; the library's lstsq is predicted to take as long as its QR."""
     library, (a, b) = common_arrays(a, b)
     is_product = is_tall_system(library, a, b, max_error_growth)
     return tall_matrix_decision("lstsq", library, a, max_error_growth, is_product, with_q=False)
@@ -107,7 +107,7 @@ def explain_lstsq(a: Any, b: Any, /, *, max_error_growth: float | None = None) -
 def tall_matrix_decision(
     function: str, library: NumpySolvers, a: Any, limit: float | None, by_products: bool, with_q: bool
 ) -> SolverDecision:
-    """Return the decision for a call that factors tall matrices."""
+    """Return the decision for a call of qr or lstsq, which factor tall matrices."""
     m, n = a.shape[-2:]
     vendor = Step("qr", m, n, n)
     conditions = step_conditions(library, a, limit)
@@ -116,7 +116,7 @@ def tall_matrix_decision(
 
 
 def blocks_of_systems(library: NumpySolvers, a: Any, limit: float | None) -> BlocksOfSystem:
-    """Return the function that decides the blocks of triangular systems of a's type and device."""
+    """Return a function of (rows, right-hand sides) that returns the blocks of a triangular system like a."""
 
     def blocks_of(n: int, columns: int) -> DiagonalBlocks:
         part = a[..., :n, :n]

@@ -47,14 +47,14 @@ def inv(
     Parameters
     ----------
     a : array
-        A matrix, or a stack, of NumPy, CuPy or torch.
+        A matrix, or a stack of matrices, of NumPy, CuPy or torch.
     assume_a : {"gen", "pos"}, optional
-        "pos" for a Hermitian positive definite matrix. Where products gain, only its lower triangle is read, and the
-        inverse is Hermitian bit for bit.
+        "pos" for a Hermitian positive definite matrix. If products compute the inverse, only the lower triangle of a
+        is read, and the inverse is Hermitian bit for bit.
     out : array, optional
-        Array for the inverse; it may be a.
+        Array for the inverse. `out` may be `a`.
     max_error_growth : float, optional
-        The largest error growth of the products, as in fmm.matmul.
+        Limit on the error growth of the products, as in fmm.matmul.
 
     Returns
     -------
@@ -64,14 +64,15 @@ def inv(
     Raises
     ------
     LinAlgError
-        The matrix is singular; with "pos", where products gain: not positive definite. The exception is the library's.
+        The matrix is singular. With "pos", if products compute the inverse: the matrix is not positive definite. The
+        exception is the library's own.
     ValueError
         assume_a has an unknown value.
 
     Notes
     -----
-    "gen" factors by fmm.linalg.lu_factor, then solves two triangular systems by products. Matrices that do not gain,
-    singular matrices and tensors that require gradients are left to the library's own inverse.
+    With "gen", a is factored by fmm.linalg.lu_factor, and two triangular systems are solved by products. The library's
+    own function inverts matrices for which no gain is predicted, singular matrices, and tensors that require gradients.
 
     Examples
     --------
@@ -94,17 +95,23 @@ def inv(
 
 
 def inverse_width(library: NumpySolvers, a: Any, limit: float | None) -> int:
-    """Return the columns of a panel of the LU factors; 0 if the library's own function must invert, or reject, a."""
+    """Return the number of columns of a panel of the LU factors.
+
+    Return 0 if the library's own function must invert the matrix, or must reject it.
+    """
     return lu_width(library, a, limit, INVERSE_SIDES) if is_square(a) else 0
 
 
 def inverse_gains(library: NumpySolvers, a: Any, assume_a: str, limit: float | None) -> bool:
-    """Return True if products make the inverses of an array faster."""
+    """Return True if inverses of an array are predicted to be faster by products than by the library's function."""
     return (positive_definite_block_side if assume_a == "pos" else inverse_width)(library, a, limit) > 0
 
 
 def positive_definite_block_side(library: NumpySolvers, a: Any, limit: float | None) -> int:
-    """Return the rows of the blocks of positive definite matrices; 0 if the library's own function inverts them."""
+    """Return the number of rows of the diagonal blocks in the inversion of positive definite matrices.
+
+    Return 0 if the library's own function must invert them.
+    """
     if multiplies_by_inverses(library, a):
         return inverted_side(library, a, a.shape[-1], limit, POSITIVE_INVERSE_RULE)
     levels = solver_levels(library, a, None, limit, TRIANGULAR_RULE)
@@ -129,7 +136,7 @@ def invert_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
 def invert_positive_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
-    """Return the inverses of a stack of positive definite matrices: the product of the inverse factor with itself."""
+    """Return the inverses of a stack of positive definite matrices, each as Y^H Y with Y = L^-1 and the factor L."""
     side = positive_definite_block_side(library, a, limit)
     inverse = cholesky(a, max_error_growth=limit)
     for i in np.ndindex(*a.shape[:-2]):
@@ -145,8 +152,8 @@ def invert_positive_stacks(library: NumpySolvers, a: Any, limit: float | None) -
 def invert_triangle_in_place(blocks: TriangularBlocks, a: Any, index: int = 0) -> None:
     """Replace a lower triangular matrix L by its inverse Y; the block of Y below the diagonal is -(Y22 L21) L11^-1.
 
-    With this order of the products Y L - I is small, so that the inverse Y^H Y of L L^H is as accurate as LAPACK's.
-    `index` is the number of the first block on the diagonal.
+    Because Y22 L21 is computed first, Y L - I is small, and the inverse Y^H Y of L L^H is as accurate as LAPACK's.
+    `index` is the number of the first block of `a` among the blocks on the diagonal.
     """
     library, side, n = blocks.library, blocks.side, a.shape[0]
     if n <= side:
@@ -160,7 +167,7 @@ def invert_triangle_in_place(blocks: TriangularBlocks, a: Any, index: int = 0) -
     first, panel, rest = a[:h, :h], a[h:, :h], a[h:, h:]
     invert_triangle_in_place(blocks, rest, index + h // side)
     library.write(panel, api.gemm(rest, panel, alpha=-1, max_error_growth=blocks.limit))
-    # X L = P is L^T X^T = P^T
+    # X L = P is solved as L^T X^T = P^T
     inverses = blocks.inverses if blocks.inverses is None else library.transpose(blocks.inverses)
     upper = blocks._replace(lower=False, inverses=inverses)
     solve_blocks(upper, library.transpose(first), library.transpose(panel), index)

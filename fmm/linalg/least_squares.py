@@ -1,4 +1,4 @@
-"""fmm.linalg.lstsq: tall systems by Cholesky factors of Gram matrices, all others by the library's own function."""
+"""fmm.linalg.lstsq: tall systems by Cholesky factors of Gram matrices, other systems by the library's own function."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fmm.linalg.qr_factors import factors_by_products
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.triangular import solve_triangular
 
-FULL_RANK_PASSES = 2  # a system that needs a third pass may be singular: the library decides about its rank
+FULL_RANK_PASSES = 2  # a matrix that needs a third pass may be singular: the library solves its system, and sets a rank
 
 
 class LeastSquares(NamedTuple):
-    """The solution, and the other results of the library's own function, in its order."""
+    """The results of lstsq, in the order of the results of the library's own function."""
 
     solution: Any
     residuals: Any
@@ -34,26 +34,26 @@ def lstsq(a: Any, b: Any, /, *, max_error_growth: float | None = None) -> LeastS
     a : array
         The matrix, of NumPy, CuPy or torch.
     b : array
-        The right sides: a vector or a matrix; for torch a matrix.
+        The right-hand sides: a vector or a matrix; for torch a matrix.
     max_error_growth : float, optional
-        The largest error growth of the products, as in fmm.matmul.
+        Limit on the error growth of the products, as in fmm.matmul.
 
     Returns
     -------
     LeastSquares
-        A tuple of the solution, the squared norms of the columns of b - a x, the rank, and the singular values of a.
-        Where products solve, a has full rank, and the array of singular values is empty.
+        A tuple of the solution, the squared norms of the columns of b - a x, the rank, and the singular values of a. If
+        products compute the solution, a has full rank, and the array of singular values is empty.
 
     Raises
     ------
     LinAlgError, RuntimeError
-        By the library's own function.
+        The library's own function failed.
 
     Notes
     -----
-    Tall systems on a GPU, for which the model predicts a gain, are solved by the R of Cholesky QR, x = R^-1 Q^H b,
-    where two passes suffice: then a has full rank. All other systems, stacks and tensors that require gradients are the
-    library's own.
+    Tall systems on a GPU for which the model predicts a gain are solved by Cholesky QR, x = R^-1 Q^H b. If two passes
+    of Cholesky QR suffice, a has full rank. The library's own function solves all other systems, stacks, and tensors
+    that require gradients.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def lstsq(a: Any, b: Any, /, *, max_error_growth: float | None = None) -> LeastS
 
 
 def is_tall_system(library: NumpySolvers, a: Any, b: Any, limit: float | None) -> bool:
-    """Return True if Cholesky QR is faster for this matrix and these right-hand sides, and no gradient is needed."""
+    """Return True if Cholesky QR is predicted to be faster than the library's lstsq, and no gradient is needed."""
     matches = a.ndim == 2 and b.ndim in library.right_side_axes and b.shape[0] == a.shape[0] and b.dtype == a.dtype
     if not matches or not library.is_plain(a, b) or library.needs_gradient(a, b):
         return False
@@ -80,7 +80,7 @@ def is_tall_system(library: NumpySolvers, a: Any, b: Any, limit: float | None) -
 def solve_tall(library: NumpySolvers, a: Any, b: Any, limit: float | None) -> LeastSquares | None:
     """Return the solution of one system; None if a may be singular.
 
-    With a = Q R after the first pass and Q^H Q = L L^H, x is the solution of R x = (L L^H)^-1 Q^H b.
+    With a = Q R after the first pass of Cholesky QR and Q^H Q = L L^H, x is the solution of R x = (L L^H)^-1 Q^H b.
     """
     if (passes := qr_passes(library, a, limit, FULL_RANK_PASSES)) is None:
         return None

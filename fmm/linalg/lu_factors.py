@@ -1,4 +1,4 @@
-"""fmm.linalg.lu_factor and lu_solve: by recursion if products gain, else by the library's own functions."""
+"""fmm.linalg.lu_factor and lu_solve: by recursion if its products are fast enough, else by the library's functions."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ def lu_factor(a: Any, /, *, out: Any = None, max_error_growth: float | None = No
     Parameters
     ----------
     a : array
-        A matrix, or a stack, of NumPy, CuPy or torch.
+        A matrix, or a stack of matrices, of NumPy, CuPy or torch.
     out : array, optional
-        Array for the factors; it may be a.
+        Array for the factors. `out` may be `a`.
     max_error_growth : float, optional
-        The largest error growth of the products, as in fmm.matmul.
+        Limit on the error growth of the products, as in fmm.matmul.
 
     Returns
     -------
     lu : array
         U in the upper triangle, and L, whose diagonal is 1, below the diagonal; `out` if it was passed.
     pivots : array of int32
-        Row i was exchanged with row pivots[i]. Rows are counted from 0, in torch tensors from 1, as torch.linalg does.
+        Row i was exchanged with row pivots[i]. Rows are counted from 0, or for torch tensors from 1, as in
+        torch.linalg.lu_factor.
 
     Raises
     ------
     RuntimeError
-        A torch matrix is singular: the exception of torch.linalg.lu_factor. SciPy and CuPy warn of singular matrices.
+        A matrix of torch is singular; torch.linalg.lu_factor raises the exception. For singular matrices of NumPy and
+        CuPy, SciPy and CuPy warn.
 
     Notes
     -----
-    The columns are halved down to panels. On a GPU of compute capability 9.0 a kernel factors a panel of float32 or
-    float64 in the registers of one cluster. Ties of equal magnitudes go to the first row, as in LAPACK. The library's
-    own function factors matrices that do not gain, are not square, are singular, or have inf or NaN, and tensors that
-    require gradients.
+    The columns are halved until panels remain. On a GPU of compute capability 9.0 a kernel factors a panel of float32
+    or float64 in the registers of one cluster. Of several entries with the largest magnitude, the first row's is the
+    pivot, as in LAPACK. The library's own function factors tensors that require gradients, and matrices that are not
+    square, are singular, have inf or NaN, or for which no gain is predicted.
 
     Examples
     --------
@@ -69,7 +71,7 @@ def lu_factor(a: Any, /, *, out: Any = None, max_error_growth: float | None = No
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
 def factor_stacks(library: NumpySolvers, a: Any, limit: float | None) -> LuFactors | None:
-    """Return the factors of a stack; None if the library's own function must factor it."""
+    """Return the LU factors of a stack; None if the library's own function must factor the stack."""
     if not (width := lu_width(library, a, limit)):
         return None
     lu = library.empty(tuple(a.shape), a)
@@ -97,23 +99,23 @@ def lu_solve(
     lu_and_pivots : pair of arrays
         The result of fmm.linalg.lu_factor, or of the library's own lu_factor.
     b : array
-        The right sides: a vector, a matrix or a stack.
+        The right-hand sides: a vector, a matrix, or a stack of matrices.
     trans : {0, 1, 2, "N", "T", "C"}, optional
-        op(a): a, its transpose, or its conjugate transpose.
+        op(a) is a (0 or "N"), its transpose (1 or "T"), or its conjugate transpose (2 or "C").
     out : array, optional
-        Array for the solution; it may be b.
+        Array for the solution. `out` may be `b`.
     max_error_growth : float, optional
-        The largest error growth of the products, as in fmm.matmul.
+        Limit on the error growth of the products, as in fmm.matmul.
 
     Returns
     -------
     array
-        x, of the shape of b; `out` if it was passed.
+        The solution x, with the shape of b; `out` if it was passed.
 
     Raises
     ------
     LinAlgError, ValueError, ImportError
-        As fmm.linalg.solve_triangular raises them.
+        For the same reasons as in fmm.linalg.solve_triangular.
 
     Examples
     --------
@@ -132,7 +134,7 @@ def lu_solve(
 
 
 def solve_by_factors(library: NumpySolvers, factors: LuFactors, b: Any, limit: float | None, trans: str = "N") -> Any:
-    """Return the solutions of op(a) x = b from the LU factors of a."""
+    """Return the solutions of op(a) x = b from the LU factors of a; `trans` is "N", "T" or "C"."""
     lu, order = factors.lu, row_orders(library, factors.pivots)
     options: dict[str, Any] = {"max_error_growth": limit}
     if trans == "N":
@@ -146,14 +148,14 @@ def solve_by_factors(library: NumpySolvers, factors: LuFactors, b: Any, limit: f
 def solve_systems(
     library: NumpySolvers, a: Any, b: Any, assume_a: str, limit: float | None
 ) -> tuple[Any, LuFactors | None]:
-    """Return the solutions, and the LU factors; None if the library's own function solved the systems."""
+    """Return the solutions and the LU factors; the factors are None if the library's function solved the systems."""
     if (factors := factor_stacks(library, a, limit)) is None:
         return library.solve(a, b, assume_a), None
     return solve_by_factors(library, factors, b, limit), factors
 
 
 def row_orders(library: NumpySolvers, pivots: Any) -> Any:
-    """Return the order of the rows after all exchanges, for each matrix of a stack."""
+    """Return the order of the rows after all exchanges by the pivots, for each matrix of a stack."""
     n = pivots.shape[-1]
     if pivots.ndim == 1:
         return _row_order(library, pivots, n)
@@ -170,7 +172,7 @@ def _row_order(library: NumpySolvers, pivots: Any, n: int) -> Any:
 
 
 def rows_in_order(library: NumpySolvers, x: Any, order: Any) -> Any:
-    """Return the rows of matrices in another order; `order` has one row for each matrix."""
+    """Return the matrices x with their rows in the order `order`, which has one row for each matrix."""
     if order.ndim == 1:
         return x[..., order, :]
     batch = np.broadcast_shapes(tuple(x.shape[:-2]), tuple(order.shape[:-1]))

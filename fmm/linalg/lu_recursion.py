@@ -1,8 +1,9 @@
 """LU factors with partial pivoting, in place, by recursion over the columns.
 
-The first half of the columns is factored. Then the rows of the second half of the columns are exchanged. Its upper
-block becomes the solution of a triangular system, and a product is subtracted from its lower block. Last, the second
-half is factored, and the rows of the first half are exchanged. The recursion ends at panels of `width` columns.
+The first half of the columns is factored. Then the rows of the second half of the columns are exchanged. The upper
+block of the second half is replaced by the solution of a triangular system, and a product is subtracted from its lower
+block. Last, the second half is factored, and the rows of the first half are exchanged. The recursion ends at panels of
+`width` columns.
 """
 
 from __future__ import annotations
@@ -26,10 +27,9 @@ def lu_width(library: NumpySolvers, a: Any, limit: float | None, smallest: Small
 
 
 def factor_matrix(library: NumpySolvers, a: Any, width: int, limit: float | None, lu: Any = None) -> LuFactors | None:
-    """Return the factors of a square matrix, written to `lu` or a new array.
+    """Return the LU factors of a square matrix, written to `lu` or a new array.
 
-    Return None if the matrix is singular, has inf or NaN, or if its blocks are too ill-conditioned for products with
-    inverses.
+    Return None if the matrix is singular or has inf or NaN, or if the inverse of a block is not accurate.
     """
     n = a.shape[0]
     work = aligned_copy(library, a) if lu is None or n % ROW_ALIGNMENT else library.write(lu, a)
@@ -43,7 +43,8 @@ def factor_matrix(library: NumpySolvers, a: Any, width: int, limit: float | None
 class _BlockedFactorization:
     """The state of one factorization: the matrix, its pivots, and the inverses of the diagonal blocks of L.
 
-    A block on the diagonal spans two panels. Its inverse is computed from the inverses of the two panels' blocks.
+    A block on the diagonal of L spans two panels. The inverse of the block is computed from the inverses of the two
+    blocks that its panels have on the diagonal.
     """
 
     def __init__(self, library: NumpySolvers, a: Any, width: int, limit: float | None) -> None:
@@ -55,7 +56,7 @@ class _BlockedFactorization:
         self.lower = TriangularBlocks(library, True, True, self.side, limit, self.inverses)
 
     def factor_columns(self, first: int, last: int) -> None:
-        """Factor the columns first to last - 1, from row `first` on; exchange no rows of other columns."""
+        """Factor the columns first to last - 1, from row `first` on; the caller exchanges the rows of other columns."""
         if last - first <= self.width:
             self._factor_panel(first, last)
             return
@@ -72,7 +73,7 @@ class _BlockedFactorization:
             self._invert_block(first, self.side, self.width)
 
     def _factor_panel(self, first: int, last: int) -> None:
-        """Factor a panel, and invert the block of L on its diagonal if columns follow."""
+        """Factor a panel; if columns follow on its right, also invert the block of L on the panel's diagonal."""
         pivots = self.pivots[first:last]
         self.library.factor_panel(self.a[first:, first:last], pivots)
         pivots += first
@@ -80,23 +81,26 @@ class _BlockedFactorization:
             self._invert_block(first, self.width, 0)
 
     def _invert_block(self, first: int, side: int, known_side: int) -> None:
-        """Write the inverse of the block of L at row `first`, using inverses of `known_side` rows if there are any."""
+        """Write the inverse of the block of L at row `first`.
+
+        The inverses of blocks of `known_side` rows exist already; 0 if none exist.
+        """
         if self.inverses is not None:
             rows, block = slice(first, first + side), InvertedBlock(self.side, side, known_side, True, True)
             write_inverses(self.library, self.a[rows, rows], self._inverse_at(first, side), block)
 
     def _inverse_at(self, first: int, side: int) -> Any:
-        """Return the part of the stacked inverses that belongs to the rows from `first` on."""
+        """Return the view in the stacked inverses for the block of `side` rows that begins at row `first`."""
         start = first % self.side
         rows = slice(start, start + side)
         return self.inverses[first // self.side][rows, rows]
 
     def _exchange_rows(self, pivots: slice, columns: slice) -> None:
-        """Exchange the rows of `columns` by the pivots of the columns `pivots`."""
+        """Exchange the rows in the columns `columns`, by the pivots of the columns `pivots`."""
         self.library.exchange_rows(self.a[pivots.start :, columns], self.pivots[pivots], pivots.start)
 
     def _solve_lower(self, first: int, middle: int, x: Any) -> None:
-        """Replace x by the solution of L y = x, for the rows first to middle - 1."""
+        """Replace x by the solution y of L y = x, where L is the block of rows and columns first to middle - 1."""
         if self.inverses is not None and middle - first == self.width:
             multiply_in_place(self.library, self._inverse_at(first, self.width), x, self.limit)
         else:

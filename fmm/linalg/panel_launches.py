@@ -1,6 +1,6 @@
 """CUDA launches of solvers: LU factors of panels (lu_panel.cuh), inverses of blocks (triangular_inverse.cuh).
 
-Panels need clusters of 16 thread blocks, which GPUs of compute capability 9.0 have.
+The kernel for panels needs clusters of 16 thread blocks, which GPUs of compute capability 9.0 support.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class PanelShape(NamedTuple):
 
 
 def rows_per_thread(rows: int) -> int:
-    """Return the number of rows of a panel in each thread: 1, 2 or 4."""
+    """Return the number of rows of a panel that each thread holds in its registers: 1, 2 or 4."""
     return 1 if rows <= ROW_CAPACITY else 2 if rows <= 2 * ROW_CAPACITY else 4
 
 
 def block_width(rows: int, dtype: str) -> int:
-    """Return the number of columns that are factored in registers at once."""
+    """Return the number of columns of a panel that one launch factors in registers."""
     return min(32, REGISTER_BYTES // (ITEM_BYTES[dtype] * rows_per_thread(rows)))
 
 
 def panel_launches(shape: PanelShape) -> Iterator[Launch]:
-    """Yield the launches that factor a panel in place, and write the pivot rows, counted from the panel's first row."""
+    """Yield the launches that factor a panel in place, and write the pivots, counted from the panel's first row."""
     rows, columns, *_, dtype = shape
     first = 0
     while first < columns:
@@ -67,7 +67,7 @@ def panel_launches(shape: PanelShape) -> Iterator[Launch]:
 
 def _factor_launch(shape: PanelShape, first: int, width: int, block: int) -> Launch:
     each = rows_per_thread(shape.rows - first)
-    # as BlockMemory in lu_panel.cuh: 33 rows, as messages of 16 bytes and a candidate; L and U; candidates and pivots
+    # bytes of BlockMemory in lu_panel.cuh: 33 rows as messages of 16 bytes and a candidate, L and U, candidates, pivots
     item = ITEM_BYTES[shape.dtype]
     shared = 33 * (16 + block * item) + (block * block + each * FACTOR_THREADS * (block + 1)) * item
     shared += 16 + FACTOR_THREADS // 32 * 12 + 4 * block + 64
@@ -126,9 +126,9 @@ def product_source(dtype: str, width: int) -> str:
 
 
 def trace_launch(count: int, origin: int) -> Launch:
-    """Return the launch that lists the rows that `count` exchanges move: first their targets, then their sources.
+    """Return the launch that lists the rows that `count` exchanges move: first their new places, then their old ones.
 
-    A pivot with the value `origin` stands for the first row.
+    A pivot with the value `origin` means the first row.
     """
     kernel = Kernel(trace_source, (), "fmm_lu_trace", TILE_THREADS)
     slots = AddressSlot(0, PIVOTS), AddressSlot(1, ROWS), AddressSlot(2, ROWS, 16 * count)
@@ -137,7 +137,7 @@ def trace_launch(count: int, origin: int) -> Launch:
 
 
 def trace_source() -> str:
-    """Return the CUDA source of the kernel that finds the sources of exchanged rows."""
+    """Return the CUDA source of the kernel that finds the old places of exchanged rows."""
     body = "__shared__ int pivots[fmm::lu::TILE_THREADS];", "fmm::lu::trace_rows(p, pivots);"
     return entry_source("fmm::lu::Exchanges", body, "lu_panel.cuh", (TILE_THREADS,), entry="fmm_lu_trace")
 
@@ -148,7 +148,7 @@ def trace_source() -> str:
 class BlockForm(NamedTuple):
     """A triangular matrix of whole blocks of `side` rows, and the stacked inverses of the blocks.
 
-    The inverses of blocks of `known_side` rows have been written already; 0: no inverses have.
+    The inverses of blocks of `known_side` rows have been written already. 0 means that no inverse has been written.
     """
 
     rows: int
@@ -163,7 +163,10 @@ class BlockForm(NamedTuple):
 
 
 def inverse_launches(form: BlockForm) -> Iterator[Launch]:
-    """Yield the launches that write the inverses: of small blocks, then of blocks of twice the side, and so on."""
+    """Yield the launches that write the inverses: first of small blocks, then of blocks with twice the side, and so on.
+
+    If the inverses of blocks of `known_side` rows have been written, the launches begin with blocks of twice this side.
+    """
     if not form.known_side:
         yield _small_inverse_launch(form)
     small = form.known_side or INVERTED_SIDE
@@ -173,7 +176,7 @@ def inverse_launches(form: BlockForm) -> Iterator[Launch]:
 
 
 def scratch_numbers(form: BlockForm) -> int:
-    """Return the number of entries of temporaries."""
+    """Return the number of matrix entries in the scratch memory of `inverse_launches`."""
     return form.rows * form.side // 4
 
 
@@ -190,10 +193,13 @@ def _small_inverse_launch(form: BlockForm) -> Launch:
 
 
 def _join_launches(form: BlockForm, small: int) -> Iterator[Launch]:
-    """Yield the products T = C A^-1 and X = -B^-1 T, for all pairs of blocks A, B of `small` rows and C below A."""
+    """Yield the launches that invert blocks [[A, 0], [C, B]] from the inverses of A and B, which have `small` rows.
+
+    The launches compute the products T = C A^-1 and X = -B^-1 T for all such blocks.
+    """
     item, pairs, count = ITEM_BYTES[form.dtype], form.side // (2 * small), form.rows // form.side
     of_matrix, of_inverses = (form.row_step, form.column_step), (form.stacked_side, 1)
-    if not form.is_lower:  # the transposed matrix is lower triangular
+    if not form.is_lower:  # the strides are exchanged, since the transposed matrix is lower triangular
         of_matrix, of_inverses = of_matrix[::-1], of_inverses[::-1]
 
     def steps(row: int, column: int, block: int) -> tuple[int, ...]:
@@ -261,12 +267,12 @@ def _inverse_sequence(form: BlockForm, device: int) -> Any:
 
 
 def factor_panel(shape: PanelShape, panel: int, pivots: int, device: int, stream: int) -> None:
-    """Factor a panel in place; `panel` and `pivots` are addresses."""
+    """Factor a panel in place; `panel` and `pivots` are device addresses."""
     _panel_sequence(shape, device).launch_all({PANEL: panel, PIVOTS: pivots}, stream)
 
 
 def invert_blocks(form: BlockForm, matrix: int, inverses: int, scratch: int, device: int, stream: int) -> None:
-    """Write the inverses of all diagonal blocks; `matrix`, `inverses` and `scratch` are addresses."""
+    """Write the inverses of all blocks on the diagonal; `matrix`, `inverses` and `scratch` are device addresses."""
     sequence = _inverse_sequence(form, device)
     sequence.launch_all({MATRIX: matrix, INVERSES: inverses, SCRATCH: scratch}, stream)
 
@@ -279,5 +285,8 @@ def _trace_sequence(count: int, origin: int, device: int) -> Any:
 
 
 def trace_rows(count: int, origin: int, pivots: int, rows: int, device: int, stream: int) -> None:
-    """Write 2 `count` targets and 2 `count` sources of exchanged rows, as int64; `pivots` and `rows` are addresses."""
+    """Write to `rows`, as int64, the new places and then the old places of the rows that `count` exchanges move.
+
+    The exchanges move at most 2 * count rows. `pivots` and `rows` are device addresses.
+    """
     _trace_sequence(count, origin, device).launch_all({PIVOTS: pivots, ROWS: rows}, stream)

@@ -1,4 +1,4 @@
-"""Products inside solvers."""
+"""The products that solvers compute on blocks of their matrices."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def has_aligned_rows(library: NumpySolvers, x: Any) -> bool:
 def subtract_product(library: NumpySolvers, a: Any, b: Any, c: Any, limit: float | None) -> None:
     """Replace c by c - a b.
 
-    fmm.gemm copies an addend that it overwrites. A product by a plan is therefore computed into a new array and then
-    subtracted, which moves as many bytes and is prepared faster. Results have the memory order of c.
+    fmm.gemm with a plan would copy an addend that it overwrites. The product is therefore computed into a new array and
+    then subtracted from c. This moves as many bytes as fmm.gemm, and the call is prepared faster. The new array has the
+    memory order of c.
     """
     if _is_column_major(library, c):
         a, b, c = library.transpose(b), library.transpose(a), library.transpose(c)
@@ -39,7 +40,7 @@ def subtract_product(library: NumpySolvers, a: Any, b: Any, c: Any, limit: float
         c -= api.matmul(a, b, max_error_growth=limit)
     elif device == "cpu":
         api.gemm(a, b, c, alpha=-1, beta=1, out=c, max_error_growth=limit)
-    else:  # no decision is made: hundreds of thin products of a solver would wait for Python
+    else:  # fmm.gemm is not called, since its decisions would delay the hundreds of thin products of a solver
         library.subtract_own_product(a, b, c)
 
 
@@ -57,14 +58,14 @@ def multiply_in_place(library: NumpySolvers, a: Any, x: Any, limit: float | None
 
 
 def _is_column_major(library: NumpySolvers, x: Any) -> bool:
-    """Return True if neighbours in a column are closer in memory than neighbours in a row."""
+    """Return True if neighbours in a column of x are closer in memory than neighbours in a row."""
     down, across = library.element_steps(x)
     return abs(down) < abs(across)
 
 
 @lru_cache(maxsize=4096)
 def has_plan(m: int, k: int, n: int, dtype: str, device: str, limit: float | None) -> bool:
-    """Return True if fmm computes the product by a plan; results are cached until the process ends."""
+    """Return True if fmm computes a product of these sizes by a plan; answers are cached until the process ends."""
     if dtype not in SOLVER_TYPES:
         return False
     try:

@@ -19,32 +19,33 @@ def qr(a: Any, /, mode: Literal["reduced", "r"] = "reduced", *, max_error_growth
     Parameters
     ----------
     a : array
-        A matrix, or a stack, of NumPy, CuPy or torch.
+        A matrix, or a stack of matrices, of NumPy, CuPy or torch.
     mode : {"reduced", "r"}, optional
         "r" returns R alone.
     max_error_growth : float, optional
-        The largest error growth of the products, as in fmm.matmul.
+        Limit on the error growth of the products, as in fmm.matmul.
 
     Returns
     -------
     tuple of two arrays, or an array
-        Q and R; in mode "r", R. The diagonal of R is positive where products factor; the library's own function may
-        choose other signs.
+        Q and R; in mode "r", R. The diagonal of R is positive if products compute the factors; the library's own
+        function may choose other signs.
 
     Raises
     ------
     ValueError
         mode has an unknown value.
     LinAlgError
-        By the library's own function, for an array that is no matrix.
+        The array is no matrix; the library's own function raises the exception.
 
     Notes
     -----
-    Tall matrices on a GPU, for which the model predicts a gain, are factored by Cholesky QR: two passes, each a product
-    A^H A, its Cholesky factor, and a product with the factor's inverse. Before the last pass ||Q^H Q - I|| is measured;
-    where it is above 0.25 a third pass follows, and then the library's own function. So Q is as orthogonal as
-    Householder's. Singular matrices, wide ones and matrices that do not gain are the library's own. Tensors that
-    require gradients get them in mode "reduced".
+    Tall matrices on a GPU for which the model predicts a gain are factored by Cholesky QR. Each of its two passes
+    computes A^H A, the Cholesky factor of A^H A, and a product with the factor's inverse. If ||Q^H Q - I|| is above
+    0.25 after the first pass, a third pass follows. If the norm is above 0.25 again, the library's own function factors
+    the matrix. So Q is as orthogonal as the Q of Householder's method. The library's own function also factors singular
+    matrices, wide matrices, and matrices for which no gain is predicted. In mode "reduced", gradients are computed for
+    tensors that require gradients.
 
     Examples
     --------
@@ -69,7 +70,7 @@ def qr(a: Any, /, mode: Literal["reduced", "r"] = "reduced", *, max_error_growth
 
 
 def factors_by_products(library: NumpySolvers, a: Any, with_q: bool, limit: float | None) -> bool:
-    """Return True if Cholesky QR is predicted to gain for each matrix of a stack."""
+    """Return True if Cholesky QR is predicted to be faster than the library's QR for matrices of this shape."""
     if a.ndim < 2 or not library.is_plain(a):
         return False
     return gains_by_products(*a.shape[-2:], step_conditions(library, a, limit), with_q)

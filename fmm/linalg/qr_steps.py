@@ -10,26 +10,26 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.linalg.solver_steps import VENDOR_COSTS, Step, StepConditions, predicted_seconds, product_decision
 from fmm.linalg.split_levels import first_half
 
-# The vendor's Gram matrices of complex matrices are not accurate enough: Q would be up to 20 times less orthogonal than
-# Householder's (measured in complex64 on an H100).
+# Element types of the matrices that products factor. The vendor's Gram matrices of complex matrices are not accurate
+# enough: Q would be up to 20 times less orthogonal than the Q of Householder's method (complex64 on an H100).
 GAINING_TYPES = ("float32", "float64")
 MAX_COLUMN_BLOCKS = 8
 MAX_INVERSE_HALVINGS = 4
-# The library itself factors matrices for which it needs less time; for their shapes no times are predicted.
+# If the library's own QR takes fewer seconds, the library factors the matrix, without a prediction for products.
 LEAST_VENDOR_SECONDS = 2e-3
 LEAST_GAIN = 1.1  # smallest predicted speedup over the library's own QR for which products factor the matrix
-# Smallest ratio of rows to columns of a matrix that products factor. Random square matrices have condition numbers that
-# two passes cannot handle.
+# Smallest ratio of rows to columns of a matrix that products factor. For random square matrices the condition number is
+# too large for two passes.
 LEAST_ASPECT = 1.5
-# The vendor's Gram matrix of a long matrix is slow, and its error grows with the number of rows. From this ratio of
-# rows to columns on, the Gram matrix is a sum over blocks of rows.
+# From this ratio of rows to columns on, a Gram matrix by the vendor is computed as a sum over blocks of rows. The
+# vendor's own product of so long a matrix is slow, and its error grows with the number of rows.
 LONG_ASPECT = 32
 BLOCK_ROWS = 4096
 
 
 @lru_cache(maxsize=1024)
 def gains_by_products(m: int, n: int, conditions: StepConditions, with_q: bool = True) -> bool:
-    """Return True if the steps are predicted to take less time than the library's own QR."""
+    """Return True if Cholesky QR of an m x n matrix is predicted to take less time than the library's own QR."""
     if conditions.dtype not in GAINING_TYPES or conditions.device == "cpu" or m < LEAST_ASPECT * n:
         return False
     cost = VENDOR_COSTS["qr"]
@@ -43,7 +43,7 @@ def gains_by_products(m: int, n: int, conditions: StepConditions, with_q: bool =
 
 
 def cholesky_qr_steps(m: int, n: int, conditions: StepConditions, with_q: bool = True) -> Iterator[Step]:
-    """Yield the steps of two passes."""
+    """Yield the steps of the two passes of Cholesky QR of an m x n matrix."""
     for is_last in (False, True):
         yield Step("product" if sums_blocks_of_rows(m, n, conditions) else "gram", n, m, n)
         yield Step("cholesky", n, n, n)
@@ -55,7 +55,7 @@ def cholesky_qr_steps(m: int, n: int, conditions: StepConditions, with_q: bool =
 
 @lru_cache(maxsize=1024)
 def sums_blocks_of_rows(m: int, n: int, conditions: StepConditions) -> bool:
-    """Return True if the Gram matrix must be computed as a sum over blocks of rows."""
+    """Return True if the Gram matrix of an m x n matrix must be computed as a sum over blocks of rows."""
     if m < max(LONG_ASPECT * n, 2 * BLOCK_ROWS):
         return False
     return product_decision(Step("gram", n, m, n), conditions).plan == VENDOR
@@ -75,7 +75,7 @@ def inverse_steps(n: int, halvings: int) -> Iterator[Step]:
 
 @lru_cache(maxsize=1024)
 def inverse_halvings(n: int, conditions: StepConditions) -> int:
-    """Return how often to halve a triangular matrix for its inverse."""
+    """Return the number of halvings with which the inverse of a triangular matrix is predicted to be fastest."""
     seconds = [predicted_seconds(inverse_steps(n, i), conditions) for i in range(MAX_INVERSE_HALVINGS)]
     return seconds.index(min(seconds))
 
@@ -88,13 +88,13 @@ def adjoint_product_steps(m: int, n: int, blocks: int) -> Iterator[Step]:
 
 @lru_cache(maxsize=1024)
 def column_blocks(m: int, n: int, conditions: StepConditions) -> list[tuple[int, int]]:
-    """Return the first and the last column of each block for a product with an upper triangular matrix."""
+    """Return the blocks of columns (start, stop) for the fastest product with an upper triangular matrix."""
     counts = [2**i for i in range(MAX_COLUMN_BLOCKS.bit_length()) if 2**i <= max(n // 256, 1)]
     best = min(counts, key=lambda count: predicted_seconds(adjoint_product_steps(m, n, count), conditions))
     return equal_ranges(n, best)
 
 
 def equal_ranges(n: int, count: int) -> list[tuple[int, int]]:
-    """Return the ranges of `count` nearly equal parts of n columns."""
+    """Return the ranges (start, stop) of `count` nearly equal parts of n columns."""
     edges = [n * i // count for i in range(count + 1)]
     return list(pairwise(edges))

@@ -20,7 +20,7 @@ BlocksOfSystem = Callable[[int, int], DiagonalBlocks]  # rows and right-hand sid
 
 
 def triangular_steps(n: int, columns: int, blocks: DiagonalBlocks, lower: bool = True) -> Iterator[Step]:
-    """Yield the steps of a triangular system of n rows: one half of the solution, a product, then the other half."""
+    """Yield the steps of a triangular system of n rows: one half of the solution, a product, the second half."""
     side = blocks.side or n
     if n <= side:
         is_product = blocks.are_inverted and n == blocks.side
@@ -36,8 +36,8 @@ def triangular_steps(n: int, columns: int, blocks: DiagonalBlocks, lower: bool =
 def cholesky_steps(n: int, side: int, blocks: DiagonalBlocks) -> Iterator[Step]:
     """Yield the steps of a Cholesky factor: first half, panel below it, Gram matrix of the panel, second half.
 
-    Blocks of `side` rows are factored; 0: the whole matrix is one block. `blocks` describes the blocks of the
-    triangular systems.
+    The library factors blocks of `side` rows; 0 means that the whole matrix is one block. `blocks` describes the
+    diagonal blocks of the triangular systems for the panels.
     """
     side = side or n
     if n <= side:
@@ -51,7 +51,7 @@ def cholesky_steps(n: int, side: int, blocks: DiagonalBlocks) -> Iterator[Step]:
 
 
 def positive_inverse_steps(n: int, factor: Iterator[Step], blocks: DiagonalBlocks) -> Iterator[Step]:
-    """Yield the steps of the inverse of a positive definite matrix: the factor, its inverse, and a Gram matrix."""
+    """Yield the steps of the inverse of a positive definite matrix: Cholesky factor, its inverse, Gram matrix."""
     yield from factor
     yield from triangle_inverse_steps(n, blocks)
     yield Step("gram", n, n, n)
@@ -79,7 +79,7 @@ def general_inverse_steps(n: int, width: int, blocks: DiagonalBlocks) -> Iterato
 
 
 def lu_steps(n: int, width: int, are_inverted: bool) -> Iterator[Step]:
-    """Yield the steps of LU factors with panels of `width` columns."""
+    """Yield the steps of the LU factors of an n x n matrix with panels of `width` columns."""
 
     def factor_columns(first: int, last: int) -> Iterator[Step]:
         if last - first <= width:

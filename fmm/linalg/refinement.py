@@ -13,7 +13,7 @@ from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.triangular_recursion import solve_blocks, triangular_blocks
 
 MAX_STEPS = 30  # as in dsgesv
-# Refinement stagnates if a step does not halve the largest residual.
+# A step of refinement stagnates if the largest residual is more than this fraction of the residual before the step.
 STAGNATION = 0.5
 GMRES_DIMENSION, MAX_GMRES_CYCLES = 10, 3
 INVERTED_SIDE = 1024  # rows of the blocks on the diagonals of the factors, which a GPU inverts once for all steps
@@ -22,7 +22,7 @@ Preconditioner = Callable[[Any], Any]  # returns the solutions for right-hand si
 
 
 class RefinementReport(NamedTuple):
-    """How a system was solved."""
+    """The number of steps and the precision with which a system was solved."""
 
     factors: str  # the element type of the factors
     steps: int  # steps of iterative refinement
@@ -40,7 +40,10 @@ class _System:
         self.precise_ratio = eps * norm / self.tolerance
 
     def residual(self, x: Any) -> tuple[Any, float]:
-        """Return b - a x, and its largest ratio to (tolerance * largest entry of x) over all columns."""
+        """Return b - a x, and the largest ratio of a column of b - a x to its bound.
+
+        A column is measured by its largest entry. The bound is `tolerance` times the largest entry of x in this column.
+        """
         module = self.library.module
         columns = self.b - module.matmul(self.a, x)
         largest, bound = module.amax(abs(columns), -2), module.amax(abs(x), -2) * self.tolerance
@@ -51,7 +54,7 @@ class _System:
 def refine_solution(
     library: NumpySolvers, a: Any, b: Any, assume_a: str, limit: float | None
 ) -> tuple[Any | None, RefinementReport]:
-    """Return solutions refined from float32 factors, and a report; None for the solutions without convergence."""
+    """Return solutions refined from float32 factors, and a report; the solutions are None if they do not converge."""
     single = library.cast(a, "float32")
     norm = library.host_number(abs(single).sum(-1).max())
     precondition = _factor_single(library, single, assume_a, limit) if norm < np.inf else None
@@ -69,9 +72,10 @@ def refine_solution(
 
 
 def _refine(system: _System, x: Any, precondition: Preconditioner) -> tuple[Any, float, int]:
-    """Return refined solutions, the ratio of their residuals to the tolerance, and the number of steps.
+    """Return refined solutions, the largest ratio of their residuals to the bound, and the number of steps.
 
-    The steps continue after the tolerance is met, until the backward error is at float64's precision or stops falling.
+    After a ratio of 1 has been reached, the steps continue until the backward error is as small as float64's precision,
+    or no longer falls.
     """
     residual, ratio = system.residual(x)
     steps = 0
@@ -89,7 +93,10 @@ def _refine(system: _System, x: Any, precondition: Preconditioner) -> tuple[Any,
 
 
 def _factor_single(library: NumpySolvers, a: Any, assume_a: str, limit: float | None) -> Preconditioner | None:
-    """Return the solver with the factors of a float32 matrix; None if the matrix is singular in float32."""
+    """Factor a float32 matrix, and return a function that solves systems by the factors.
+
+    Return None if the matrix is singular in float32.
+    """
     order = None
     if assume_a == "pos":
         try:
@@ -115,7 +122,11 @@ def _factor_single(library: NumpySolvers, a: Any, assume_a: str, limit: float | 
 
 
 def _solve_scaled(library: NumpySolvers, solve: Callable[[Any], Any], y: Any) -> Any:
-    """Return the float32 solutions for columns that are scaled to magnitude 1, so that none underflows."""
+    """Return solutions computed in float32, in float64.
+
+    Each column of y is scaled to the magnitude 1 before the solution and scaled back after it, so that no column
+    underflows in float32.
+    """
     largest = library.module.amax(abs(y), -2)[None]
     scale = largest + (largest == 0)
     return library.cast(solve(library.cast(y / scale, "float32")), "float64") * scale
@@ -125,7 +136,7 @@ def _solve_scaled(library: NumpySolvers, solve: Callable[[Any], Any], y: Any) ->
 
 
 def gmres_corrections(library: NumpySolvers, a: Any, right_sides: Any, precondition: Preconditioner) -> Any:
-    """Return the approximate solutions of a z = r by GMRES_DIMENSION steps of GMRES, for all columns r at once."""
+    """Return approximate solutions z of a z = r for all right-hand sides r, by GMRES_DIMENSION steps of GMRES."""
     module = library.module
     start = precondition(right_sides)
     norms = _norms(library, start)
@@ -143,12 +154,12 @@ def gmres_corrections(library: NumpySolvers, a: Any, right_sides: Any, precondit
 
 
 def _norms(library: NumpySolvers, x: Any) -> Any:
-    """Return the Euclidean norms of columns; a tiny number instead of zero."""
+    """Return the Euclidean norm of each column plus a tiny number, so that no norm is zero."""
     return (x * x).sum(-2) ** 0.5 + float(np.finfo(np.float64).tiny)
 
 
 def _least_squares(library: NumpySolvers, columns: list[list[Any]], norms: Any) -> Any:
-    """Return the coefficients, one row for each basis vector, that minimise the residuals."""
+    """Return the coefficients of the basis vectors that minimise the residuals, one row for each basis vector."""
     count = len(columns)
     hessenberg = np.zeros((int(norms.shape[0]), count + 1, count))
     for j, column in enumerate(columns):

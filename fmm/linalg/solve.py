@@ -30,35 +30,37 @@ def solve(
     Parameters
     ----------
     a : array
-        A square matrix, or a stack, of NumPy, CuPy or torch.
+        A square matrix, or a stack of square matrices, of NumPy, CuPy or torch.
     b : array
-        The right sides: a vector, a matrix or a stack. Stacks are broadcast.
+        The right-hand sides: a vector, a matrix, or a stack of matrices. The stacks of a and b are broadcast.
     assume_a : {"gen", "pos", "sym"}, optional
-        "pos" for a Hermitian positive definite matrix, which is factored by fmm.linalg.cholesky. "sym" for a symmetric
-        matrix: SciPy's own solver, where NumPy arrays do not gain; elsewhere LU factors, as for "gen".
+        "pos" for a Hermitian positive definite matrix: its Cholesky factor is computed. "sym" for a symmetric matrix:
+        SciPy's own solver is called for NumPy arrays for which no gain is predicted, and other matrices are factored by
+        LU, as with "gen".
     refine : bool, optional
-        True factors a float64 matrix in float32, and refines the solution to float64's backward error. See
+        If True, factor a float64 matrix in float32, and refine the solution to the backward error of float64. See
         `refined_solve`, which also returns the number of steps.
     out : array, optional
-        Array for the solution; it may be b.
+        Array for the solution. `out` may be `b`.
     max_error_growth : float, optional
-        The largest error growth of the products, as in fmm.matmul.
+        Limit on the error growth of the products, as in fmm.matmul.
 
     Returns
     -------
     array
-        x, of the shape of b; `out` if it was passed.
+        The solution x, with the shape of b; `out` if it was passed.
 
     Raises
     ------
     LinAlgError
-        The matrix is singular; with "pos": not positive definite. The exception is the library's.
+        The matrix is singular; with "pos", the matrix is not positive definite. The exception is the library's own.
     ValueError
         The shapes do not match, or assume_a has an unknown value.
 
     Notes
     -----
-    Matrices that do not gain are left to the library's own function. Tensors that require gradients get them.
+    The library's own function solves systems for which no gain is predicted. Gradients are computed for tensors that
+    require gradients.
 
     Examples
     --------
@@ -82,22 +84,24 @@ def refined_solve(
     Parameters
     ----------
     a, b, assume_a, max_error_growth
-        As fmm.linalg.solve has them. Matrices of other types than float64, and stacks, are solved without refinement.
+        The arguments of fmm.linalg.solve with these names. Systems of other types than float64, and stacks, are solved
+        without refinement.
 
     Returns
     -------
     x : array
-        The solution, of the shape of b.
+        The solution, with the shape of b.
     report : RefinementReport
-        The precision of the factors, the number of refinement and GMRES steps, and the backward error: the largest
-        norm of b - a x over the norms of a and x, in the norm of the largest row sum.
+        The element type of the factors, the numbers of refinement and GMRES steps, and the backward error: the largest
+        norm of b - a x divided by the norms of a and x. The norm of a matrix is its largest row sum.
 
     Notes
     -----
-    Each step solves for the residual, which is computed in float64. A solution is accepted if the residual of each
-    right side is at most sqrt(n) eps times the norms of a and x, as in LAPACK; steps continue while the residuals fall.
-    If steps stagnate above this bound, GMRES solves for the corrections, with the factors as preconditioner. If that
-    fails too, or if the factors are singular or overflow, the matrix is factored in float64.
+    Each step computes the residual b - a x in float64, and adds the solution for the residual to x. A solution is
+    accepted if the residual of each right-hand side is at most sqrt(n) eps times the norms of a and x, as in LAPACK.
+    Steps continue while the residuals fall. If the residuals stagnate above this bound, GMRES computes corrections of
+    x, with the float32 factors as preconditioner. If GMRES fails too, or if the factors are singular or overflow, the
+    matrix is factored in float64.
 
     Examples
     --------
@@ -118,7 +122,7 @@ def refined_solve(
 
 
 def _check_system(a: Any, b: Any, assume_a: str) -> tuple[NumpySolvers, Any, Any, bool]:
-    """Return the library, both arrays, b as a matrix or a stack, and True if b was a vector."""
+    """Return the functions of the arrays' library, a, b as a matrix or a stack, and True if b was a vector."""
     if assume_a not in SYSTEM_KINDS:
         raise ValueError(f"unknown assume_a {assume_a!r}; valid: {', '.join(SYSTEM_KINDS)}")
     library, (a, b) = common_arrays(a, b)
@@ -132,7 +136,7 @@ def _check_system(a: Any, b: Any, assume_a: str) -> tuple[NumpySolvers, Any, Any
 
 
 def solve_columns(library: NumpySolvers, a: Any, b: Any, assume_a: str, limit: float | None) -> Any:
-    """Return the solutions of checked systems."""
+    """Return the solutions of a x = b for checked arrays, where b is a matrix or a stack."""
     if assume_a == "pos" and (library is not NUMPY_SOLVERS or cholesky_side(library, a, limit)):
         return cho_solve((cholesky(a, max_error_growth=limit), True), b, max_error_growth=limit)
     if assume_a == "pos" or not lu_width(library, a, limit) or not library.is_plain(a, b):

@@ -26,7 +26,7 @@ class SolverDecision:
     function : str
         The name of the function.
     shape : tuple of int
-        The shape of the matrix or stack. All numbers below are those of one matrix.
+        The shape of the matrix or stack. Steps, times and errors are those of one matrix.
     conditions : StepConditions
         The element type, the device and the limit of the error growth.
     steps : tuple of Step
@@ -80,7 +80,7 @@ class SolverDecision:
         return "\n".join([head, "", *self._table_lines(), "", times, *([growth] if self.by_products else [])])
 
     def _table_lines(self) -> list[str]:
-        """Return one line for all steps of one size, in the order of their first steps."""
+        """Return the lines of a table: one line for all equal steps, in the order in which they first run."""
         lines = [("step", "size", "times", "plan", "ms"), *self._table_rows()]
         widths = [max(len(line[i]) for line in lines) for i in range(5)]
         return ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]

@@ -1,6 +1,6 @@
-"""The functions of SciPy, CuPy and torch that solvers call: for whole matrices that do not gain, and for small blocks.
+"""The functions of SciPy, CuPy and torch that solvers call for small blocks, and for matrices without a predicted gain.
 
-A function with a trailing `_block` works on two matrices in place; all others take stacks as well.
+`solve_block` and `cholesky_block` take single matrices; most other functions take stacks of matrices too.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from fmm.linalg.panel_launches import (
 PANEL_WIDTH = 256  # columns of a panel of an LU factorization
 SINGLE_TYPES = ("float32", "complex64")
 SOLVER_TYPES = ("float32", "float64", "complex64", "complex128")
-# smallest number of multiprocessors of a GPU that can hold a panel in one cluster; parts of a GPU (MIG) have fewer
+# Smallest number of multiprocessors of a GPU on which a cluster of thread blocks can hold a panel. Parts of a GPU (MIG)
+# have fewer multiprocessors.
 MIN_MULTIPROCESSORS = 100
 
 
 class InvertedBlock(NamedTuple):
-    """Blocks of a triangular matrix that will be inverted; the fields are those of panel_launches.BlockForm."""
+    """The blocks of a triangular matrix to invert, by the last five fields of panel_launches.BlockForm."""
 
     stacked_side: int
     side: int
@@ -62,55 +63,58 @@ class NumpySolvers:
     first_pivot = 0  # the number of the first row among the pivots of the library's LU factors
 
     def device(self, x: Any) -> str:
-        """Return the device as fmm.plan names it."""
+        """Return the name of the array's device for fmm.plan, such as "cpu" or "cuda:0"."""
         return "cpu"
 
     def type_name(self, x: Any) -> str:
-        """Return the name of the element type."""
+        """Return the name of the array's element type, such as "float64"."""
         return str(x.dtype).removeprefix("torch.")
 
     def product_type(self, x: Any) -> str:
-        """Return the element type of products; an empty text if the library's own functions must compute the call."""
+        """Return the element type of the products of a solver.
+
+        Return an empty text if the library's own functions must compute the call.
+        """
         return str(x.dtype.name) if has_scipy() else ""
 
     def is_plain(self, *arrays: Any) -> bool:
-        """Return True if fmm may compute the call: no trace, transform or mode requires the library's own function."""
+        """Return True unless a trace, a transform or a mode requires that the library's own function runs."""
         return True
 
     def needs_gradient(self, *arrays: Any) -> bool:
-        """Return True if the result must have gradients, which only torch supports."""
+        """Return True if gradients must be recorded for the result; only torch records gradients."""
         return False
 
     def is_measured(self, x: Any) -> bool:
-        """Return True if solvers were measured for the array's type on a GPU like the array's."""
+        """Return True if solvers were measured for the array's element type on a GPU like the array's GPU."""
         return False
 
     def rank(self, rank: int, like: Any) -> Any:
-        """Return a rank as the library's lstsq returns it."""
+        """Return a matrix rank in the form in which the library's lstsq returns a rank."""
         return rank
 
     def empty(self, shape: tuple[int, ...], like: Any) -> Any:
-        """Return a row-major array of this shape, of the type and on the device of `like`."""
+        """Return an uninitialised row-major array of this shape, with the type and on the device of `like`."""
         return self.module.empty(shape, like.dtype)
 
     def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
-        """Return a row-major array of zeros, of the type and on the device of `like`."""
+        """Return a row-major array of zeros, with the type and on the device of `like`."""
         return self.adapter.new_zeros(shape, like)
 
     def identity(self, n: int, like: Any) -> Any:
-        """Return the identity matrix."""
+        """Return the identity matrix of n rows, with the type and on the device of `like`."""
         return self.module.eye(n, dtype=like.dtype)
 
     def transpose(self, x: Any) -> Any:
-        """Return a view of matrices with rows and columns exchanged."""
+        """Return a transposed view of a matrix or a stack of matrices."""
         return self.adapter.transposed_view(x)
 
     def adjoint(self, x: Any) -> Any:
-        """Return the conjugate transpose; a view of a real array."""
+        """Return the conjugate transpose: a copy of a complex array, a view of a real array."""
         return self.conjugate(self.transpose(x))
 
     def conjugate(self, x: Any) -> Any:
-        """Return the conjugate of a complex array; a real array unchanged."""
+        """Return a copy of a complex array with conjugated entries; return a real array unchanged."""
         return self.adapter.conjugated_copy(x) if self.is_complex(x) else x
 
     def is_complex(self, x: Any) -> bool:
@@ -123,20 +127,20 @@ class NumpySolvers:
         return out
 
     def strided_view(self, x: Any, shape: tuple[int, ...], steps: tuple[int, ...]) -> Any:
-        """Return a view from the first entry of x on, with these strides in elements."""
+        """Return a view that begins at the first entry of x, with this shape and these strides in elements."""
         strides = tuple(step * x.itemsize for step in steps)
         return self.module.lib.stride_tricks.as_strided(x, shape, strides)
 
     def element_steps(self, x: Any) -> tuple[int, ...]:
-        """Return the strides in elements."""
+        """Return the strides of x in elements."""
         return tuple(step // x.itemsize for step in x.strides)
 
     def solve_block(self, a: Any, x: Any, lower: bool, unit_diagonal: bool) -> None:
-        """Replace x by the solution of a y = x by BLAS's trsm, which reads only one triangle of a."""
+        """Replace x by the solution y of a y = x, by BLAS's trsm, which reads only one triangle of a."""
         if x.size == 0:
             return
         blas = scipy_linalg("solve_triangular").blas.get_blas_funcs("trsm", (a, x))
-        # a row-major matrix has the memory of its column-major transpose
+        # BLAS reads column-major matrices, so a row-major matrix is passed as its transpose
         transposed = int(abs(a.strides[0]) > abs(a.strides[1]))
         stored, stored_lower = (a.T, not lower) if transposed else (a, lower)
         flags = {"lower": stored_lower, "diag": unit_diagonal}
@@ -146,20 +150,21 @@ class NumpySolvers:
             x[...] = blas(1, stored, x, side=0, trans_a=transposed, **flags)
 
     def check_singular(self, diagonal: Any) -> None:
-        """Raise SciPy's exception for a zero on the diagonal of a triangular matrix."""
+        """Raise SciPy's exception if the diagonal of a triangular matrix has a zero."""
         zeros = np.nonzero(diagonal == 0)[0]
         if zeros.size:
             raise np.linalg.LinAlgError(f"singular matrix: resolution failed at diagonal {zeros[0]}")
 
     def cholesky(self, a: Any, upper: bool = False) -> Any:
-        """Return the Cholesky factor by the library's own function, which reads the lower triangle."""
+        """Return the Cholesky factor by the library's own function; only one triangle of a is read."""
         factor = self.module.linalg.cholesky
         return self.adjoint(factor(self.adjoint(a))) if upper else factor(a)
 
     def cholesky_block(self, a: Any) -> tuple[Any, Any]:
         """Return the lower Cholesky factor of a block, and None; raise `linalg_error` if the block has none.
 
-        Some libraries return a number on the device instead of None; the number is not zero if there is no factor.
+        TorchSolvers raises nothing, and returns a tensor of one number instead of None; the number is not 0 if the
+        block has no factor.
         """
         return self.cholesky(a), None
 
@@ -174,36 +179,36 @@ class NumpySolvers:
     # ---- LU factors
 
     def panel_width(self, a: Any) -> int:
-        """Return the number of columns of a panel that `factor_panel` factors; 0 if there is no such function."""
+        """Return the number of columns of a panel; 0 if `factor_panel` cannot factor panels of this matrix."""
         return PANEL_WIDTH if has_scipy() else 0
 
     def factor_panel(self, a: Any, pivots: Any) -> None:
-        """Factor a panel in place by LAPACK's getrf, and write the pivot rows, counted from the panel's first row."""
+        """Factor a panel in place by LAPACK's getrf, and write the pivots, counted from the panel's first row."""
         getrf = scipy_linalg("lu_factor").get_lapack_funcs("getrf", (a,))
         a[...], pivots[...], _ = getrf(a)
 
     def exchange_rows(self, x: Any, pivots: Any, origin: int) -> None:
-        """Exchange row i of x with row pivots[i] - origin, for one i after the other."""
+        """Exchange row i of x with row pivots[i] - origin, for each i in turn."""
         targets, sources = self.exchanged_rows(pivots, origin)
         x[targets] = x[sources]
 
     def exchanged_rows(self, pivots: Any, origin: int) -> tuple[Any, Any]:
-        """Return the rows that exchanges move: their targets, and the sources of the targets."""
+        """Return the new and the old places of the rows that the exchanges by `pivots` move, as two arrays."""
         source: dict[int, int] = {}
         for i, pivot in enumerate((pivots - origin).tolist()):
             source[i], source[pivot] = source.get(pivot, pivot), source.get(i, i)
         return np.array(list(source), np.int64), np.array(list(source.values()), np.int64)
 
     def new_pivots(self, count: int, like: Any) -> Any:
-        """Return an array of int32 for pivots."""
+        """Return an uninitialised int32 array for `count` pivots."""
         return self.module.empty(count, np.int32)
 
     def row_numbers(self, n: int, like: Any) -> Any:
-        """Return the numbers from 0 to n - 1 as int64."""
+        """Return the integers from 0 to n - 1 as an int64 array on the device of `like`."""
         return self.module.arange(n, dtype=np.int64)
 
     def take_rows(self, x: Any, order: Any) -> Any:
-        """Return the rows of matrices in another order; `order` has the same leading dimensions."""
+        """Return the matrices of a stack with their rows in the order `order`, which has a row for each matrix."""
         return self.module.take_along_axis(x, order[..., None], -2)
 
     def lu_factor(self, a: Any) -> tuple[Any, Any]:
@@ -227,27 +232,27 @@ class NumpySolvers:
     def invert_blocks(self, a: Any, stacked: Any, block: InvertedBlock) -> bool:
         """Write the inverses of the blocks on the diagonal of `a` to `stacked`.
 
-        Return False and write nothing if the library has no function for it. `stacked` is a stack of row-major blocks
-        with `block.stacked_side` rows, or a view that begins on the diagonal of one such block.
+        Return False and write nothing if no kernel inverts blocks of this array. `stacked` is a stack of row-major
+        matrices with `block.stacked_side` rows, or a view that begins on the diagonal of one of these matrices.
         """
         return False
 
     def lu(self, a: Any) -> Any:
-        """Return the library's own LU factors, with pivots that count from 0; None for a singular matrix."""
+        """Return the LU factors by the library's own function, with pivots counted from 0; None if a is singular."""
         getrf = scipy_linalg("solve").get_lapack_funcs("getrf", (a,))
         lu, pivots, info = getrf(a)
         return None if info else LuFactors(lu, pivots)
 
     def cast(self, x: Any, dtype: str) -> Any:
-        """Return an array in another element type."""
+        """Return the array converted to another element type."""
         return x.astype(dtype, copy=False)
 
     def host_number(self, x: Any) -> float:
-        """Return the number that an array of one element holds."""
+        """Return the element of an array with one element, as a float."""
         return float(x)
 
     def to_host(self, x: Any) -> Any:
-        """Return a NumPy array."""
+        """Return the array as a NumPy array."""
         return x
 
     def from_host(self, x: Any, like: Any) -> Any:
@@ -255,7 +260,7 @@ class NumpySolvers:
         return x
 
     def qr(self, a: Any, mode: str) -> Any:
-        """Return Q and R by the library's own function; R alone in mode "r"."""
+        """Return the QR factors by the library's own function: Q and R, or R alone in mode "r"."""
         found = self.module.linalg.qr(a, mode)
         return found if mode == "r" else tuple(found)
 
@@ -265,7 +270,7 @@ class NumpySolvers:
 
 
 class DeviceSolvers(NumpySolvers):
-    """Solvers' kernels on a GPU, for CuPy and torch."""
+    """The functions that CupySolvers and TorchSolvers share: they launch fmm's kernels on a GPU."""
 
     def launch(self, x: Any, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function of fmm.linalg.panel_launches on the array's device and the library's current stream."""
@@ -275,12 +280,12 @@ class DeviceSolvers(NumpySolvers):
             function(*arguments, device, stream)
 
     def kernel_type(self, x: Any) -> str:
-        """Return the element type of the solvers' kernels; an empty text if there are no kernels for the array."""
+        """Return the element type for the kernels of solvers; an empty text if no kernel supports the array."""
         dtype = self.type_name(x)
         return dtype if dtype in CPP_NUMBERS and self.device(x).startswith("cuda") and has_cupy() else ""
 
     def is_measured(self, x: Any) -> bool:
-        """Return True for float32 and float64 on a whole GPU of compute capability 9.0."""
+        """Return True for float32 and float64 on a GPU of compute capability 9.0 that is not divided by MIG."""
         if not self.kernel_type(x):
             return False
         from fmm.kernels.cuda.launch.device_facts import chip_of
@@ -289,29 +294,29 @@ class DeviceSolvers(NumpySolvers):
         return chip.version // 10 == 9 and chip.multiprocessors >= MIN_MULTIPROCESSORS
 
     def panel_width(self, a: Any) -> int:
-        """Return the number of columns of a panel that `factor_panel` factors; 0 if there is no such function."""
+        """Return the number of columns of a panel; 0 if `factor_panel` cannot factor panels of this matrix."""
         return PANEL_WIDTH if self.is_measured(a) and a.shape[-2] <= MAX_ROWS_PER_THREAD * ROW_CAPACITY else 0
 
     def factor_panel(self, a: Any, pivots: Any) -> None:
-        """Factor a panel in place, and write the pivot rows, counted from the panel's first row."""
+        """Factor a panel in place, and write the pivots, counted from the panel's first row."""
         (rows, columns), (down, across) = a.shape, self.element_steps(a)
         shape = PanelShape(rows, columns, down, across, self.kernel_type(a))
         pointer = self.adapter.data_pointer
         self.launch(a, panel_launches.factor_panel, shape, pointer(a), pointer(pivots))
 
     def exchanged_rows(self, pivots: Any, origin: int) -> tuple[Any, Any]:
-        """Return the rows that exchanges move: their targets, and the sources of the targets."""
+        """Return the new and the old places of the rows that the exchanges by `pivots` move, as two arrays."""
         count, pointer = len(pivots), self.adapter.data_pointer
         rows = self.new_rows(4 * count, pivots)
         self.launch(pivots, panel_launches.trace_rows, count, origin, pointer(pivots), pointer(rows))
         return rows[: 2 * count], rows[2 * count :]
 
     def new_rows(self, count: int, like: Any) -> Any:
-        """Return an array of int64 for row numbers."""
+        """Return an uninitialised int64 array for `count` row numbers."""
         return self.module.empty(count, np.int64)
 
     def invert_blocks(self, a: Any, stacked: Any, block: InvertedBlock) -> bool:
-        """Write the inverses of the blocks on the diagonal of a; return False if there is no such function."""
+        """Write the inverses of the blocks on the diagonal of a; return False if no kernel inverts these blocks."""
         if not (dtype := self.kernel_type(a)) or block.side % INVERTED_SIDE:
             return False
         down, across = self.element_steps(a)
@@ -331,18 +336,21 @@ class CupySolvers(DeviceSolvers):
         self.plain_class = self.module.ndarray
 
     def device(self, x: Any) -> str:
-        """Return the device as fmm.plan names it."""
+        """Return the name of the array's device for fmm.plan, such as "cpu" or "cuda:0"."""
         return f"cuda:{x.device.id}"
 
     def product_type(self, x: Any) -> str:
-        """Return the element type of products; empty for another compute type or device than CuPy's default."""
+        """Return the element type of the products of a solver.
+
+        Return an empty text if CuPy's compute type is not the default, or if the array is not on the current device.
+        """
         from fmm.arrays.cupy_library import COMPUTE_DEFAULT, current_device, get_compute_type
 
         has_other_mode = get_compute_type is not None and get_compute_type(x.dtype) > COMPUTE_DEFAULT
         return "" if has_other_mode or x.device.id != current_device() else str(x.dtype.name)
 
     def solve_block(self, a: Any, x: Any, lower: bool, unit_diagonal: bool) -> None:
-        """Replace x by the solution of a y = x by cuBLAS's trsm."""
+        """Replace x by the solution y of a y = x, by cuBLAS's trsm."""
         from cupyx.scipy.linalg import solve_triangular
 
         if x.size:
@@ -369,14 +377,14 @@ class CupySolvers(DeviceSolvers):
         return self.module.linalg.solve(a, b)
 
     def lu(self, a: Any) -> Any:
-        """Return the library's own LU factors, with pivots that count from 0; None for a singular matrix."""
+        """Return the LU factors by the library's own function, with pivots counted from 0; None if a is singular."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of a zero on the diagonal, which is tested below
             lu, pivots = self.lu_factor(a)
         return None if bool((lu.diagonal() == 0).any()) else LuFactors(lu, pivots)
 
     def to_host(self, x: Any) -> Any:
-        """Return a NumPy array."""
+        """Return the array as a NumPy array."""
         return x.get()
 
     def from_host(self, x: Any, like: Any) -> Any:
@@ -398,11 +406,15 @@ class TorchSolvers(DeviceSolvers):
         self.plain_class = self.module.Tensor
 
     def device(self, x: Any) -> str:
-        """Return the device as fmm.plan names it."""
+        """Return the name of the array's device for fmm.plan, such as "cpu" or "cuda:0"."""
         return f"cuda:{x.get_device()}" if x.is_cuda else "cpu"
 
     def product_type(self, x: Any) -> str:
-        """Return the element type of products; empty if the program allows TF32, which torch.linalg does not use."""
+        """Return the element type of the products of a solver.
+
+        Return an empty text if the program has set a lower precision of float32 products, such as TF32: torch.linalg
+        does not use it.
+        """
         from fmm.arrays.torch_library import TYPE_NAMES, float32_precision
 
         dtype = TYPE_NAMES.get(x.dtype, "")
@@ -410,7 +422,7 @@ class TorchSolvers(DeviceSolvers):
         return "" if is_coarse else dtype
 
     def is_plain(self, *arrays: Any) -> bool:
-        """Return True for plain tensors of one type and device, outside of traces, transforms, autocast and modes."""
+        """Return True for plain tensors of one type on one device, unless a trace, transform or mode is active."""
         from fmm.arrays.torch_calls import is_plain_call
 
         return all(is_plain_call(arrays[0], x, None) and x.dtype == arrays[0].dtype for x in arrays)
@@ -420,15 +432,15 @@ class TorchSolvers(DeviceSolvers):
         return self.module.is_grad_enabled() and any(x.requires_grad for x in arrays)
 
     def rank(self, rank: int, like: Any) -> Any:
-        """Return a rank as torch.linalg.lstsq does with LAPACK's drivers that compute no rank: an empty tensor."""
+        """Return an empty tensor, as torch.linalg.lstsq does with a driver that computes no rank."""
         return like.new_empty((0,), dtype=self.module.int64)
 
     def empty(self, shape: tuple[int, ...], like: Any) -> Any:
-        """Return a row-major tensor of this shape, of the type and on the device of `like`."""
+        """Return an uninitialised row-major tensor of this shape, with the type and on the device of `like`."""
         return like.new_empty(shape)
 
     def identity(self, n: int, like: Any) -> Any:
-        """Return the identity matrix."""
+        """Return the identity matrix of n rows, with the type and on the device of `like`."""
         return self.module.eye(n, dtype=like.dtype, device=like.device)
 
     def is_complex(self, x: Any) -> bool:
@@ -436,15 +448,15 @@ class TorchSolvers(DeviceSolvers):
         return bool(x.is_complex())
 
     def strided_view(self, x: Any, shape: tuple[int, ...], steps: tuple[int, ...]) -> Any:
-        """Return a view from the first entry of x on, with these strides in elements."""
+        """Return a view that begins at the first entry of x, with this shape and these strides in elements."""
         return x.as_strided(shape, steps, x.storage_offset())
 
     def element_steps(self, x: Any) -> tuple[int, ...]:
-        """Return the strides in elements."""
+        """Return the strides of x in elements."""
         return tuple(x.stride())
 
     def solve_block(self, a: Any, x: Any, lower: bool, unit_diagonal: bool) -> None:
-        """Replace x by the solution of a y = x by torch.linalg.solve_triangular."""
+        """Replace x by the solution y of a y = x, by torch.linalg.solve_triangular."""
         x.copy_(self.module.linalg.solve_triangular(a, x, upper=not lower, unitriangular=unit_diagonal))
 
     def subtract_own_product(self, a: Any, b: Any, c: Any) -> None:
@@ -459,17 +471,17 @@ class TorchSolvers(DeviceSolvers):
         return self.module.linalg.cholesky(a, upper=upper)
 
     def cholesky_block(self, a: Any) -> tuple[Any, Any]:
-        """Return the lower Cholesky factor of a block, and a number that is not zero if there is no factor."""
+        """Return the lower Cholesky factor of a block, and a number that is not 0 if the block has no factor."""
         return tuple(self.module.linalg.cholesky_ex(a))
 
     # ---- LU factors
 
     def panel_width(self, a: Any) -> int:
-        """Return the number of columns of a panel that `factor_panel` factors; 0 if there is no such function."""
+        """Return the number of columns of a panel; 0 if `factor_panel` cannot factor panels of this matrix."""
         return super().panel_width(a) if a.is_cuda else PANEL_WIDTH
 
     def factor_panel(self, a: Any, pivots: Any) -> None:
-        """Factor a panel in place, and write the pivot rows, counted from the panel's first row."""
+        """Factor a panel in place, and write the pivots, counted from the panel's first row."""
         if a.is_cuda:
             super().factor_panel(a, pivots)
             return
@@ -478,31 +490,31 @@ class TorchSolvers(DeviceSolvers):
         pivots.copy_(rows - 1)
 
     def exchange_rows(self, x: Any, pivots: Any, origin: int) -> None:
-        """Exchange row i of x with row pivots[i] - origin, for one i after the other."""
+        """Exchange row i of x with row pivots[i] - origin, for each i in turn."""
         targets, sources = self.exchanged_rows(pivots, origin)
         x.index_copy_(0, targets, x.index_select(0, sources))
 
     def exchanged_rows(self, pivots: Any, origin: int) -> tuple[Any, Any]:
-        """Return the rows that exchanges move: their targets, and the sources of the targets."""
+        """Return the new and the old places of the rows that the exchanges by `pivots` move, as two arrays."""
         if pivots.is_cuda:
             return super().exchanged_rows(pivots, origin)
         targets, sources = NUMPY_SOLVERS.exchanged_rows(pivots.numpy(), origin)
         return self.module.from_numpy(targets), self.module.from_numpy(sources)
 
     def row_numbers(self, n: int, like: Any) -> Any:
-        """Return the numbers from 0 to n - 1 as int64."""
+        """Return the integers from 0 to n - 1 as an int64 array on the device of `like`."""
         return self.module.arange(n, device=like.device)
 
     def take_rows(self, x: Any, order: Any) -> Any:
-        """Return the rows of matrices in another order; `order` has the same leading dimensions."""
+        """Return the matrices of a stack with their rows in the order `order`, which has a row for each matrix."""
         return self.module.take_along_dim(x, order[..., None], -2)
 
     def new_rows(self, count: int, like: Any) -> Any:
-        """Return a tensor of int64 for row numbers."""
+        """Return an uninitialised int64 tensor for `count` row numbers."""
         return self.module.empty(count, dtype=self.module.int64, device=like.device)
 
     def new_pivots(self, count: int, like: Any) -> Any:
-        """Return a tensor of int32 for pivots."""
+        """Return an uninitialised int32 tensor for `count` pivots."""
         return self.module.empty(count, dtype=self.module.int32, device=like.device)
 
     def lu_factor(self, a: Any) -> tuple[Any, Any]:
@@ -517,16 +529,16 @@ class TorchSolvers(DeviceSolvers):
         return self.module.linalg.solve(a, b.expand(*batch, *b.shape[-2:]))
 
     def lu(self, a: Any) -> Any:
-        """Return the library's own LU factors, with pivots that count from 0; None for a singular matrix."""
+        """Return the LU factors by the library's own function, with pivots counted from 0; None if a is singular."""
         lu, pivots, info = self.module.linalg.lu_factor_ex(a)
         return None if int(info) else LuFactors(lu, pivots - 1)
 
     def cast(self, x: Any, dtype: str) -> Any:
-        """Return a tensor in another element type."""
+        """Return the tensor converted to another element type."""
         return x.to(getattr(self.module, dtype))
 
     def to_host(self, x: Any) -> Any:
-        """Return a NumPy array."""
+        """Return the array as a NumPy array."""
         return x.cpu().numpy()
 
     def from_host(self, x: Any, like: Any) -> Any:
@@ -534,7 +546,7 @@ class TorchSolvers(DeviceSolvers):
         return self.module.from_numpy(x).to(like.device)
 
     def qr(self, a: Any, mode: str) -> Any:
-        """Return Q and R by torch.linalg.qr; R alone in mode "r"."""
+        """Return the QR factors by torch.linalg.qr: Q and R, or R alone in mode "r"."""
         q, r = self.module.linalg.qr(a, mode)
         return r if mode == "r" else (q, r)
 
@@ -546,13 +558,13 @@ class TorchSolvers(DeviceSolvers):
 NUMPY_SOLVERS = NumpySolvers()
 
 
-# The functions for each of the classes numpy.ndarray, cupy.ndarray and torch.Tensor, added at the first call with the
-# class. Arrays of exactly these classes need no check.
+# The library's functions for each of the classes numpy.ndarray, cupy.ndarray and torch.Tensor, added at the first call
+# with the class. The library of an array of exactly one of these classes is found by this table alone.
 _libraries_by_class: dict[type, NumpySolvers] = {np.ndarray: NUMPY_SOLVERS}
 
 
 def solver_library(*arrays: Any) -> NumpySolvers:
-    """Return the functions of the arrays' library; TypeError if the arrays are of several libraries."""
+    """Return the functions of the arrays' library; raise TypeError for arrays of different libraries."""
     cls = type(arrays[0])
     known = _libraries_by_class.get(cls)
     if known is not None and (len(arrays) == 1 or all(type(x) is cls for x in arrays[1:])):
@@ -584,13 +596,13 @@ def torch_solvers() -> TorchSolvers:
 
 @cache
 def has_cupy() -> bool:
-    """Return True if CuPy is installed: fmm launches its kernels through CuPy."""
+    """Return True if CuPy is installed, through which fmm launches its kernels."""
     return find_spec("cupy") is not None
 
 
 @cache
 def has_scipy() -> bool:
-    """Return True if SciPy is installed; without SciPy, numpy.linalg computes everything."""
+    """Return True if SciPy is installed; without SciPy, numpy.linalg computes all solvers of NumPy arrays."""
     return find_spec("scipy") is not None
 
 

@@ -22,7 +22,7 @@ class Step(NamedTuple):
 
 
 class StepConditions(NamedTuple):
-    """The conditions, besides its sizes, on which a step's time depends."""
+    """The conditions on which the time of a step depends, in addition to its sizes."""
 
     dtype: str
     device: str
@@ -32,7 +32,8 @@ class StepConditions(NamedTuple):
 class VendorCost(NamedTuple):
     """The time of a library's function on an m x n matrix.
 
-    The time is n column_seconds + m n entry_seconds + slowdown * (the time of the same flops in the vendor's product).
+    The time is n * column_seconds + m * n * entry_seconds + slowdown * (time in which the vendor's product computes as
+    many flops).
     """
 
     flops: float  # multiple of m n^2
@@ -52,19 +53,19 @@ VENDOR_COSTS = {
     "inv": VendorCost(2, 1.8, 3.0e-6),
 }
 STEP_SECONDS = 1e-4  # seconds of Python, launches and checks for one step on a GPU
-# On the host, LAPACK's blocked functions take this multiple of the time of products with the same flops.
+# On the host, LAPACK's blocked functions take this multiple of the time of a product with as many flops.
 HOST_SLOWDOWN = 1.3
 
 
 def predicted_seconds(steps: Iterable[Step], conditions: StepConditions) -> float:
-    """Return the sum of the predicted times of steps."""
+    """Return the sum of the predicted times of steps, in seconds."""
     overhead = 0.0 if conditions.device == "cpu" else STEP_SECONDS
     return sum(overhead + step_seconds(step, conditions) for step in steps)
 
 
 @lru_cache(maxsize=4096)
 def step_seconds(step: Step, conditions: StepConditions) -> float:
-    """Return the predicted time of a step."""
+    """Return the predicted time of a step in seconds."""
     if (cost := VENDOR_COSTS.get(step.operation)) is not None:
         m, n = step.m, step.n
         product = product_seconds(Step("product", m, n, n), conditions, by_vendor=True)
@@ -75,7 +76,7 @@ def step_seconds(step: Step, conditions: StepConditions) -> float:
 
 
 def product_seconds(step: Step, conditions: StepConditions, by_vendor: bool = False) -> float:
-    """Return the predicted time of a product by the plan that is chosen, or by the vendor."""
+    """Return the predicted time of a product in seconds, by the decided plan or by the vendor (`by_vendor`)."""
     decision = product_decision(step, conditions)
     plan = VENDOR if by_vendor else decision.plan
     seconds = {candidate.plan: candidate.prediction.predicted_seconds for candidate in decision.candidates}
@@ -83,7 +84,7 @@ def product_seconds(step: Step, conditions: StepConditions, by_vendor: bool = Fa
 
 
 def product_decision(step: Step, conditions: StepConditions) -> Decision:
-    """Return the decision for a product."""
+    """Return the decision of fmm.plan for the product of a step."""
     operation, *sizes = step
     op: Operation = "gram" if operation == "gram" else "product"
     dtype, device, limit = conditions

@@ -1,12 +1,13 @@
 """Decide how often a solver halves its matrix: as long as the products between the halves are predicted to gain.
 
 A solver for a matrix of 2h rows consists of two solvers for h rows and a product of h x h matrices. The library's own
-function does the same work inside, at the speed of the vendor's products. Halving therefore gains what the product
-gains, minus the loss by the library's function on smaller matrices. This loss is not predicted. Instead, each solver
-has a rule: a smallest gain of the product, and a smallest half.
+function does the same work inside, at the speed of the vendor's products. A halving therefore saves the time that the
+product by a plan saves, minus the time that the library's function loses on smaller matrices. The loss is not
+predicted. Instead, each solver has a rule with the smallest speedup of the product and the smallest half.
 
-On a GPU, solvers with inverted blocks on the diagonal gain more than their products do: the library's functions on
-triangular matrices are slow. Their rules are therefore smallest sizes, measured on a GPU of compute capability 9.0.
+On a GPU, solvers that invert the blocks on the diagonal save more time than their products do: the library's functions
+for triangular matrices are slow. The rules of these solvers are therefore smallest sizes, measured on a GPU of compute
+capability 9.0.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ class SplitRule(NamedTuple):
 
 
 class SmallestSides(NamedTuple):
-    """The rows of the smallest matrix that a GPU computes by products, in single and in double precision."""
+    """The number of rows of the smallest matrix for which a solver on a GPU uses products, for each precision."""
 
     single: int
     double: int
 
 
 class InvertedRule(NamedTuple):
-    """The rule for products with inverted diagonal blocks on a GPU, in single and in double precision."""
+    """The rule for a solver on a GPU that multiplies by inverses of diagonal blocks, for each precision."""
 
     single_smallest: int  # rows of the smallest matrix
     double_smallest: int
@@ -49,44 +50,51 @@ class InvertedRule(NamedTuple):
 # The rules for hosts.
 TRIANGULAR_RULE = SplitRule(4096, 1.05)
 CHOLESKY_RULE = SplitRule(4096, 1.05)
-# Measured in float32 and float64 on an H200, compared with torch.linalg, which calls cuBLAS and cuSOLVER.
+# The rules for GPUs, measured in float32 and float64 on an H200. The measurements compare fmm.linalg with torch.linalg,
+# which calls cuBLAS and cuSOLVER.
 INVERTED_RULE = InvertedRule(4096, 4096, 12_000_000, 1024, 512, 1.5)
 POSITIVE_RULE = InvertedRule(6144, 12288, 0, 4096, 4096, 3.0)  # Cholesky factors; the library factors the blocks
 POSITIVE_INVERSE_RULE = InvertedRule(1024, 1024, 0, 1024, 1024, 1.5)  # the library's own inverse factors by LU
 UNMEASURED_SMALLEST = 8192  # rows of the smallest matrix on other GPUs, and of complex matrices
-# The rules for GPUs that have a kernel for panels. Python's time for each step determines the sizes: smaller matrices
-# with an odd number of rows lose.
+# The smallest sides on GPUs for which fmm has a kernel for panels. The sides follow from Python's time for each step:
+# smaller matrices with an odd number of rows are slower than in the library.
 LU_SIDES = SmallestSides(8192, 6144)
 INVERSE_SIDES = SmallestSides(7168, 5120)
 HOST_LU_RULE = SplitRule(8192, float("inf"))  # no gain is measured on hosts
 
 
 def first_half(n: int) -> int:
-    """Return the number of rows of the first half, the larger one."""
+    """Return the number of rows of the first half of n rows; the first half is the larger one."""
     half = (n + 1) // 2
     return -(-half // ALIGNMENT) * ALIGNMENT if n >= 8 * ALIGNMENT else half
 
 
 def first_blocks(n: int, side: int) -> int:
-    """Return the number of rows of the first half, in whole blocks of `side` rows, for more than one block."""
+    """Return the number of rows of the first half of n rows, a multiple of `side`; n is larger than `side`."""
     return (-(-n // side) // 2 or 1) * side
 
 
 def middle_column(first: int, last: int, width: int) -> int:
-    """Return the column at which LU divides columns first to last - 1: between panels, or between pairs of panels."""
+    """Return the column at which the LU recursion divides the columns first to last - 1.
+
+    The column is the first column of a panel; of more than two panels, the first column of a pair of panels.
+    """
     unit = 2 * width if last - first > 2 * width else width
     return first + (-(-(last - first) // unit) + 1) // 2 * unit
 
 
 def block_side(n: int, levels: int) -> int:
-    """Return the number of rows of the blocks on the diagonal after some halvings."""
+    """Return the number of rows of the blocks on the diagonal after `levels` halvings of n rows."""
     for _ in range(levels):
         n = first_half(n)
     return n
 
 
 def inverted_side(library: NumpySolvers, a: Any, columns: int, limit: float | None, rule: InvertedRule) -> int:
-    """Return the rows of the blocks that a GPU inverts; 0 if the library's own function must compute the whole."""
+    """Return the number of rows of the diagonal blocks that a GPU inverts.
+
+    Return 0 if the library's own function must compute the whole matrix.
+    """
     n = a.shape[-1]
     if n < min(rule.single_smallest, rule.double_smallest) or n * columns < rule.fewest_entries:
         return 0
@@ -100,18 +108,18 @@ def inverted_side(library: NumpySolvers, a: Any, columns: int, limit: float | No
 
 
 def is_large(library: NumpySolvers, a: Any, smallest: SmallestSides) -> bool:
-    """Return True if products support the type of a matrix, and the matrix has enough rows."""
+    """Return True if solvers by products support the matrix's type, and the matrix has enough rows."""
     dtype = library.product_type(a)
     return dtype in SOLVER_TYPES and a.shape[-1] >= (smallest.single if dtype in SINGLE_TYPES else smallest.double)
 
 
 def rows_of_blocks(library: NumpySolvers, a: Any, rule: InvertedRule) -> int:
-    """Return the rows of a diagonal block that the rule sets for the array's type."""
+    """Return the number of rows of a diagonal block, by the rule and the array's element type."""
     return rule.single_side if library.type_name(a) in SINGLE_TYPES else rule.double_side
 
 
 def solver_levels(library: NumpySolvers, a: Any, columns: int | None, limit: float | None, rule: SplitRule) -> int:
-    """Return how often to halve the matrices of an array; `count_halvings` computes the number."""
+    """Return how many times a solver halves the matrices of an array; 0 for small matrices."""
     n = a.shape[-1]
     if first_half(n) < rule.smallest_half:
         return 0
@@ -119,9 +127,10 @@ def solver_levels(library: NumpySolvers, a: Any, columns: int | None, limit: flo
 
 
 def count_halvings(n: int, columns: int | None, dtype: str, device: str, limit: float | None, rule: SplitRule) -> int:
-    """Return how often to halve a matrix of n rows; 0 leaves the whole matrix to the library's own function.
+    """Return how many times a solver halves a matrix of n rows.
 
-    `columns` is the number of right-hand sides; None if the products are square. `limit` is the largest error growth.
+    Return 0 if the library's own function must compute the whole matrix. `columns` is the number of right-hand sides;
+    None if the products of the solver are square. `limit` is the limit on the error growth.
     """
     levels, half = 0, first_half(n)
     if dtype not in SOLVER_TYPES or columns == 0:
@@ -137,7 +146,8 @@ def count_halvings(n: int, columns: int | None, dtype: str, device: str, limit: 
 def product_speedup(n: int, columns: int, dtype: str, device: str, limit: float | None) -> float:
     """Return the predicted speedup over the vendor for the product of an n x n and an n x columns matrix.
 
-    Predictions are cached until the process ends: a later tuning changes the plans of products, but not the halving.
+    Predictions are cached until the process ends. A later tuning therefore changes the plans of products, but not the
+    number of halvings.
     """
     try:
         return api.plan(n, n, columns, dtype=dtype, device=device, max_error_growth=limit).speedup

@@ -1,4 +1,4 @@
-"""Gradients of the solvers for torch, computed by solvers and products, so that second derivatives exist."""
+"""Gradients of the solvers for torch, by functions that have gradients too, so that second derivatives exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_wit
 
 
 class TriangularSolution(torch.autograd.Function):  # type: ignore[misc]
-    """The solution x of a x = b or x a = b."""
+    """The autograd function of a triangular system a x = b or x a = b."""
 
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, form: TriangularForm, limit: float | None) -> Any:
@@ -26,7 +26,10 @@ class TriangularSolution(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        """Return the gradients of a and b: for b it is a^-H g, for a the triangle of -(a^-H g) x^H."""
+        """Return the gradients of a and b, from the gradient g of x.
+
+        The gradient of b is a^-H g. The gradient of a is the triangle of -(a^-H g) x^H.
+        """
         (a, x), form, limit = ctx.saved_tensors, ctx.form, ctx.limit
         of_b = TriangularSolution.apply(a.mH, gradient, form._replace(lower=not form.lower), limit)
         of_a = None
@@ -39,7 +42,7 @@ class TriangularSolution(torch.autograd.Function):  # type: ignore[misc]
 
 
 class CholeskyFactor(torch.autograd.Function):  # type: ignore[misc]
-    """The lower Cholesky factor."""
+    """The autograd function of the lower Cholesky factor."""
 
     @staticmethod
     def forward(ctx: Any, a: Any, limit: float | None) -> Any:
@@ -55,7 +58,10 @@ class CholeskyFactor(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        """Return the gradient L^-H P L^-1, made Hermitian; P is the lower triangle of L^H g with half its diagonal."""
+        """Return the gradient of a from the gradient g of L: the Hermitian part of L^-H P L^-1.
+
+        P is the lower triangle of L^H g, with its diagonal divided by 2.
+        """
         (factor,), limit = ctx.saved_tensors, ctx.limit
         product = api.matmul(factor.mH, gradient, max_error_growth=limit).tril()
         product = product - torch.diag_embed(product.diagonal(dim1=-2, dim2=-1)) / 2
@@ -69,7 +75,7 @@ class CholeskyFactor(torch.autograd.Function):  # type: ignore[misc]
 
 
 class QrFactors(torch.autograd.Function):  # type: ignore[misc]
-    """The reduced QR factors of tall matrices."""
+    """The autograd function of the reduced QR factors of tall matrices."""
 
     @staticmethod
     def forward(ctx: Any, a: Any, limit: float | None) -> tuple[Any, Any]:
@@ -81,7 +87,10 @@ class QrFactors(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient_q: Any, gradient_r: Any) -> Any:
-        """Return (g_Q + Q S) R^-H; S is W = R g_R^H - g_Q^H Q with its lower triangle mirrored into the upper one."""
+        """Return the gradient of a, (g_Q + Q S) R^-H, from the gradients g_Q of Q and g_R of R.
+
+        S is the Hermitian matrix that has the lower triangle of R g_R^H - g_Q^H Q.
+        """
         (q, r), limit = ctx.saved_tensors, ctx.limit
         product = api.matmul(r, gradient_r.mH, max_error_growth=limit)
         product = (product - api.matmul(gradient_q.mH, q, max_error_growth=limit)).tril()

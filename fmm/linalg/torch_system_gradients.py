@@ -1,4 +1,4 @@
-"""Gradients of linear systems for torch, computed by solvers and products, so that second derivatives exist."""
+"""Gradients of linear systems for torch, by functions that have gradients too, so that second derivatives exist."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fmm.linalg.solver_library import LuFactors, torch_solvers
 
 
 class SystemSolution(torch.autograd.Function):  # type: ignore[misc]
-    """The solution x of a x = b by LU factors."""
+    """The autograd function of the solution x of a x = b by LU factors."""
 
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, limit: float | None) -> Any:
-        """Return x; torch's own function computes x if the factors fail."""
+        """Return x; if a has no usable LU factors, torch's own function computes x."""
         library = torch_solvers()
         x, factors = solve_systems(library, a, b, "gen", limit)
         ctx.save_for_backward(a, x, *(factors or ()))
@@ -25,9 +25,12 @@ class SystemSolution(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        """Return the gradients of a and b: for b it is a^-H g, for a it is -(a^-H g) x^H."""
+        """Return the gradients of a and b, from the gradient g of x.
+
+        The gradient of b is a^-H g. The gradient of a is -(a^-H g) x^H.
+        """
         (a, x, *factors), limit = ctx.saved_tensors, ctx.limit
-        if factors and not torch.is_grad_enabled():  # the gradients need no gradients
+        if factors and not torch.is_grad_enabled():  # no second derivatives are needed
             of_b = solve_by_factors(torch_solvers(), LuFactors(*factors), gradient, limit, "C")
         else:
             of_b = SystemSolution.apply(a.mH, gradient, limit)

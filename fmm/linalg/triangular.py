@@ -1,4 +1,4 @@
-"""fmm.linalg.solve_triangular: by recursion if products gain, else by the library's own function."""
+"""fmm.linalg.solve_triangular: by recursion if its products are fast enough, else by the library's own function."""
 
 from __future__ import annotations
 
@@ -25,41 +25,43 @@ def solve_triangular(
     Parameters
     ----------
     a : array
-        A triangular matrix, or a stack, of NumPy, CuPy or torch. The other triangle is not read.
+        A triangular matrix, or a stack of them, of NumPy, CuPy or torch. The entries on the other side of the diagonal
+        are not read.
     b : array
-        The right sides: a vector, a matrix or a stack. Stacks are broadcast.
+        The right-hand sides: a vector, a matrix, or a stack of matrices. The stacks of a and b are broadcast.
     trans : {0, 1, 2, "N", "T", "C"}, optional
-        op(a): a, its transpose, or its conjugate transpose.
+        op(a) is a (0 or "N"), its transpose (1 or "T"), or its conjugate transpose (2 or "C").
     lower : bool, optional
-        The lower triangle of a is used; by default the upper.
+        If True, a is lower triangular; by default a is upper triangular.
     unit_diagonal : bool, optional
-        The diagonal is 1 and not read.
+        If True, the diagonal of a is assumed to be 1 and is not read.
     left : bool, optional
-        False solves x op(a) = b instead, as torch.linalg.solve_triangular does.
+        If False, solve x op(a) = b instead, as torch.linalg.solve_triangular does.
     out : array, optional
-        Array for the solution; it may be b.
+        Array for the solution. `out` may be `b`.
     max_error_growth : float, optional
-        The largest error growth of the products, as in fmm.matmul.
+        Limit on the error growth of the products, as in fmm.matmul.
 
     Returns
     -------
     array
-        x, of the shape of b; `out` if it was passed.
+        The solution x, with the shape of b; `out` if it was passed.
 
     Raises
     ------
     numpy.linalg.LinAlgError
-        A NumPy array has a zero on its diagonal. CuPy and torch return inf and NaN.
+        The diagonal of a NumPy array has a zero. For arrays of CuPy and torch, the solution then has inf and NaN.
     ValueError
         The shapes do not match.
     ImportError
-        NumPy arrays without SciPy.
+        The arrays are NumPy's, and SciPy is not installed.
 
     Notes
     -----
-    The matrix is halved as long as the product between the halves is predicted to gain; blocks are solved by the
-    library's own function, and so are matrices that do not gain. The backward error is norm-wise, as that of the
-    products. inf and NaN propagate, as with SciPy's check_finite=False. Tensors that require gradients get them.
+    The matrix is halved as long as a speedup is predicted for the product between the halves. The library's own
+    function solves the blocks on the diagonal, and whole systems for which no gain is predicted. The backward error is
+    bounded norm-wise, as the error of the products is. inf and NaN propagate, as with SciPy's check_finite=False.
+    Gradients are computed for tensors that require gradients.
 
     Examples
     --------
@@ -82,7 +84,7 @@ def solve_triangular(
 
 
 def solve_stacks(library: NumpySolvers, a: Any, b: Any, form: TriangularForm, limit: float | None) -> Any:
-    """Return the solutions for stacks of matrices, with gradients for tensors that require them."""
+    """Return the solutions of triangular systems for stacks of matrices; record gradients if a tensor requires them."""
     if b.ndim < 2 or b.shape[-2 if form.left else -1] != a.shape[-1]:
         raise ValueError(f"shapes of a {tuple(a.shape)} and b {tuple(b.shape)} are incompatible")
     columns = b.shape[-1 if form.left else -2]

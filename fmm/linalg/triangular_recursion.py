@@ -1,4 +1,4 @@
-"""The recursion of triangular systems: one half of the solution, a product, then the other half."""
+"""The recursion of triangular systems: solve for one half of the solution, multiply, solve for the second half."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TriangularForm(NamedTuple):
 
 
 class TriangularBlocks(NamedTuple):
-    """A triangular matrix in blocks, and the way in which the blocks on the diagonal are solved."""
+    """The blocks of a triangular matrix, and the inverses of the blocks on its diagonal."""
 
     library: NumpySolvers
     lower: bool
@@ -37,7 +37,7 @@ class TriangularBlocks(NamedTuple):
     side: int  # rows of a block on the diagonal
     limit: float | None  # largest error growth of the products
     inverses: Any = None  # stacked inverses of the blocks; None if the library's own function solves all blocks
-    # for each block, True if its inverse is accurate; None: all inverses are accurate
+    # For each block on the diagonal, True if its inverse is accurate. None means that all inverses are accurate.
     is_usable: Sequence[bool] | None = None
 
 
@@ -45,7 +45,7 @@ class TriangularBlocks(NamedTuple):
 def solve_triangular_without_gradient(
     library: NumpySolvers, a: Any, b: Any, form: TriangularForm, limit: float | None
 ) -> Any:
-    """Return the solutions for stacks of matrices in a new array."""
+    """Return the solutions of triangular systems for stacks of matrices, in a new array."""
     batch = np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
     side = triangular_side(library, a, b.shape[-1 if form.left else -2], limit)
     result, b = library.empty((*batch, *b.shape[-2:]), b), library.module.broadcast_to(b, (*batch, *b.shape[-2:]))
@@ -64,7 +64,10 @@ def solve_triangular_without_gradient(
 
 
 def triangular_side(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:
-    """Return the rows of the blocks on the diagonal; 0 if the library's own function must solve the whole system."""
+    """Return the number of rows of the blocks on the diagonal.
+
+    Return 0 if the library's own function must solve the whole system.
+    """
     if multiplies_by_inverses(library, a):
         return inverted_side(library, a, columns, limit, INVERTED_RULE)
     levels = solver_levels(library, a, columns, limit, TRIANGULAR_RULE)
@@ -72,7 +75,7 @@ def triangular_side(library: NumpySolvers, a: Any, columns: int, limit: float | 
 
 
 def triangular_levels(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:
-    """Return how often triangular matrices with this number of right-hand sides are halved."""
+    """Return how many times the solver halves triangular matrices with `columns` right-hand sides."""
     side = triangular_side(library, a, columns, limit)
     return (-(-a.shape[-1] // side) - 1).bit_length() if side else 0
 
@@ -80,14 +83,17 @@ def triangular_levels(library: NumpySolvers, a: Any, columns: int, limit: float 
 def solve_in_place(
     library: NumpySolvers, a: Any, x: Any, lower_and_unit: tuple[bool, bool], side: int, limit: float | None
 ) -> None:
-    """Replace x by the solution of a y = x; blocks on the diagonal have `side` rows (0: one block)."""
+    """Replace x by the solution y of a y = x.
+
+    Blocks on the diagonal have `side` rows; 0 means that the whole matrix is one block.
+    """
     solve_blocks(triangular_blocks(library, a, *lower_and_unit, side, limit), a, x)
 
 
 def triangular_blocks(
     library: NumpySolvers, a: Any, lower: bool, unit_diagonal: bool, side: int, limit: float | None
 ) -> TriangularBlocks:
-    """Return the blocks of a triangular matrix; on a GPU also their inverses, and whether these are accurate."""
+    """Return the blocks of a triangular matrix; on a GPU, invert the blocks and check the inverses."""
     if not side or not multiplies_by_inverses(library, a):
         return TriangularBlocks(library, lower, unit_diagonal, side or a.shape[0], limit)
     inverses = invert_diagonal_blocks(library, a, lower, unit_diagonal, side)
@@ -97,14 +103,14 @@ def triangular_blocks(
 
 
 def multiplies_by_inverses(library: NumpySolvers, a: Any) -> bool:
-    """Return True if the blocks on the diagonal are inverted: on a GPU."""
+    """Return True if the blocks on the diagonal are inverted, which solvers do on a GPU only."""
     return library.device(a) != "cpu"
 
 
 def solve_blocks(blocks: TriangularBlocks, a: Any, x: Any, index: int = 0) -> None:
-    """Replace x by the solution y of a y = x: one half of y, the product of a block with this half, the other half.
+    """Replace x by the solution y of a y = x: one half of y, the product of a block with this half, the second half.
 
-    `index` is the number of the first block on the diagonal.
+    `index` is the number of the first block of `a` among the blocks on the diagonal.
     """
     n, side = a.shape[0], blocks.side
     if n <= side:
@@ -119,7 +125,10 @@ def solve_blocks(blocks: TriangularBlocks, a: Any, x: Any, index: int = 0) -> No
 
 
 def _solve_diagonal_block(blocks: TriangularBlocks, a: Any, x: Any, index: int) -> None:
-    """Replace x by the solution of a y = x for one block: a product with the block's inverse, if it is accurate."""
+    """Replace x by the solution y of a y = x for one block on the diagonal.
+
+    If the inverse of the block is accurate, x is multiplied by the inverse; else the library solves the system.
+    """
     library, stacked = blocks.library, blocks.inverses
     is_inverted = stacked is not None and index < len(stacked) and a.shape[0] == blocks.side
     if is_inverted and (blocks.is_usable is None or blocks.is_usable[index]):
