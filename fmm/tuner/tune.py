@@ -1,8 +1,8 @@
-"""Run fmm-tune without a subcommand: tune element types of devices one after the other, and write a config.
+"""Run fmm-tune without a subcommand: tune the element types of devices one after the other, and write a config.
 
 `run_tune` checks the arguments and creates one job for each device and element type. `run_jobs` runs the jobs in turn.
-`tune_job` measures with fmm.tuner.tune_type, and writes a section that is better than the present section. At the end
-`run_jobs` prints one table for each device.
+`tune_job` measures by fmm.tuner.tune_type, and replaces the config's present section unless that section is better. At
+the end `run_jobs` prints one table for each device.
 """
 
 from __future__ import annotations
@@ -47,16 +47,18 @@ from fmm.tuner.trials.record import (
 )
 from fmm.tuner.tune_type import TIME_UP_TEXT, TuningOutcome, tune_type
 
-# packages of the extra `tune`, which are checked before the measurements
+# packages that a tuning needs; a missing package ends the command before the measurements
 REQUIRED_PACKAGES = ("scipy", "optuna", "tqdm")
 EXIT_INTERRUPTED = 130
-# Shares of a tuning's time that samples take on a CPU and on a GPU; operands, warm-up, checks and fits take the rest.
-# (On an H200, 0.36 to 0.46 of the time until the held-out shapes were measured.)
+# Shares of a tuning's time that samples take on a CPU and on a GPU. The rest is for operands, warm-ups, checks and
+# fits. (On an H200, the share is 0.36 to 0.46 until the held-out shapes are measured.)
 CPU_SAMPLING_SHARE, GPU_SAMPLING_SHARE = 0.75, 0.33
-PLANNED_SECONDS_KEY = "planned_seconds"  # key in a tuning's recorded conditions for the planned seconds of its stages
+# key of the planned seconds of all stages in the conditions that a tuning records
+PLANNED_SECONDS_KEY = "planned_seconds"
 FIRST_LOOK_COMPILE_SECONDS = 20.0  # seconds that several CPU cores need to compile the kernels of all first looks
 QUICK_EFFORT = "quick"
-KERNEL_WAIT_SECONDS = 0.1  # seconds that a first look waits for kernels before the next element type begins
+# if kernels are not ready after this number of seconds, the first look at the next element type begins
+KERNEL_WAIT_SECONDS = 0.1
 
 
 # ---- arguments
@@ -89,7 +91,7 @@ class InvalidOptionError(ValueError):
 
 
 def run_tune(options: argparse.Namespace) -> int:
-    """Run the tuning that the options describe, and return an exit code.
+    """Run the tuning that the options describe, and return the exit code.
 
     The exit code is 0 if fmm.matmul can use the result of at least one element type. The exit code is 1 if no element
     type has a usable result or a file cannot be written, 2 for invalid arguments, and 130 after Ctrl-C.
@@ -104,7 +106,7 @@ def run_tune(options: argparse.Namespace) -> int:
     except (UnknownDeviceError, ShapesFileError, InvalidOptionError) as error:
         print(f"fmm-tune: {error}", file=sys.stderr)
         return 2
-    except RuntimeError as error:  # Python cannot determine the home folder
+    except RuntimeError as error:  # raised if Python cannot determine the home folder
         return _report_write_error(Path(files.CONFIG_FILE_NAME), error)
     if options.dry_run:
         return _print_dry_run(jobs, path, options)
@@ -116,7 +118,7 @@ def run_tune(options: argparse.Namespace) -> int:
     results = dict[DeviceAndType, dict[str, Any]]()
     try:
         with store.writer_lock(path):
-            pass  # an unwritable path ends the command before the measurements
+            pass  # a path that cannot be written ends the command before the measurements
         files.suppress_missing_config_warning(path)
         try:
             return run_jobs(jobs, path, options, results)
@@ -147,7 +149,7 @@ def path_argument(text: str) -> Path:
 
 
 def output_path(path: Path | None) -> Path:
-    """Return the config's path for an argument with the same rules as FMM_CONFIG; None names the default config."""
+    """Return the path of the config for an argument, by the rules of FMM_CONFIG; None stands for the default config."""
     if path is not None:
         return files.config_file(path)
     try:
@@ -157,15 +159,15 @@ def output_path(path: Path | None) -> Path:
 
 
 def trials_path(path: Path) -> Path:
-    """Return the path of the trials file in the folder of the config."""
+    """Return the path of the file of trials, which is in the folder of the config."""
     return path.with_name("trials.jsonl")
 
 
 def _tuning_jobs(options: argparse.Namespace) -> Iterator[TuningJob]:
-    """Yield the jobs of a command; if there are several element types, each has a first look at the start.
+    """Yield the jobs of a command; if there are several element types, the first looks at all types come first.
 
-    Every element type therefore has a result, even if the tuning is stopped early. On a GPU, the effort `quick` for
-    several element types ends after the first looks.
+    After the first looks, every element type has a result, even if the tuning is then stopped. On a GPU, a tuning of
+    several element types with the effort `quick` has only the first looks.
     """
     if options.time_limit is not None and not options.time_limit > 0:
         raise InvalidOptionError(f"--time-limit must be a positive number of seconds, not {options.time_limit:g}")
@@ -192,7 +194,7 @@ def _jobs_of_device(
 
 
 def _warn_of_left_out_shapes(wanted: ShapesFile, jobs: Sequence[TuningJob]) -> None:
-    """Print how many of a program's shapes are not certified by any job."""
+    """Print how many of a program's shapes no job certifies."""
     certified = {(size, job.dtype) for job in jobs for size in job.wanted}
     left_out = sum(shape not in certified for shape in wanted.recorded)
     if left_out:
@@ -235,7 +237,7 @@ def _print_dry_run(jobs: Sequence[TuningJob], path: Path, options: argparse.Name
 
 
 def _wanted_text(wanted: Sequence[ProductSize]) -> str:
-    """Return, for a dry run, a text with the number of shapes that the user named, and the first of these shapes."""
+    """Return, for a dry run, a text with the number of shapes that the user listed, and the first of these shapes."""
     if not wanted:
         return ""
     first = ", ".join("x".join(map(str, size)) for size in wanted[:3])
@@ -247,22 +249,22 @@ def _wanted_text(wanted: Sequence[ProductSize]) -> str:
 
 @dataclass(frozen=True)
 class TuningJob:
-    """A job: one element type of one device, tuned with one effort."""
+    """A job of the command: tune one element type on one device with one effort."""
 
     device: TunableDevice
     dtype: str
     wanted: tuple[ProductSize, ...]
     effort: str
-    again: bool = False  # True if the job continues a stopped job of the same command
+    again: bool = False  # True if the job continues a job of the same command that stopped early
 
     @property
     def planned_effort(self) -> Effort:
-        """The job's effort (seconds, rounds and shapes) on its device."""
+        """The effort of the job on its device, with seconds, rounds and shapes."""
         return self.device.efforts_by_name[self.effort]
 
     @property
     def expected_seconds(self) -> float:
-        """The job's expected duration in seconds."""
+        """The expected duration of the job in seconds."""
         return min(self.planned_effort.seconds / self.sampling_share, self.planned_effort.most)
 
     @property
@@ -276,20 +278,20 @@ class TuningJob:
         return self.effort == FIRST_LOOK_EFFORT and not self.again and self.device.chip is not None
 
     def needs_continuation(self, end: JobResult) -> bool:
-        """Return True if another job must continue this first look because its model was not checked."""
+        """Return True if another job must continue this first look, which stopped before its model was checked."""
         unchecked = self.effort == FIRST_LOOK_EFFORT and not self.again and bool(end.why_not)
         return unchecked and (bool(end.stopped) or self.waits_for_kernels)
 
     @property
     def compiler_wait_seconds(self) -> float:
-        """Seconds that the job may wait for the compiler, in addition to its own time."""
+        """Seconds that the job may wait for compilers, in addition to its time limit."""
         if self.effort == FIRST_LOOK_EFFORT:
             return FIRST_LOOK_COMPILE_SECONDS if self.again else 0.0
         return self.planned_effort.most
 
     @property
     def resume_settings(self) -> dict[str, Any]:
-        """Settings that must agree before a job resumes a recorded tuning."""
+        """Settings of the job; a recorded tuning can be resumed only if its settings are the same."""
         return {"dtype": self.dtype, "effort": self.effort, "shapes": [list(size) for size in self.wanted]}
 
     def last_tuning(self, trials: TrialFile) -> RecordedTuning | None:
@@ -309,11 +311,11 @@ DeviceAndType = tuple[str, str]  # (device key, element type)
 def run_jobs(
     jobs: Sequence[TuningJob], path: Path, options: argparse.Namespace, results: dict[DeviceAndType, dict[str, Any]]
 ) -> int:
-    """Run the jobs in turn; return an exit code, and store each element type's last result in `results` for --json.
+    """Run the jobs in turn; return the exit code, and store the last result of each element type in `results`.
 
-    At the end print one table for each device, with the reason for each element type without a usable result. The exit
-    code is 1 only if no element type has a usable result. For a type with a rejected tuning, fmm.matmul decides as if
-    the type were untuned.
+    At the end, print one table for each device. The table names each element type without a usable result, and the
+    reason. The exit code is 1 only if no element type has a usable result. For a type with a rejected tuning,
+    fmm.matmul decides as for an untuned type.
     """
     if options.resume:
         jobs = _unfinished_jobs(jobs, TrialFile(trials_path(path))) or jobs
@@ -334,13 +336,13 @@ def run_jobs(
                 results[name] = end.result
             code = end.code
             usable = not end.why_not or end.earlier_is_used
-            # the usable result of an earlier first look is kept
+            # an element type has a usable result if its first look or its tuning has one
             lacking[name] = end.why_not if lacking.get(name, "none yet") and not usable else ""
             stopped[name] = f"{end.stopped_by}; {RESUME_NOTE}" if end.stopped_by else ""
             if job.needs_continuation(end):
                 late.append(replace(job, again=True))
             if late and (not queue or queue[0].effort != FIRST_LOOK_EFFORT):
-                queue.extendleft(reversed(late))  # from here on, the kernels of the GPU are compiled
+                queue.extendleft(reversed(late))  # the GPU's kernels are compiled by now
                 late.clear()
             if left is not None:
                 left = max(left - end.seconds, 0.0)
@@ -354,7 +356,7 @@ def run_jobs(
 
 
 def _print_tables(jobs: Sequence[TuningJob], path: Path, failures: Mapping[DeviceAndType, str], seconds: float) -> bool:
-    """Print the table of each device that has a section in the config; return True if a table was printed."""
+    """Print the table of each device that has a section in the config; return False if no device has one."""
     printed = False
     for job in {job.device.identity.key: job for job in jobs}.values():
         key, sections = job.device.identity.key, _device_sections(job, path)
@@ -370,7 +372,7 @@ def _print_tables(jobs: Sequence[TuningJob], path: Path, failures: Mapping[Devic
 
 
 def _unfinished_jobs(jobs: Sequence[TuningJob], trials: TrialFile) -> list[TuningJob]:
-    """Return the jobs whose last recorded tuning is missing or unfinished."""
+    """Return the jobs without a recorded tuning, and the jobs with an unfinished last tuning."""
     last = [job.last_tuning(trials) for job in jobs]
     return [job for job, tuning in zip(jobs, last, strict=True) if tuning is None or not tuning.finished]
 
@@ -380,28 +382,29 @@ def _unfinished_jobs(jobs: Sequence[TuningJob], trials: TrialFile) -> list[Tunin
 
 @dataclass(frozen=True)
 class JobResult:
-    """The result of a job: its exit code, its duration, and whether fmm.matmul can use the section."""
+    """The result of a job: the exit code, the duration, and whether fmm.matmul can use the config section."""
 
-    code: int  # exit code if the command must end; 0 if the command continues
-    why_not: str  # reason why fmm.matmul cannot use the result; empty for a usable result
+    code: int  # exit code if the job ends the command; 0 if the command continues
+    why_not: str  # why fmm.matmul cannot use the result; empty if the result is usable
     seconds: float
     stopped: str = ""  # why the measurements ended early, and what became of the section
     stopped_by: str = ""  # why the measurements ended early, as a short reason
-    earlier_is_used: bool = False  # True if the config keeps its earlier section, which has more held-out speedups
-    result: dict[str, Any] | None = None  # result of the job for --json
+    # True if the config still has an earlier section, because that section is trusted and has more held-out speedups
+    earlier_is_used: bool = False
+    result: dict[str, Any] | None = None  # the dictionary that --json prints for the job
 
 
 def tune_job(
     job: TuningJob, path: Path, options: argparse.Namespace, left: float | None, progress: TuningProgress
 ) -> JobResult:
-    """Tune one element type for at most `left` seconds, and write its section, also after an interruption."""
+    """Tune one element type for at most `left` seconds, and write its config section, even after an interruption."""
     trials = TrialFile(trials_path(path))
     past = job.last_tuning(trials) if options.resume or job.again else None
     past = None if past is None or past.finished else past
     before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
     limit = before + (job.planned_effort.most if left is None else left)
     seconds = job.sampling_share * limit
-    if past and job.again:  # a continued job measures the same shapes as before
+    if past and job.again:  # a job that continues another job measures the same shapes as that job
         seconds = past.header.conditions.get(PLANNED_SECONDS_KEY, seconds)
     effort = job.planned_effort.limited_to_seconds(seconds)
     header = past.header if past else _new_header(job, effort)
@@ -437,7 +440,7 @@ def tune_job(
     if why_not and outcome.section is not None:
         end = replace(end, earlier_is_used=_section_quality(_section_in_config(job, path))[0])
     if not code and job.needs_continuation(end):
-        return end  # the job that continues this one prints the details
+        return end  # details are printed by the job that continues this job
     if options.verbose and not options.json and not options.quiet:
         _print_details(job, path, outcome)
     if stopped and (code or options.json or options.quiet):
@@ -446,7 +449,7 @@ def tune_job(
 
 
 def _load_first_look(job: TuningJob, trials: TrialFile, header: TuningHeader) -> tuple[Trial, ...]:
-    """Return the trials of the first look before this tuning; return none if the file cannot be read."""
+    """Return the trials of the first look before this tuning; an empty tuple if the file of trials cannot be read."""
     if job.effort != FIRST_LOOK_EFFORT:
         with suppress(OSError):
             return first_look_trials(trials.read_tunings(), header)
@@ -464,7 +467,7 @@ def _new_header(job: TuningJob, effort: Effort) -> TuningHeader:
 def _measure_and_record(
     journal: Journal, job: TuningJob, effort: Effort, trials: TrialFile, header: TuningHeader | None
 ) -> tuple[TuningOutcome, bool]:
-    """Measure, and return the outcome of the tuning; the second value is True if writing its trials failed."""
+    """Measure, and return the outcome of the tuning and a flag: True if the trials could not be written."""
     try:
         if header:
             trials.add_header(header)
@@ -483,10 +486,10 @@ def _measure_and_record(
 
 
 def _reason_not_written(job: TuningJob, path: Path, outcome: TuningOutcome) -> str:
-    """Return the reason to keep the config's present section; empty if the new section may be written.
+    """Return why the config's present section is not replaced; empty if the new section may be written.
 
-    The section of a tuning that finished without diagnostics is always written, unless the tuning is a first look. Any
-    other section is written only if it has at least as many held-out speedups as the present section.
+    The section of a finished tuning without diagnostics is always written, unless the tuning is a first look. Any other
+    section is written only if it is at least as good by `_section_quality` as the present section.
     """
     if outcome.section is None:
         return "too little was measured"
@@ -499,7 +502,7 @@ def _reason_not_written(job: TuningJob, path: Path, outcome: TuningOutcome) -> s
 
 
 def _section_quality(section: Any) -> tuple[bool, int]:
-    """Return whether a section's model is trusted, and the section's number of held-out speedups."""
+    """Return the quality of a section, for comparisons: (True if its model is trusted, number of held-out speedups)."""
     try:
         return not section.get("doubts"), int(section["error"]["speedup"]["count"])
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -507,7 +510,7 @@ def _section_quality(section: Any) -> tuple[bool, int]:
 
 
 def _device_sections(job: TuningJob, path: Path) -> Mapping[str, Any]:
-    """Return the config's sections of the job's device by element type; empty for a damaged config."""
+    """Return the sections of the job's device in the config, by element type; empty for a damaged config."""
     try:
         found = files.read_config(path).get(job.device.identity.key, {})
     except schema.ConfigError:
@@ -516,7 +519,7 @@ def _device_sections(job: TuningJob, path: Path) -> Mapping[str, Any]:
 
 
 def _section_in_config(job: TuningJob, path: Path) -> Any:
-    """Return the config's section for the job; None if its library or driver versions differ."""
+    """Return the config's section for the job; None for a section from other library or driver versions."""
     found = _device_sections(job, path).get(job.dtype)
     return found if found and found.get("versions") == dict(job.device.identity.versions) else None
 
@@ -532,7 +535,7 @@ def _write_section(job: TuningJob, path: Path, header: TuningHeader, outcome: Tu
 
 
 def _print_details(job: TuningJob, path: Path, outcome: TuningOutcome) -> None:
-    """Print every table of the section that the job measured."""
+    """Print every table of the config section that the job has measured."""
     key = job.device.identity.key
     print(f"{job.device.identity.name} ({key}), {job.dtype}, effort {job.effort}")
     if outcome.section is not None:
@@ -541,7 +544,7 @@ def _print_details(job: TuningJob, path: Path, outcome: TuningOutcome) -> None:
 
 
 def _stopped_text(job: TuningJob, path: Path, outcome: TuningOutcome, why_not: str, limit_text: str) -> str:
-    """Return why the measurements ended early, and what became of the section; empty for a finished tuning."""
+    """Return a text that says why the measurements ended early and what was written; empty for a finished tuning."""
     if not outcome.stopped:
         return ""
     reason = f"{outcome.stopped} ({limit_text})" if outcome.stopped == TIME_UP_TEXT else outcome.stopped

@@ -1,7 +1,7 @@
-"""Tune one element type: measure probes, fit the model, search and certify plans, and conclude a config section.
+"""Tune one element type: measure probes, fit the model, search and certify plans, and compute a config section.
 
-The section is computed from the recorded trials alone. A tuning that was stopped by Ctrl-C or a time limit therefore
-has a section, too.
+The section is computed from the recorded trials alone, so a tuning that Ctrl-C or a time limit stopped has a section,
+too.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ TIME_UP_TEXT = "the time limit was reached"
 
 @dataclass(frozen=True)
 class TuningOutcome:
-    """The config section of a tuning, or None if too little was measured; `stopped` says why the tuning ended early."""
+    """The result of a tuning: its config section (None if too little was measured), and why it ended early."""
 
     section: dict[str, Any] | None
     stopped: str = ""
 
 
 def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()) -> TuningOutcome:
-    """Tune an element type, and return the outcome; `wanted` has the shapes to certify (default: squares)."""
+    """Tune an element type, and return the outcome; `wanted` has the shapes to certify, by default squares."""
     stopped = ""
     try:
         if effort.is_first_look and not wanted:
@@ -60,7 +60,7 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Pro
     except TimeUpError as error:
         stopped = "kernels are being compiled" if isinstance(error, KernelsNotReadyError) else TIME_UP_TEXT
         if journal.patience < inf and not any(t.stage == HELD_OUT_STAGE for t in journal.recorded):
-            # a later job continues this tuning: without held-out shapes, a fit could not be checked
+            # no section yet: without held-out shapes the fit cannot be checked, and a later job continues this tuning
             return TuningOutcome(None, stopped)
     except KeyboardInterrupt:
         stopped = "interrupted"
@@ -68,11 +68,12 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Pro
 
 
 def measure_element_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()) -> None:
-    """Measure the probes, fit the model, then search and certify plans for each shape."""
+    """Measure the probes, fit the model, then search for plans and certify plans for each shape."""
     measure_quiet_times(journal, dtype)
     side = measure_largest_side(journal, dtype, effort)
     has_ladder = journal.device.untuned_model().batches and not wanted
-    if has_ladder and journal.first_look:  # a time limit may end the tuning before the probes end
+    # measure the ladder before the probes, since a time limit may end the tuning during the probes
+    if has_ladder and journal.first_look:
         measure_crossover_ladder(journal, dtype, calibration_so_far(journal, dtype), effort)
     measure_probes(journal, dtype, side, effort)
     if effort.blocks and dtype == blocks.BLOCK_MODEL_DTYPE and journal.device.chip is not None:
@@ -106,14 +107,14 @@ def measure_element_type(journal: Journal, dtype: str, effort: Effort, wanted: S
 
 
 def measure_crossover_ladder(journal: Journal, dtype: str, calibration: Calibration, effort: Effort) -> None:
-    """Measure the ladder of squares in its share of the planned seconds."""
+    """Measure the crossovers on a ladder of squares, within the share of the planned seconds for this stage."""
     measure_ladder(journal, dtype, calibration, effort, TIME_SHARES[LADDER_STAGE] * effort.seconds)
 
 
 def tune_gram_products(
     journal: Journal, problems: Sequence[Problem], calibration: Calibration, effort: Effort, noise: float
 ) -> None:
-    """Search and certify plans for A times its adjoint; the plans compute one triangle of the result."""
+    """Search for and certify plans for gram products (a matrix times its adjoint), which compute one triangle."""
     share = TIME_SHARES["halves"] * effort.seconds / max(len(problems), 1)
     for problem in (Problem(*p.size, p.dtype, op="gram") for p in problems if p.m == p.n):
         known = rank_candidates(problem, calibration)
@@ -129,19 +130,20 @@ def tune_gram_products(
 
 
 def unpredicted_gram_plans(device: TunableDevice, problem: Problem) -> list[Plan]:
-    """Return a plan for each of fmm's triangle kernels whose time the model cannot predict for this type."""
+    """Return plans without levels for leaves that the model cannot predict for gram products of this type."""
     leaves = device_leaves("cuda" if device.untuned_model().batches else "cpu")
     silent = [leaf for leaf in leaves if leaf.time_formula == "tiles" and problem.dtype not in leaf.types_with_sums]
     plans = [Plan(leaf=leaf.name) for leaf in silent]
     return [plan for plan in plans if is_within_limits(device, plan, problem)]
 
 
-MAX_GRAM_PLANS = 3  # number of plans that are timed on each problem: those with the shortest predicted times
-MAX_PREDICTED_TIME_RATIO = 1.05  # a plan is not timed if its predicted time exceeds this multiple of the vendor's
+MAX_GRAM_PLANS = 3  # number of plans that are timed for each gram product: the plans with the shortest predicted times
+# shapes on which every plan has a predicted time above this multiple of the vendor's are not searched
+MAX_PREDICTED_TIME_RATIO = 1.05
 
 
 def may_beat_vendor(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
-    """Return True if any plan's predicted time is below MAX_PREDICTED_TIME_RATIO times the vendor's."""
+    """Return True if the predicted time of any plan is below MAX_PREDICTED_TIME_RATIO times the vendor's."""
     return (
         min(c.time for c in rank_candidates(problem, calibration, journal.device.candidate_plans()) if c.plan != VENDOR)
         < MAX_PREDICTED_TIME_RATIO

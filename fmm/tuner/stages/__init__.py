@@ -1,1 +1,1 @@
-"""Stages of a tuning: the first look, the probes, and the measured shapes."""
+"""The stages of a tuning: the first look, the probes and the ladder of squares, and the shapes that are measured."""

@@ -1,8 +1,8 @@
-"""Measure a first look at an element type: scale the model of this kind of device to rates measured within seconds.
+"""Measure a first look at an element type, within seconds: a few rates, to which the shipped model is scaled.
 
-The tuner scales the model to the times of the vendor's products, and of the sums of one plan. Whole plans on held-out
-shapes check the model. A first look times only plans whose kernels are the first to be compiled. The kernels for the
-later tuning compile during the first look.
+The model of this kind of device is scaled to the times of the vendor's products and of the sums of one plan, and
+checked on whole plans on held-out shapes. A first look times only plans with kernels that are compiled first. The other
+kernels of the tuning compile meanwhile.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from fmm.tuner.stages.probes import (
 )
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
-LADDER_SECONDS = 0.8  # seconds of the samples of a ladder of squares
+LADDER_SECONDS = 0.8  # seconds that samples of a ladder of squares may take together
 PLANS_PER_HELD_OUT_SHAPE = 2  # number of plans that are timed on each held-out shape
-# Sides (m, k, n) of the vendor's products in a first look, as fractions of the largest affordable side.
+# Sides (m, k, n) of the vendor's products that a first look times, divided by the largest affordable side.
 VENDOR_SIDE_SHARES = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2))
 
 
 def measure_first_look(journal: Journal, dtype: str, effort: Effort) -> None:
-    """Measure the stages of a first look; the vendor's products come first, while fmm's kernels compile."""
+    """Measure the stages of a first look; the vendor's products are timed first, while fmm's kernels compile."""
     measure_quiet_times(journal, dtype)
     side = measure_largest_side(journal, dtype, effort)
     for shares in VENDOR_SIDE_SHARES:
@@ -56,15 +56,15 @@ def measure_first_look(journal: Journal, dtype: str, effort: Effort) -> None:
         measure_runs(journal, HELD_OUT_STAGE, problem, [TimedRun(), *map(TimedRun, plans)], effort)
     if journal.device.untuned_model().batches:
         measure_ladder(journal, dtype, calibration_so_far(journal, dtype), effort, LADDER_SECONDS)
-    for size in shapes.square_ladder(side)[:1]:  # on a slow device, the first look certifies no square
+    for size in shapes.square_ladder(side)[:1]:  # the largest square of the ladder; on a slow device, there is none
         certify_compiled_plan(journal, Problem(*size, dtype), effort)
 
 
 def first_look_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[list[Plan], list[Plan]]:
-    """Return the plans that a first look may time on a problem, as two lists sorted by predicted time.
+    """Return the plans that a first look may time on a problem, as two lists, each sorted by predicted time.
 
-    The first list has plans with the vendor's leaf; their kernels are the first to be compiled. The second list has at
-    most one plan: the best compiled plan with a leaf that has its own rate.
+    The first list has plans with the vendor's leaf, which have kernels that are compiled first. The second list has at
+    most one plan: the fastest compiled plan with a leaf that has a rate of its own.
     """
     light = [p for p in compilable_candidates(journal.device, effort) if is_needed_by_first_look(p)]
     model = starting_calibration(journal.device.prior_model(problem.dtype), problem.dtype)
@@ -77,9 +77,9 @@ def first_look_plans(journal: Journal, problem: Problem, effort: Effort) -> tupl
 
 
 def certify_compiled_plan(journal: Journal, problem: Problem, effort: Effort) -> None:
-    """Certify the compiled plan that the model ranks first, unless a plan that is not compiled is predicted far faster.
+    """Certify the compiled plan with the shortest predicted time, unless a plan that is not compiled is far faster.
 
-    Decisions would prefer the compiled plan's certified entry to that faster plan.
+    In the latter case, fmm.matmul would use the certified entry of the compiled plan instead of the faster plan.
     """
     ready = _best_compiled_plan(journal, problem, effort)
     if ready is None:

@@ -1,8 +1,9 @@
-"""Measure a ladder of squares on a GPU: compare the best plans with L levels or more with the best plans with fewer.
+"""Measure a ladder of squares on a GPU, to find the side from which plans with L levels or more are the fastest.
 
-The ladder begins at the crossover that the model predicts. If a plan with L levels or more wins, the next square is
-smaller, else larger, until one square wins and the next smaller square loses. fmm.tuner.findings.ladder computes the
-crossovers tau1 to tau3 from the samples.
+On each square, plans with L levels or more are timed against plans with fewer levels. The first square is at the
+crossover that the model predicts. If a plan with L levels or more is the fastest, the next square is smaller, else
+larger. The ladder ends when the crossover is between two timed squares. fmm.tuner.findings.ladder computes the
+crossovers tau1, tau2 and tau3 from the samples.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from fmm.tuner.findings.thresholds import with_margin
 from fmm.tuner.search.race import is_within_limits
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
-# Sides of the ladder: three in each doubling, and multiples of 128, so that three levels need no padding.
+# Sides of the squares: three for each doubling of the side, all multiples of 128, so that three levels need no padding.
 LADDER_SIDES = tuple(round(1024 * 2 ** (i / 3) / 128) * 128 for i in range(19))
-RANKED_SQUARE_STRIDE = 5  # all candidates are ranked on every 5th square
-FAST_PLAN_COUNT = 2  # number of plans of each ranking that are compared, for each baseline and number of levels
-LADDER_ROUNDS = 2  # number of rounds beyond the effort's rounds
+RANKED_SQUARE_STRIDE = 5  # all candidates are ranked on every 5th square, to select the plans to compare on all squares
+FAST_PLAN_COUNT = 2  # from each ranking, this number of plans is selected for each pair (baseline, number of levels)
+LADDER_ROUNDS = 2  # number of rounds in addition to the rounds of the effort
 
 
 def measure_ladder(journal: Journal, dtype: str, calibration: Calibration, effort: Effort, seconds: float) -> None:
-    """Measure squares near the crossovers of each baseline, until `seconds` of samples are measured.
+    """Measure squares near the crossovers of each baseline, until samples of `seconds` in total are measured.
 
-    The crossovers on small squares come first: one crossover on large squares can take most of the time.
+    The crossovers on small squares are measured first, since one crossover on large squares can take most of the time.
     """
     end, calibration = journal.sampled_seconds + seconds, with_margin(calibration, 0.0)
     squares = [Problem(side, side, side, dtype) for side in LADDER_SIDES]
@@ -52,10 +53,10 @@ def measure_ladder(journal: Journal, dtype: str, calibration: Calibration, effor
 
 
 def ranked_plans(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> dict[Plan, float]:
-    """Return the plans in `plans` (default: the candidates) within the default error limit, the fastest first.
+    """Return the plans within the default error limit, the fastest first: of `plans`, or of all candidates.
 
-    Each plan has its predicted time divided by the vendor's time. Compositions of levels, which are candidates for very
-    large products, are left out: ranking them takes most of a second.
+    Each plan has its predicted time, divided by the vendor's predicted time. Compositions of levels, which are
+    candidates for very large products, are left out: ranking them takes almost a second.
     """
     limits = Limits(1 << 62, default_error_growth_limit(calibration.batches))
     ranked = rank_candidates(problem, calibration, plans)
@@ -63,9 +64,9 @@ def ranked_plans(problem: Problem, calibration: Calibration, plans: Sequence[Pla
 
 
 def fast_plans(ranked: Sequence[Mapping[Plan, float]]) -> list[Plan]:
-    """Return the vendor's product, and the fastest plans of each ranking; only these plans are compared.
+    """Return the plans to compare on all squares: the vendor's product, and the fastest plans of each ranking.
 
-    In each ranking, each pair (baseline, number of levels) has its own FAST_PLAN_COUNT fastest plans.
+    Of each ranking, the FAST_PLAN_COUNT fastest plans of each pair (baseline, number of levels) are returned.
     """
     found: dict[Plan, None] = {VENDOR: None}
     for plans in ranked:
@@ -79,9 +80,10 @@ def fast_plans(ranked: Sequence[Mapping[Plan, float]]) -> list[Plan]:
 
 
 def ladder_baselines(ranked: Sequence[Iterable[Plan]]) -> list[str]:
-    """Return the vendor's product, and the baselines of the plans with levels that are ranked first most often.
+    """Return the baselines for which crossovers are measured: `vendor`, and at most two others.
 
-    There are two such baselines: with and without emulation.
+    The others are the baselines of the fastest plans with levels on the most squares: of all plans, and of plans
+    without emulation.
     """
     first = {True: Counter[str](), False: Counter[str]()}
     for plans in ranked:
@@ -94,18 +96,18 @@ def ladder_baselines(ranked: Sequence[Iterable[Plan]]) -> list[str]:
 
 @dataclass
 class Ladder:
-    """The squares on which plans with `levels` levels or more are compared with plans with fewer, above a baseline."""
+    """The ladder of one crossover: plans of one baseline with `levels` levels or more, against plans with fewer."""
 
     journal: Journal
     calibration: Calibration
     effort: Effort
     squares: Sequence[Problem]
-    pool: Sequence[Plan]  # the plans that are compared
+    pool: Sequence[Plan]  # the plans from which `compared_plans` selects
     baseline: str
     levels: int
 
     def measure_bracket(self, end: float) -> None:
-        """Measure squares until the crossover is between two of them, the ladder ends, or the time is up."""
+        """Measure squares until the crossover is between two timed squares, no square is left, or the time is up."""
         rung, ratios = self.predicted_rung(), dict[int, float]()
         while 0 <= rung < len(self.squares) and rung not in ratios:
             ratio = self.measure_ratio(self.squares[rung], end)
@@ -115,22 +117,25 @@ class Ladder:
             rung += -1 if ratio > 1 else 1
 
     def predicted_rung(self) -> int:
-        """Return the index of the smallest square from which more levels are predicted to win; else the last index."""
+        """Return the index of the smallest square on which more levels are predicted faster; else the last index."""
         first = bisect_left(self.squares, True, key=lambda problem: self.predicted_ratio(problem) > 1)
         return min(first, len(self.squares) - 1)
 
     def predicted_ratio(self, problem: Problem) -> float:
-        """Return the predicted time with fewer levels divided by the time with more; 0 if a plan is missing."""
+        """Return the predicted time of the best plan with fewer levels, divided by that of the best plan with more.
+
+        Return 0 if there is no plan with fewer or no plan with more levels.
+        """
         times: dict[bool, list[float]] = {True: [], False: []}
         for plan, time in self.compared_plans(problem).items():
             times[count_levels(plan) >= self.levels].append(time)
         return min(times[False]) / min(times[True]) if times[False] and times[True] else 0.0
 
     def compared_plans(self, problem: Problem) -> dict[Plan, float]:
-        """Return the plans that are compared on a square, with their predicted times divided by the vendor's time.
+        """Return the plans to time on a square, each with its predicted time divided by the vendor's predicted time.
 
-        The plans are the baseline, the fastest plan with fewer levels, the fastest plan with more, and the fastest plan
-        with exactly `levels` levels.
+        The plans are the baseline, the fastest plan with fewer than `levels` levels, the fastest plan with at least
+        `levels` levels, and the fastest plan with exactly `levels` levels.
         """
         found: dict[str, tuple[Plan, float]] = {}
         for plan, time in ranked_plans(problem, self.calibration, self.pool).items():
@@ -142,9 +147,9 @@ class Ladder:
         return dict(found.values())
 
     def measure_ratio(self, problem: Problem, end: float) -> float | None:
-        """Time the compared plans on a square, and return the time with fewer levels divided by the time with more.
+        """Time the plans on a square; return the best time with fewer levels divided by the best time with more levels.
 
-        Return None if a plan fails, or if the samples would exceed the time `end`.
+        Return None if a plan fails, or if the samples of the tuning would exceed `end` seconds in total.
         """
         plans, rounds = self.compared_plans(problem), self.effort.rounds + LADDER_ROUNDS
         seconds = predict_vendor(problem, self.calibration).predicted_seconds * sum(plans.values())
@@ -158,6 +163,6 @@ class Ladder:
         return None if point is None else point.ratio
 
     def is_measurable(self, plan: Plan, problem: Problem) -> bool:
-        """Return True if the plan is within the limits; a first look measures only plans with compiled kernels."""
+        """Return True if the plan is within the limits of memory and error, and in a first look is also compiled."""
         ready = not self.effort.is_first_look or self.journal.has_compiled_kernels(problem.dtype, plan)
         return ready and is_within_limits(self.journal.device, plan, problem)

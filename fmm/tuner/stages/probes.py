@@ -1,4 +1,4 @@
-"""Probe a device: measure products, sums and whole plans of many sizes, to fit the model and to check the fit."""
+"""Probe a device: time products, sums and whole plans of many sizes, to fit the model and to check the fit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fmm.tuner.stages import shapes
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
 SHAPE_SEEDS = {"probe": 5, HELD_OUT_STAGE: 11}  # stage -> seed of the stage's random shapes
-# stage -> share of the planned seconds
+# stage -> share of the planned seconds of the tuning
 TIME_SHARES = {
     "probe": 0.15,
     HELD_OUT_STAGE: 0.2,
@@ -39,23 +39,25 @@ TIME_SHARES = {
     "certify": 0.25,
     "halves": 0.1,
 }
-NOISY_SAMPLE_RATIO = 1.1  # a third sample is taken if the ratio of a run's two samples is larger
-MAX_AA_PAIR_DIFFERENCE = 0.03  # A/A pairs with a larger relative difference are measured again
-AA_PAIR_TIME_SHARE = 0.08  # share of the planned seconds for additional rounds of A/A pairs
+NOISY_SAMPLE_RATIO = 1.1  # a run has a third round if the ratio of its two samples is larger
+MAX_AA_PAIR_DIFFERENCE = 0.03  # an A/A pair with a larger relative difference is measured again
+AA_PAIR_TIME_SHARE = 0.08  # share of the planned seconds that additional rounds of A/A pairs may take
 AA_PAIR_RUNS = TimedRun(), TimedRun(twin=1)
 OWN_KERNEL_STRIDE = 2  # a plan with fmm's own kernel is timed on every second random shape
-EXTRA_ROUNDS_TIME_SHARE = 0.4  # uncertain medians get more rounds until this share of the planned seconds is spent
-MAX_SHAPE_TIME_SHARE = 0.03  # a shape gets no additional rounds after this share of the planned seconds
+# runs with an uncertain median have more rounds until this share of the planned seconds has passed
+EXTRA_ROUNDS_TIME_SHARE = 0.4
+# largest share of the planned seconds for a shape that has more rounds because of an uncertain median
+MAX_SHAPE_TIME_SHARE = 0.03
 CROSSOVER_SHAPE_STRIDE = 4  # on a CPU, every 4th held-out shape is near a crossover
-# Side of the first product in the quiet stage, and the largest number of seconds of the last product. The side doubles
-# from product to product.
+# The quiet stage times products with this first side; the side then doubles until the next product would take more than
+# MAX_QUIET_PRODUCT_SECONDS.
 QUIET_STAGE_FIRST_SIDE, MAX_QUIET_PRODUCT_SECONDS = 256, 4e-3
 
 
 def measure_quiet_times(journal: Journal, dtype: str) -> None:
-    """Record the shortest of many samples of short products, as the times of a device without other work.
+    """Record the shortest of many samples of short products, which is the time on an idle device.
 
-    Every tuning calls this function twice, at different moments.
+    A tuning calls this function twice, at different times.
     """
     side, seconds = QUIET_STAGE_FIRST_SIDE, 0.0
     while seconds * 8 < MAX_QUIET_PRODUCT_SECONDS:
@@ -71,30 +73,30 @@ def measure_quiet_times(journal: Journal, dtype: str) -> None:
 
 
 def measure_largest_side(journal: Journal, dtype: str, effort: Effort) -> int:
-    """Return the largest side that the effort affords, computed from short timed products."""
+    """Return the largest side of products that the effort can time, computed from the times of smaller products."""
     side = 1024
     while True:
         problem = Problem(side, side, side, dtype)
         with journal.open_problem("scale", problem) as timed:
             samples = timed.sample_rounds([TimedRun()], RoundLimits(3, 20, 0.5))[TimedRun()]
-            seconds = min(samples, default=0.0)  # other work may disturb some samples, but rarely the shortest
+            seconds = min(samples, default=0.0)  # other work on the device rarely slows down the shortest sample
         found = shapes.largest_affordable_side(problem, seconds, journal.device, effort) if seconds else side
         if found <= 4 * side or not seconds:
             return found
-        side *= 4  # the small products do not reach the full rate of a fast device
+        side *= 4  # on a fast device, small products do not run at the full rate: extrapolate from larger products
 
 
 def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
     """Measure products, sums, A/A pairs and whole plans on shapes of many sizes.
 
-    The vendor's products come first, from the largest down. The vendor's products need no kernels of fmm, and running
-    compilers disturb the largest products least. Leaves with their own rate come second, since plans with these leaves
-    gain most. The other plans come third, in the order in which their kernels compile. Fitted and held-out shapes
-    alternate, so that an interrupted tuning has shapes of both kinds.
+    The vendor's products are timed first, from the largest to the smallest. They need no kernels of fmm, and the
+    running compilers disturb the largest products least. Then plans with leaves that have a rate of their own are
+    timed, since such plans gain most. Then the other plans are timed, in the order in which their kernels compile.
+    Fitted and held-out shapes alternate, so that an interrupted tuning has shapes of both kinds.
 
-    On a GPU, sums are measured on sides up to half of the largest side, where sums reach their full rate. For larger
-    operands, the random initialization would take longer than the sums. On a CPU, sums and products are timed inside
-    whole plans, which skip the largest square. On a CPU, the second largest square is used last, after the held-out
+    On a GPU, sums are timed on squares of at most half of the largest side. Sums run at their full rate there, and the
+    initialization of larger operands would take longer than the sums. On a CPU, sums and products are timed inside
+    whole plans, and not on the largest square. On a CPU, the second largest square is measured last, after the held-out
     shapes.
     """
     device, gpu = journal.device, journal.device.untuned_model().batches
@@ -121,7 +123,8 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
 def probe_phase(plan: Plan, gpu: bool) -> int:
     """Return the compile phase in which a plan is probed.
 
-    The first phase probes all plans of a CPU, and all leaves with their own rate.
+    All plans of a CPU, and all plans without levels with a leaf that has a rate of its own, are probed in the first
+    phase.
     """
     return QUICK_KERNELS_PHASE if not gpu or (plan.leaf_use.leaf.rate and not plan.levels) else compilation_phase(plan)
 
@@ -129,9 +132,10 @@ def probe_phase(plan: Plan, gpu: bool) -> int:
 def probe_squares(
     journal: Journal, squares: Sequence[Problem], plans: Sequence[Plan], phase_index: int, side: int, effort: Effort
 ) -> None:
-    """Measure on squares: sums and products of plans, A/A pairs, and whole plans on some large squares.
+    """Time A/A pairs and the sums and products of plans on squares, and whole plans on some large squares.
 
-    A/A pairs are measured in the first compile phase only. On a CPU, the largest square skips whole plans to save time.
+    A/A pairs are timed in the first compile phase only. On a CPU, whole plans are not timed on the largest squares, to
+    save time.
     """
     gpu = journal.device.untuned_model().batches
     for problem in squares:
@@ -145,9 +149,9 @@ def probe_squares(
 
 
 def repeat_noisy_aa_pairs(journal: Journal, dtype: str, effort: Effort) -> None:
-    """Measure additional rounds of the A/A pairs that differ most, at a later moment.
+    """Time additional rounds of the A/A pairs with the largest differences, at a later time.
 
-    The median of two or three rounds may be a disturbed sample: a quiet device then seems noisy.
+    The median of two or three rounds may be a sample that other work slowed down. An idle device would then seem noisy.
     """
     end = journal.sampled_seconds + AA_PAIR_TIME_SHARE * effort.seconds
     while journal.sampled_seconds < end and (found := aa_pair_differences(journal.recorded)):
@@ -159,16 +163,16 @@ def repeat_noisy_aa_pairs(journal: Journal, dtype: str, effort: Effort) -> None:
 
 
 def probe_own_rate_leaves(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
-    """Time each leaf that has its own rate against the vendor's product, in plans without levels."""
+    """Time each leaf that has a rate of its own, in a plan without levels, in rounds with the vendor's product."""
     for problem in squares:
         if alone := [p for p in own_rate_plans(journal.device, problem, effort) if not p.levels]:
             measure_runs(journal, "tiles", problem, [TimedRun(), *map(TimedRun, alone)], effort)
 
 
 def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
-    """Measure fmm's own kernel in rounds with the vendor's product: fused with sums, without levels, and on odd sides.
+    """Time fmm's own kernel in rounds with the vendor's product: with fused sums, without levels, and on odd sides.
 
-    Also measure plans that have levels and a leaf with its own rate.
+    Plans with levels and a leaf that has a rate of its own are timed, too.
     """
     for problem in squares:
         plans = own_kernel_plans(journal.device, problem, effort)
@@ -181,7 +185,7 @@ def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effor
 
 
 def probe_strategies(journal: Journal, effort: Effort) -> None:
-    """Measure the tile strategies of fmm's own kernel on square and thin shapes."""
+    """Time the tile strategies of fmm's own kernel on square and thin shapes."""
     chip = journal.device.chip
     assert chip is not None
     for size in blocks.STRATEGY_SHAPES:
@@ -197,9 +201,9 @@ def probe_strategies(journal: Journal, effort: Effort) -> None:
 def random_shape_plans(
     device: TunableDevice, dtype: str, side: int, effort: Effort
 ) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
-    """Yield stage, problem and plans of each random shape; fitted and held-out shapes alternate.
+    """Yield (stage, problem, plans to time) for each random shape; fitted and held-out shapes alternate.
 
-    A drift of the device's speed therefore affects fitted and held-out shapes alike.
+    Since they alternate, a drift of the device's speed affects fitted and held-out shapes alike.
     """
     fitted, held = (
         shapes.random_probe_shapes(side, effort, TIME_SHARES[stage], seed) for stage, seed in SHAPE_SEEDS.items()
@@ -208,30 +212,30 @@ def random_shape_plans(
     for i, sizes in enumerate(zip(fitted, held, strict=True)):
         for stage, size in zip(SHAPE_SEEDS, sizes, strict=True):
             if stage == HELD_OUT_STAGE and not gpu and i % CROSSOVER_SHAPE_STRIDE == CROSSOVER_SHAPE_STRIDE - 1:
-                continue  # on a CPU, probe_crossovers measures a held-out shape instead of this shape
+                continue  # on a CPU, probe_crossovers measures another held-out shape instead
             problem = Problem(*size, dtype)
-            # These plans do not emulate: the model must also be accurate for a user who forbids emulation.
+            # Plans without emulation: the model must also be accurate for users who forbid emulation.
             usual = [p for p in light if not p.leaf_use.leaf.rate]
             plans, above = plans_worth_probing(device, problem, usual), type_changing_plans(device, problem)
-            others = plans[1:] or plans  # on a GPU, a small product may have only one plan
+            others = plans[1:] or plans  # for a small product on a GPU, there may be only one plan
             beside = own_kernel_plans(device, problem, effort)[:1] if i % OWN_KERNEL_STRIDE == 0 else []
             beside += own_rate_plans(device, problem, effort)
             found = plans[:2] if stage == HELD_OUT_STAGE else [plans[0], others[i % len(others)]]
-            if not gpu:  # on a CPU, the plans that decisions choose have several levels
+            if not gpu:  # on a CPU, fmm.matmul often chooses several levels: time plans with each number of levels
                 levels = (2, 3, 1)[(i + (stage == HELD_OUT_STAGE)) % 3]
                 found = [plans[0], next((p for p in others if count_levels(p) == levels), found[-1])]
-            if above:  # measure one plan that changes the element type, and one other plan
+            if above:  # time one plan that changes the element type (3m, residues), and one other plan
                 found = [above[0], found[0]] if stage == HELD_OUT_STAGE else [above[i % len(above)], found[i % 2]]
-            if gpu:  # the time limit may be reached before the later compile phases
+            if gpu:  # add a plan of the first compile phase: the time limit may end the tuning before later phases
                 found += [p for p in plans if probe_phase(p, True) == QUICK_KERNELS_PHASE][:1]
             yield stage, problem, [*dict.fromkeys([*found, *beside])]
 
 
 def probe_crossovers(journal: Journal, dtype: str, side: int, calibration: Calibration, effort: Effort) -> None:
-    """On a CPU, measure the best plan of each number of levels on held-out shapes near the model's crossovers.
+    """On a CPU, time the best plan of each number of levels on held-out shapes near the predicted crossovers.
 
-    These samples show whether the model is too optimistic about plans with several levels. On a GPU,
-    fmm.tuner.stages.ladder measures the crossovers.
+    The samples show whether the model predicts too large speedups of plans with several levels. On a GPU, this function
+    does nothing: fmm.tuner.stages.ladder measures the crossovers.
     """
     if calibration.batches:
         return
@@ -248,14 +252,14 @@ def probe_crossovers(journal: Journal, dtype: str, side: int, calibration: Calib
 
 
 def measure_runs(journal: Journal, stage: str, problem: Problem, runs: Sequence[TimedRun], effort: Effort) -> None:
-    """Measure the runs in shuffled rounds; the effort limits the number of rounds."""
+    """Time the runs on a problem in shuffled rounds; the effort limits the number of rounds."""
     if runs:
         with journal.open_problem(stage, problem) as timed:
             timed.sample_rounds(runs, round_limits(journal, effort))
 
 
 def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
-    """Return the effort's limits on the number of rounds; short runs and uncertain medians have more rounds."""
+    """Return the limits on the number of rounds for an effort; short runs and uncertain medians have more rounds."""
     planned = effort.seconds
     patient = 2 * effort.rounds if journal.sampled_seconds < EXTRA_ROUNDS_TIME_SHARE * planned else 0
     return RoundLimits(
@@ -268,13 +272,13 @@ def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
     )
 
 
-# On a CPU that runs several products at a time, a plan is not probed if its predicted time exceeds this multiple of the
-# best plan's. Plans with many small steps take ten times as long as the best plan.
+# On a CPU that runs several products at a time, plans with many small steps take ten times as long as the best plan. A
+# plan is therefore not probed if its predicted time exceeds this multiple of the best plan's predicted time.
 MAX_PROBED_TIME_RATIO = 1.5
 
 
 def compilable_candidates(device: TunableDevice, effort: Effort) -> list[Plan]:
-    """Return the candidates of the device with kernels that compile fast enough for this effort."""
+    """Return the device's candidates with kernels that compile fast enough for this effort."""
     return [
         p
         for p in device.candidate_plans()
@@ -283,7 +287,7 @@ def compilable_candidates(device: TunableDevice, effort: Effort) -> list[Plan]:
 
 
 def plans_worth_probing(device: TunableDevice, problem: Problem, plans: Sequence[Plan]) -> list[Plan]:
-    """Return the plans that the untuned model ranks near the best, sorted by predicted time."""
+    """Return those of `plans` that are near the best plan by the untuned model, sorted by predicted time."""
     untuned = starting_calibration(device.untuned_model(), problem.dtype)
     ranked = [c for c in rank_candidates(problem, untuned, plans) if c.plan != VENDOR]
     near = [c for c in ranked if untuned.lanes == 1 or c.time < MAX_PROBED_TIME_RATIO * ranked[0].time]
@@ -291,7 +295,7 @@ def plans_worth_probing(device: TunableDevice, problem: Problem, plans: Sequence
 
 
 def type_changing_plans(device: TunableDevice, problem: Problem) -> list[Plan]:
-    """Return the CPU plans, the best first, that multiply in another element type (3m multiplies complex as real)."""
+    """Return plans of a CPU that multiply in another element type, such as 3m (complex as real), the best first."""
     untuned = starting_calibration(device.untuned_model(), problem.dtype)
     if untuned.batches:
         return []
@@ -301,7 +305,7 @@ def type_changing_plans(device: TunableDevice, problem: Problem) -> list[Plan]:
 
 
 def own_rate_plans(device: TunableDevice, problem: Problem, effort: Effort) -> list[Plan]:
-    """Return two plans for each leaf with its own rate: one without levels, and the first candidate with levels."""
+    """Return plans for each leaf that has a rate of its own: without levels, and the first candidate with levels."""
     rates, found = device.untuned_model().rates, []
     light = [p for p in compilable_candidates(device, effort) if p.leaf_use.leaf.rate in rates]
     plans = [p for p in light if is_within_limits(device, p, problem)]
@@ -312,7 +316,7 @@ def own_rate_plans(device: TunableDevice, problem: Problem, effort: Effort) -> l
 
 
 def own_kernel_plans(device: TunableDevice, problem: Problem, effort: Effort) -> list[Plan]:
-    """Return candidates with fmm's own kernel, if the operands are aligned and large enough for a gain."""
+    """Return the candidates with fmm's own kernel for which the operands are aligned and large enough."""
     plans = [
         p for p in compilable_candidates(device, effort) if p.uses_tile_model and is_within_limits(device, p, problem)
     ]

@@ -1,4 +1,4 @@
-"""The shapes (m, k, n) that a tuning measures: fitted shapes, held-out shapes, and searched squares."""
+"""The shapes (m, k, n) that a tuning measures: shapes for the fit, held-out shapes, and squares for the search."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fmm.tuner.devices.device import Effort, TunableDevice
 Size = tuple[int, int, int]
 
 
-# The largest side is chosen so that the planned seconds suffice for this number of vendor products in every round.
+# The largest affordable side: in the planned time, each round can have this number of vendor products of this side.
 LARGEST_PRODUCTS_PER_BUDGET = 22
-SIDE_STEP = 128  # largest affordable sides are multiples of this number
+SIDE_STEP = 128  # the largest affordable side is a multiple of this number
 LADDER_SIDES = [
     *range(1024, 4096, 512),
     *range(4096, 8192, 1024),
@@ -24,19 +24,20 @@ LADDER_SIDES = [
 
 
 def largest_affordable_side(problem: Problem, seconds: float, device: TunableDevice, effort: Effort) -> int:
-    """Return the largest side that the effort affords, extrapolated from the seconds of a smaller product."""
+    """Return the largest side that the effort can time, extrapolated from the time of a smaller product."""
     target = effort.seconds / (LARGEST_PRODUCTS_PER_BUDGET * effort.rounds)
     side = (problem.m * problem.k * problem.n * target / seconds) ** (1 / 3)
-    memory = math.sqrt(device.memory_bytes / (6 * problem.itemsize))  # side of the largest square that fits in memory
+    # side of the largest square product that fits in memory
+    memory = math.sqrt(device.memory_bytes / (6 * problem.itemsize))
     return max(int(min(side, memory)) // SIDE_STEP * SIDE_STEP, 2 * SIDE_STEP)
 
 
-# Fractions of the largest side: first the sides of squares, then the sides (m, k, n) of oblong products.
+# Sides of the fitted shapes, divided by the largest affordable side: of squares, and of oblong products (m, k, n).
 SQUARE_SHARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
 OBLONG_SHARES = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), (1 / 4, 1 / 2, 1), (1 / 8, 1, 1))
-# Offsets of the oblong products' sides (m, k, n), since few products in practice have round sides. With these offsets,
-# rows of 16-bit types are aligned to 2 or 4 bytes only: in one product the rows of A, in another product the rows of B
-# and C.
+# Numbers that are added to the sides (m, k, n) of the oblong products, since few products in practice have round sides.
+# With some of these numbers, rows of 16-bit types are aligned to only 2 or 4 bytes: in one product the rows of A, in
+# another product the rows of B and C.
 OBLONG_OFFSETS = ((0, 0, 0), (37, 37, 37), (6, 6, 6), (0, 37, 0), (0, 0, 2), (37, 37, 37))
 
 
@@ -55,13 +56,13 @@ def rounded_side(side: float) -> int:
 
 
 def random_probe_shapes(side: int, effort: Effort, share: float, seed: int) -> Iterator[Size]:
-    """Yield random shapes with log-uniform sides; measuring all shapes takes `share` of the planned seconds.
+    """Yield random shapes with log-uniform sides, so large that timing all shapes takes `share` of the planned seconds.
 
-    The sides of every second shape are multiples of 32, since sides in practice are often aligned.
+    The sides of every second shape are multiples of 32, since in practice sides are often aligned.
     """
     rng = random.Random(seed)
-    # Each shape takes about three runs, and each run has one warm-up. If sides differ by up to a factor of 4, the
-    # average product takes 10 % of the largest product's time.
+    # On each shape, about three runs are timed, each after one warm-up. If sides differ by up to a factor of 4, the
+    # average product takes 10 % of the time of the largest product.
     cost = 0.3 * (4 / effort.spread) ** 1.5 * (effort.rounds + 1) / (LARGEST_PRODUCTS_PER_BUDGET * effort.rounds)
     top = side * min(0.9, (share / (effort.held_out * cost)) ** (1 / 3))
     for i in range(effort.held_out):
@@ -69,20 +70,20 @@ def random_probe_shapes(side: int, effort: Effort, share: float, seed: int) -> I
         yield (m, k, n) if i % 2 else (rounded_side(m), rounded_side(k), rounded_side(n))
 
 
-# Limits on the sides of shapes near crossovers, as fractions of the largest affordable side. The first
-# limit is for the first square, the second for all other shapes. Three plans and the vendor's product are timed on each
-# shape.
+# Largest sides of the shapes near crossovers, divided by the largest affordable side: of the first square, and of all
+# other squares. The sides are limited because three plans and the vendor's product are timed on each shape.
 LARGEST_CROSSOVER_SIDE_SHARE, CROSSOVER_SIDE_SHARE = 0.8, 0.55
-# Sides (m, k, n) of the oblong shape, divided by the largest side of the other squares.
+# Sides (m, k, n) of the oblong shape near crossovers, divided by CROSSOVER_SIDE_SHARE times the largest affordable
+# side.
 CROSSOVER_OBLONG_SHARES = (1.0, 0.625, 1.25)
-CROSSOVER_OFFSET = 16  # this number is added to multiples of 32, so that no other stage measures the same squares
+CROSSOVER_OFFSET = 16  # added to sides that are multiples of 32, so that no other stage measures the same squares
 
 
 def crossover_shapes(side: int, crossovers: Iterable[float], count: int) -> list[Size]:
-    """Return `count` shapes: a large square, an oblong shape, then squares near each crossover.
+    """Return `count` shapes on which crossovers are checked: a large square, an oblong shape, squares near crossovers.
 
-    The sides of the first two are shares of `side`. If a crossover exceeds the largest side, squares with shorter sides
-    complete the list.
+    The sides of the first two shapes are fixed shares of `side`, the largest affordable side. If a crossover is above
+    the largest side, smaller squares complete the list.
     """
     largest = CROSSOVER_SIDE_SHARE * side
     around = [x * crossover for x in (1.1, 0.9) for crossover in crossovers]
@@ -95,10 +96,10 @@ def crossover_shapes(side: int, crossovers: Iterable[float], count: int) -> list
 
 
 def square_ladder(side: int, stride: int = 1) -> list[Size]:
-    """Return the squares of LADDER_SIDES from side / 8 up to `side`, the largest first."""
+    """Return the square shapes with sides of LADDER_SIDES from side / 8 to `side`, the largest first."""
     return [(x, x, x) for x in reversed(LADDER_SIDES) if side / 8 <= x <= side][::stride]
 
 
 def squares_below_ladder(side: int, stride: int = 1) -> list[Size]:
-    """Return the squares of LADDER_SIDES below side / 8, the largest first."""
+    """Return the square shapes with sides of LADDER_SIDES below side / 8, the largest first."""
     return [(x, x, x) for x in reversed(LADDER_SIDES) if x < side / 8][::stride]

@@ -1,9 +1,9 @@
-"""Read a file of shapes to certify: a list of shapes, PyTorch's recorded products, or a report of a program.
+"""Read a file of shapes to certify: a list of shapes, products that PyTorch recorded, or a report of fmm.
 
 - A list of shapes has lines `M K N` or `M K N TYPE`; # begins a comment.
 - PyTorch's TunableOp records a program's products in tunableop_untuned*.csv. TunableOp records the sizes of
   column-major BLAS: the first size is n, the second m.
-- `fmm.report` counts a program's products, and FMM_REPORT=run.json writes them.
+- `fmm.report` counts a program's products; with FMM_REPORT=run.json, the program writes the counts to run.json.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class ShapesFileError(ValueError):
 
 
 class ListedShape(NamedTuple):
-    """A shape from a list; if the line names no type, the shape is certified for all tuned types."""
+    """A shape from a list of shapes; without a type, the shape is certified for all tuned types."""
 
     size: Size
     dtype: str = ""
 
 
 class RecordedShape(NamedTuple):
-    """A shape that a program has multiplied, perhaps in types that fmm does not tune."""
+    """A shape and element type that a program has multiplied; fmm may not tune this type."""
 
     size: Size
     dtype: str
 
     def is_small(self, on_gpu: bool) -> bool:
-        """Return True if no plan can be faster than the vendor."""
+        """Return True if the product is so small that no plan can be faster than the vendor."""
         if on_gpu:
             return is_small_on_device(*self.size, DTYPES[self.dtype].itemsize)
         return min(self.size) < MIN_PLAN_SIDE
@@ -51,21 +51,21 @@ class RecordedShape(NamedTuple):
 
 @dataclass(frozen=True)
 class ShapesFile:
-    """The shapes of a file: listed shapes in the file's order, then a program's shapes, starting with the most work."""
+    """The shapes of a file: listed shapes in the order of the file, and a program's shapes, the most work first."""
 
     path: Path
     listed: tuple[ListedShape, ...]
     recorded: tuple[RecordedShape, ...]
 
     def shapes_of_type(self, dtype: str, on_gpu: bool) -> list[Size]:
-        """Return the shapes to certify for an element type; a program's products that are too small are left out."""
+        """Return the shapes to certify for an element type, without a program's products that are too small."""
         listed = [shape.size for shape in self.listed if shape.dtype in ("", dtype)]
         recorded = [x.size for x in self.recorded if x.dtype == dtype and not x.is_small(on_gpu)]
         return list(dict.fromkeys([*listed, *recorded]))
 
 
 def read_shapes_file(path: Path) -> ShapesFile:
-    """Return the shapes in a file; if the file is damaged, raise ShapesFileError with the file and the line."""
+    """Return the shapes in a file; for a damaged file, raise ShapesFileError with the name of the file and the line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -85,7 +85,7 @@ def read_shapes_file(path: Path) -> ShapesFile:
 
 
 def _shapes_by_work(work: Counter[RecordedShape]) -> tuple[RecordedShape, ...]:
-    """Return the shapes sorted by number of multiply-adds, the most first."""
+    """Return the shapes sorted by their number of multiply-adds, the largest number first."""
     return tuple(shape for shape, _ in work.most_common())
 
 
@@ -108,8 +108,8 @@ def _parse_listed_shape(words: list[str], where: str) -> ListedShape:
 # ---- PyTorch's TunableOp
 
 TUNABLE_OP_PATTERN = re.compile(r"\s*(Scaled)?Gemm")
-# The fields of a line: operator, type and layouts; then layouts and sizes. Fields with leading dimensions or results
-# may follow.
+# A line of TunableOp's file: the operator with type and layouts, a comma, the layouts with sizes n, m and k. Leading
+# dimensions and results may follow.
 TUNABLE_OP_FIELDS = re.compile(r"\s*\w*?TunableOp_(?P<type>.+?)_[NTC]{2},[ntc]{2}_(\d+)_(\d+)_(\d+)(?=[_,]).*")
 TUNABLE_OP_TYPES = MappingProxyType(
     {
@@ -126,7 +126,7 @@ TUNABLE_OP_TYPES = MappingProxyType(
 
 
 def _parse_tunable_op(line: str, where: str) -> RecordedShape | None:
-    """Return the shape that a TunableOp line records; None for types that fmm does not multiply (8-bit floats)."""
+    """Return the shape that a line of TunableOp's file records; None for 8-bit floats, which fmm does not multiply."""
     fields = TUNABLE_OP_FIELDS.fullmatch(line)
     if fields is None or 0 in (sizes := [int(x) for x in fields.group(2, 3, 4)]):
         raise ShapesFileError(f"{where}; a line of TunableOp is like GemmTunableOp_float_TN,tn_N_M_K_ld_...")
@@ -142,7 +142,7 @@ def _parse_tunable_op(line: str, where: str) -> RecordedShape | None:
 
 
 def _reported_work(path: Path, text: str) -> Counter[RecordedShape]:
-    """Return the number of multiply-adds of each shape in a report's JSON."""
+    """Return a counter of multiply-adds: shape in a report's JSON -> number in all products of this shape."""
     try:
         report = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -166,7 +166,7 @@ def _reported_work(path: Path, text: str) -> Counter[RecordedShape]:
 
 
 def _read_product(product: Any) -> dict[str, Any]:
-    """Return the checked fields that define a reported product's shape; later versions may add other fields."""
+    """Return the checked fields of a reported product that define its shape; other fields are ignored."""
     if not isinstance(product, dict):
         raise wrong_value_error("product", "an object", product)
     own = {name: value for name, value in product.items() if name in PRODUCT_FIELD_CHECKS}
@@ -188,7 +188,7 @@ PRODUCT_FIELD_CHECKS: dict[str, JsonCheck] = {
 
 
 def _product_lines(text: str) -> Iterator[int]:
-    """Yield, for each product in a valid JSON text, the number of the line on which the product begins."""
+    """Yield, for each product in the JSON text of a report, the number of the line on which the product begins."""
     begin = re.search(r'(?<!\\)"products"\s*:\s*\[', text)
     at, decoder = begin.end() if begin else len(text), json.JSONDecoder()
     while at < len(text):

@@ -1,4 +1,4 @@
-"""Record the measurements of a tuning: trials, file of trials, journal, paired rounds, and environment."""
+"""Record the measurements of a tuning: trials and their file, the journal, paired rounds, and the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describe a measurement's environment for files of results: processor, libraries, commit and command."""
+"""Describe the environment of a measurement, for files of results: processor, libraries, commit and command."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fmm.runtime.source_commit import source_commit
 
 
 def environment_record(command: list[str]) -> dict[str, Any]:
-    """Return the environment: processor, system, versions of Python, NumPy and BLAS, threads, commit, date and command.
+    """Return the environment of a measurement: processor, system, library versions, threads, commit, date, command.
 
-    `blas_warning` is empty unless OpenBLAS runs a kernel for an older processor.
+    The field `blas_warning` is empty unless OpenBLAS runs kernels for an older processor.
     """
     return {
         "processor": processor_name(),

@@ -1,7 +1,7 @@
-"""Record the samples of a tuning in a journal, or return recorded samples instead of measuring.
+"""The journal of a tuning: it records each new sample, and returns recorded samples instead of measuring again.
 
-All results of a tuning follow from its samples. An interrupted tuning therefore resumes from its journal. A
-journal that is not live replays a recorded tuning without a device.
+All results of a tuning follow from its samples, so an interrupted tuning resumes from its journal. A journal that is
+not live replays a recorded tuning without a device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TimeUpError(Exception):
 
 
 class KernelsNotReadyError(TimeUpError):
-    """Raised while the kernels of the next run are being compiled; the tuner measures another type in the meantime."""
+    """Raised if the kernels of the next run are not compiled yet; the tuner measures another type in the meantime."""
 
 
 class SampleNotRecordedError(Exception):
@@ -36,12 +36,13 @@ class SampleNotRecordedError(Exception):
 
 
 SampleKey = tuple[str, Problem, int, TimedRun]  # (stage, problem, seed of the operands, run)
-SampleSeconds = dict[TimedRun, list[float]]  # run -> the seconds of each of its samples
-SelectDroppedRuns = Callable[[SampleSeconds], Iterable[TimedRun]]  # returns the runs to leave out of later rounds
+SampleSeconds = dict[TimedRun, list[float]]  # run -> seconds of each sample of the run
+# a function that returns the runs to leave out of later rounds
+SelectDroppedRuns = Callable[[SampleSeconds], Iterable[TimedRun]]
 
 
 class Journal:
-    """The samples of one tuning: the journal returns recorded samples first, then measures and records new ones.
+    """The samples of one tuning; recorded samples are returned first, then new samples are measured and recorded.
 
     Parameters
     ----------
@@ -50,22 +51,21 @@ class Journal:
     device
         The device that is tuned.
     recorded_trials
-        Recorded trials of this tuning, which the journal replays.
+        Trials of this tuning that are already recorded; the journal replays these trials.
     save_trial
         Function that saves each new trial.
     limit
-        Seconds after which measuring ends with TimeUpError.
+        Number of seconds after which the next measurement raises TimeUpError.
     is_live
         False for a replay: a sample that was not recorded raises SampleNotRecordedError.
     clock
         Function that returns the current time in seconds.
     compiler_wait_seconds
-        Seconds of waiting for compilers that are not counted in `limit`.
+        Number of seconds of waiting for compilers that do not count towards `limit`.
     kernel_wait_seconds
-        After this number of seconds of waiting for one kernel, KernelsNotReadyError is raised.
+        If the kernels of one plan are not compiled after this number of seconds, KernelsNotReadyError is raised.
     first_look
-        Trials of an earlier coarse tuning. The fit uses the trials of `first_look`, but the journal does not replay
-        them.
+        Trials of the coarse tuning before this tuning. The fit uses these trials, but the journal does not replay them.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Journal:
         self.waits, self.patience = compiler_wait_seconds, kernel_wait_seconds
         self.clock = clock
         self.on_sample: Callable[[str, float], None] = lambda stage, elapsed: None
-        self.on_finding: Callable[[], None] = lambda: None  # called after each fit and after each shape's search
+        self.on_finding: Callable[[], None] = lambda: None  # called after the fit and after each certification
         self.recorded: list[Trial] = list(recorded_trials)
         self.first_look = tuple(first_look)
         self._past: dict[SampleKey, deque[Trial]] = {}
@@ -93,14 +93,14 @@ class Journal:
             self._past.setdefault(_trial_key(trial), deque()).append(trial)
         self._before = max((t.elapsed for t in self.recorded), default=0.0)
         self._replayed = 0.0
-        self.sampled_seconds = 0.0  # sum of all samples so far, in seconds; a replay has the same sum
+        self.sampled_seconds = 0.0  # sum of all samples so far, in seconds; a replay computes the same sum
         self._began: float | None = None
 
     @property
     def elapsed_seconds(self) -> float:
-        """Return the seconds since the tuning began, minus the time between an interruption and its resumption.
+        """Return the seconds since the tuning began, without the time between an interruption and its resumption.
 
-        A replay returns the recorded seconds.
+        In a replay, return the seconds that the replayed trials recorded.
         """
         if self._began is None:
             return self._replayed
@@ -112,18 +112,18 @@ class Journal:
 
     @contextmanager
     def open_problem(self, stage: str, problem: Problem, seed: int = 0) -> Iterator[TimedProblem]:
-        """Yield a problem for timing; release its operands when the context ends."""
+        """Yield a problem on which runs can be timed; its operands are released when the context ends."""
         with ExitStack() as stack:
             timed = TimedProblem(self, stage, problem, seed, stack)
             yield timed
             timed.release_operands()
 
     def has_recorded_trial(self, key: SampleKey) -> bool:
-        """Return True if at least one recorded trial with this key has not been replayed."""
+        """Return True if a recorded trial with this key has not been replayed yet."""
         return bool(self._past.get(key))
 
     def replay_trial(self, key: SampleKey) -> Trial | None:
-        """Remove and return the next recorded trial with this key; return None if none is left."""
+        """Remove and return the next recorded trial with this key; return None if no such trial is left."""
         queue = self._past.get(key)
         if not queue:
             return None
@@ -133,14 +133,14 @@ class Journal:
         return queue.popleft()
 
     def start_clock(self) -> None:
-        """Start the clock at the first new sample; raise SampleNotRecordedError if the journal is not live."""
+        """Start the clock before the first new sample; raise SampleNotRecordedError if the journal is not live."""
         if not self.live:
             raise SampleNotRecordedError("the recorded tuning ends here")
         if self._began is None:
             self._began = self.clock()
 
     def record_trial(self, key: SampleKey, seconds: float | None, failed: str | None = None) -> Trial:
-        """Record and return a trial, which has the seconds of a sample or the reason why the run failed."""
+        """Record and return a trial: the seconds of a sample, or `failed`, the reason why the run failed."""
         stage, problem, seed, run = key
         trial = Trial(
             self.run, stage, problem.size, problem.dtype, str(run.plan), run.part, run.twin, seed,
@@ -154,33 +154,33 @@ class Journal:
 
 
 def _trial_key(trial: Trial) -> SampleKey:
-    """Return the key by which a replay finds a trial: stage, problem, seed and run."""
+    """Return the key by which a replay finds a trial: (stage, problem, seed, run)."""
     return trial.stage, trial.problem, trial.seed, trial.timed_run
 
 
 @dataclass(frozen=True)
 class RoundLimits:
-    """Limits that determine the number of rounds of a measurement."""
+    """Limits of the number of rounds of a measurement."""
 
     min_rounds: int  # smallest number of rounds
     max_rounds: int = 0  # largest number of rounds while the sum of all samples is below `seconds`
     seconds: float = 0.0
-    max_uncertain_rounds: int = 0  # largest number of rounds while the median of any run is uncertain
-    max_uncertainty: float = 0.02  # a median with a larger relative standard error counts as uncertain
-    # there are no further uncertain rounds once all samples take this number of seconds together
+    max_uncertain_rounds: int = 0  # largest number of rounds if the median of a run is uncertain
+    max_uncertainty: float = 0.02  # a median is uncertain if its relative standard error is larger
+    # an uncertain median leads to no more rounds if all samples together take this number of seconds
     max_uncertain_seconds: float = float("inf")
-    # a third round is added if the two samples of a run differ by a larger ratio
+    # there is a third round if the ratio of the two samples of a run is larger
     max_ratio_of_two: float = float("inf")
 
     def needs_more_rounds(self, done: int, samples: SampleSeconds) -> bool:
-        """Return True if the measurement needs another round after `done` rounds with these samples."""
+        """Return True if the measurement needs another round; `samples` are those of `done` rounds."""
         if done < max(self.min_rounds, self.max_rounds):
             spent = sum(map(sum, samples.values()))
             return done < self.min_rounds or spent < self.seconds or self._is_uncertain(done, samples)
         return self._is_uncertain(done, samples)
 
     def _is_uncertain(self, done: int, samples: SampleSeconds) -> bool:
-        """Return True if the median of the samples is too uncertain, and the limits allow another round."""
+        """Return True if the median of a run's samples is uncertain and the limits allow another round."""
         if done == 2 and any(max(s) > self.max_ratio_of_two * min(s) for s in samples.values() if s):
             return True
         if done >= self.max_uncertain_rounds or sum(map(sum, samples.values())) >= self.max_uncertain_seconds:
@@ -189,13 +189,13 @@ class RoundLimits:
 
 
 def median_uncertainty(samples: Sequence[float]) -> float:
-    """Return the relative standard error of the samples' median, estimated from the quartiles."""
+    """Return the relative standard error of the median of the samples, estimated from their quartiles."""
     low, middle, high = np.quantile(samples, (0.25, 0.5, 0.75))
     return float(0.93 * (high - low) / middle / np.sqrt(len(samples)))
 
 
 class TimedProblem:
-    """A problem on which runs are timed; the device opens a session when the first new sample is needed."""
+    """A problem on which runs are timed; a session on the device is opened for the first sample to measure."""
 
     def __init__(self, journal: Journal, stage: str, problem: Problem, seed: int, stack: ExitStack) -> None:
         self.journal, self.stage, self.problem, self.seed = journal, stage, problem, seed
@@ -204,7 +204,7 @@ class TimedProblem:
         self._ready: set[TimedRun] = set()
 
     def sample_seconds(self, run: TimedRun) -> float:
-        """Return the seconds of one sample; raise RunFailedError if the run fails, TimeUpError at the time limit."""
+        """Return the seconds of one sample; raise RunFailedError for a failed run, TimeUpError at the time limit."""
         trial = self.journal.replay_trial(self._sample_key(run)) or self._measure_run(run)
         assert trial is not None
         if trial.seconds is None:
@@ -215,7 +215,10 @@ class TimedProblem:
         return self.stage, self.problem, self.seed, run
 
     def _measure_run(self, run: TimedRun, timed: bool = True) -> Trial | None:
-        """Prepare a run, and time one sample if `timed` is True; return the trial, or None for a run only prepared."""
+        """Prepare a run, and time one sample of the run; return the recorded trial.
+
+        If `timed` is False, the run is only prepared; None is returned if this succeeds.
+        """
         self.journal.start_clock()
         if self.journal.elapsed_seconds >= self.journal.limit:
             raise TimeUpError
@@ -233,7 +236,7 @@ class TimedProblem:
             return self.journal.record_trial(key, None, "out of memory")
 
     def _prepare_runs(self, runs: Iterable[TimedRun]) -> list[TimedRun]:
-        """Prepare all runs, and return the runs that succeed.
+        """Prepare all runs for timing, and return the runs without the failed ones.
 
         All runs are prepared before any run is timed: an idle device cools down, and would run faster at first.
         """
@@ -246,7 +249,7 @@ class TimedProblem:
         ]
 
     def _wait_for_kernels(self, run: TimedRun) -> None:
-        """Wait for the plan's kernels; raise KernelsNotReadyError or TimeUpError if the wait takes too long."""
+        """Wait until a run's kernels are compiled; raise KernelsNotReadyError or TimeUpError after too long."""
         journal = self.journal
         if run.plan == VENDOR:
             return
@@ -259,7 +262,7 @@ class TimedProblem:
             raise KernelsNotReadyError if seconds > journal.patience else TimeUpError
 
     def release_operands(self) -> None:
-        """Release the operands, since the next problem needs their memory."""
+        """Release the operands and the result: the next problem needs their memory."""
         self._session = None
 
     def _open_session(self) -> TimingSession:
@@ -270,7 +273,7 @@ class TimedProblem:
     def sample_rounds(
         self, runs: Sequence[TimedRun], limits: RoundLimits, drop: SelectDroppedRuns = lambda samples: ()
     ) -> SampleSeconds:
-        """Return the samples of all runs; each round times all runs in random order.
+        """Time all runs in rounds, each round in random order; return the samples of each run.
 
         A failed run has no samples. The runs that `drop` returns after a round are left out of later rounds.
         """
@@ -290,6 +293,6 @@ class TimedProblem:
 
 
 def median_paired_speedup(samples: SampleSeconds, vendor: TimedRun, run: TimedRun) -> float:
-    """Return the median of (vendor's seconds / run's seconds) over all rounds."""
+    """Return the median over all rounds of (seconds of the vendor) / (seconds of the run)."""
     rounds = len(samples[run])
     return median(certification.paired_ratios(samples[vendor][:rounds], samples[run]))

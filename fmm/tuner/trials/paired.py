@@ -1,4 +1,4 @@
-"""Time a candidate and the vendor in shuffled, paired rounds, so that a drift of the machine's speed affects both."""
+"""Time a candidate and the vendor in paired rounds: each round times both, so that a drift affects both alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ ProductCall = Callable[[], Any]
 
 @dataclass(frozen=True)
 class PairedRoundLimits:
-    """Limits of the number of rounds: at least `min_rounds`, then until `seconds` have passed, at most `max_rounds`."""
+    """Limits of the number of rounds.
+
+    After `min_rounds` rounds, the measurement ends when `seconds` have passed, or after `max_rounds` rounds.
+    """
 
     min_rounds: int
     max_rounds: int
@@ -25,7 +28,7 @@ class PairedRoundLimits:
 
 @dataclass(frozen=True)
 class PairedSamples:
-    """The vendor's and the candidate's seconds in each round; each sample is the mean of `repeat` calls."""
+    """The seconds of the vendor and of the candidate in each round; each sample is the mean of `repeat` calls."""
 
     vendor: tuple[float, ...]
     candidate: tuple[float, ...]
@@ -33,7 +36,7 @@ class PairedSamples:
 
     @property
     def round_speedups(self) -> tuple[float, ...]:
-        """Return the vendor's seconds divided by the candidate's seconds, for each round."""
+        """Return the speedup in each round: the vendor's seconds divided by the candidate's seconds."""
         return paired_ratios(self.vendor, self.candidate)
 
     @property
@@ -47,7 +50,7 @@ class PairedSamples:
         return median_interval(self.round_speedups)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the samples and their statistics, for JSON."""
+        """Return the samples and their statistics as a dictionary for JSON."""
         low, high = self.speedup_interval
         return {"speedup": self.median_speedup, "low": low, "high": high, "rounds": len(self.vendor), **asdict(self)}
 
@@ -55,9 +58,9 @@ class PairedSamples:
 def measure_paired_rounds(
     vendor: ProductCall, candidate: ProductCall, rounds: PairedRoundLimits, seed: int = 0
 ) -> PairedSamples:
-    """Time both calls in shuffled rounds, after one untimed call of each.
+    """Time both calls in rounds, in random order, after one untimed call of each.
 
-    A sample of a call shorter than 10 ms is the mean of several calls.
+    If a call takes less than 10 ms, a sample is the mean of several calls.
     """
     shuffled = random.Random(seed)
     repeat = max(int(0.01 / max(_mean_call_seconds(vendor, 1), _mean_call_seconds(candidate, 1), 1e-7)), 1)
@@ -65,7 +68,7 @@ def measure_paired_rounds(
     samples: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + rounds.seconds
     while len(samples[0]) < rounds.max_rounds:
-        order = [0, 1]  # indices, since both calls may be the same function, to measure the noise floor
+        order = [0, 1]  # indices instead of the functions: for the noise floor, both calls are the same function
         shuffled.shuffle(order)
         for which in order:
             samples[which].append(_mean_call_seconds(calls[which], repeat))
@@ -75,7 +78,7 @@ def measure_paired_rounds(
 
 
 def _mean_call_seconds(call: ProductCall, repeat: int) -> float:
-    """Return the mean seconds of `repeat` calls."""
+    """Return the mean time of `repeat` calls in seconds."""
     start = time.perf_counter()
     for _ in range(repeat):
         call()

@@ -1,6 +1,6 @@
-"""Read and write trials.jsonl, the file of trials: each line is the JSON of one sample of a tuning.
+"""Read and write trials.jsonl, the file of trials, which has a line of JSON for each sample of a tuning.
 
-Readers ignore an incomplete last line. If a compressed file trials.jsonl.gz exists, it is read before trials.jsonl.
+An incomplete last line is ignored. If there is a compressed file trials.jsonl.gz, its lines are read first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DEFAULT_OPERATION: Operation = "product"  # the operation of a trial that has no
 
 @dataclass(frozen=True)
 class Trial:
-    """One timed sample of a run, or the reason why the run failed."""
+    """One timed sample of a run, or the reason why the run failed; a line in the file of trials."""
 
     run: str  # identifier of the tuning
     stage: str
@@ -48,7 +48,7 @@ class Trial:
     plan: str
     part: str
     twin: int
-    seed: int  # seed of the operands
+    seed: int  # seed of the random operands
     elapsed: float  # seconds since the tuning began
     seconds: float | None = None
     failed: str | None = None
@@ -56,18 +56,18 @@ class Trial:
 
     @property
     def problem(self) -> Problem:
-        """Return the problem that was measured."""
+        """Return the problem on which the run was timed."""
         return Problem(*self.size, self.dtype, op=self.op)
 
     @property
     def timed_run(self) -> TimedRun:
-        """Return the run that was measured: a plan, or only the sums or leaf products of a plan."""
+        """Return the run that was timed: a whole plan, or only its sums or its leaf products."""
         return TimedRun(Plan.parse(self.plan), self.part, self.twin)
 
 
 @dataclass(frozen=True)
 class TuningHeader:
-    """The first line of a tuning in the file of trials: device, library versions, conditions and settings."""
+    """The first line of a tuning in the file of trials: its device, library versions, conditions and settings."""
 
     run: str
     device: str
@@ -88,17 +88,17 @@ class RecordedTuning:
 
 
 class TrialFile:
-    """A file of trials; lines of several tunings may alternate in the file."""
+    """A file of trials, in which lines of several tunings may alternate."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle = -1
 
     def append_record(self, kind: str, record: Mapping[str, Any]) -> None:
-        """Append a line of JSON with a single system call.
+        """Append a line of JSON to the file, by a single system call.
 
-        Concurrent tunings therefore do not mix their lines. If the process is killed, at most the last line is
-        truncated.
+        With a single call, concurrent tunings cannot mix parts of their lines, and a killed process truncates at most
+        the last line.
         """
         line = json.dumps({kind: record}, allow_nan=False).encode() + b"\n"
         if self._handle < 0:
@@ -114,17 +114,17 @@ class TrialFile:
         self.append_record("tuning", asdict(header))
 
     def add_trial(self, trial: Trial) -> None:
-        """Append a trial, without the fields that have their default value."""
+        """Append a trial; fields with their default value are left out."""
         self.append_record(
             "trial", {k: v for k, v in asdict(trial).items() if v is not None and (k, v) != ("op", DEFAULT_OPERATION)}
         )
 
     def mark_finished(self, run: str, elapsed: float) -> None:
-        """Append a line that marks a tuning as complete."""
+        """Append a line that marks a tuning as finished."""
         self.append_record("finished", {"run": run, "elapsed": elapsed})
 
     def close(self) -> None:
-        """Close the file; appending another line opens the file again."""
+        """Close the file; a later append opens the file again."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -139,7 +139,7 @@ class TrialFile:
             return False
 
     def read_tunings(self) -> tuple[RecordedTuning, ...]:
-        """Return all tunings of the file, the oldest first; damaged lines are skipped and logged."""
+        """Return all tunings in the file, the oldest first; damaged lines are skipped, with a warning in the log."""
         headers: dict[str, TuningHeader] = {}
         trials: dict[str, list[Trial]] = {}
         finished, damage = set(), list[ConfigError]()
@@ -161,27 +161,27 @@ class TrialFile:
 
     @property
     def existing_files(self) -> tuple[Path, ...]:
-        """Return the existing paths among two: the uncompressed file and the gzip file."""
+        """Return the paths of the trials that exist: the uncompressed file, the compressed file, both or none."""
         return tuple(file for file in (self.path, self.gzip_path) if file.is_file())
 
     @property
     def gzip_path(self) -> Path:
-        """Return the path of the gzip file, trials.jsonl.gz."""
+        """Return the path of the compressed file, trials.jsonl.gz."""
         return self.path.with_name(f"{self.path.name}.gz")
 
     def _read_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the kind (tuning, trial or finished) and the JSON fields of every complete line."""
+        """Yield (kind, JSON fields) of every complete line; the kind is "tuning", "trial" or "finished"."""
         for line in (*_gzip_lines(self.gzip_path), *_plain_lines(self.path)):
             try:
                 ((kind, record),) = json.loads(line).items()
             except (ValueError, AttributeError):
-                continue  # the process was killed while writing this line
+                continue  # the line is incomplete: its writer was killed
             if isinstance(record, dict):
                 yield kind, record
 
 
 def _plain_lines(path: Path) -> list[bytes]:
-    """Return the lines of a regular file; no lines for other kinds of files, since reading a pipe may never end."""
+    """Return the lines of a file; none if the path is no regular file, since reading a pipe may never end."""
     return path.read_bytes().splitlines() if path.is_file() else []
 
 
@@ -196,11 +196,11 @@ def _gzip_lines(path: Path) -> list[bytes]:
 
 
 def first_look_trials(tunings: Sequence[RecordedTuning], header: TuningHeader) -> tuple[Trial, ...]:
-    """Return the trials of the coarse tuning ("first look") before a tuning; the fit uses these trials too.
+    """Return the trials of the first look (coarse tuning) before a tuning, which its fit uses, too.
 
     The first look and the tuning must have the same type, device and library versions. Without --resume, the first look
-    and the tuning must also come from the same command. If several first looks match, the last is used. For a first
-    look itself, the result is empty.
+    and the tuning must also come from the same command. If several first looks match, the trials of the last one are
+    returned. For a first look itself, the result is empty.
     """
     found: tuple[Trial, ...] = ()
     for tuning in tunings:
@@ -211,7 +211,7 @@ def first_look_trials(tunings: Sequence[RecordedTuning], header: TuningHeader) -
     return found
 
 
-FIRST_LOOK_EFFORT = "coarse"  # the name of the effort that a first look has
+FIRST_LOOK_EFFORT = "coarse"  # name of the effort of a first look
 
 
 def _is_usable_first_look(first: TuningHeader, tuning: TuningHeader) -> bool:
@@ -274,7 +274,7 @@ OPTIONAL_TRIAL_FIELDS = frozenset({"seconds", "failed", "op"})
 
 
 def _parse_trial(record: dict[str, Any]) -> Trial:
-    """Return the trial of a line's JSON fields; fields that this version of fmm does not know are ignored."""
+    """Return the trial in the JSON fields of a line; fields that this version of fmm does not have are ignored."""
     own = {name: value for name, value in record.items() if name in TRIAL_FIELD_CHECKS}
     return Trial(**read_fields(own, "trial", TRIAL_FIELD_CHECKS, OPTIONAL_TRIAL_FIELDS))
 
@@ -282,10 +282,10 @@ def _parse_trial(record: dict[str, Any]) -> Trial:
 def tuning_of_section(
     tunings: Sequence[RecordedTuning], device: str, dtype: str, section: Mapping[str, Any]
 ) -> RecordedTuning | None:
-    """Return the recorded tuning that produced a config section; None if there are no tunings of its type and device.
+    """Return the recorded tuning that produced a config section; None if `tunings` has none of its type and device.
 
-    The section's field `tuned` names the tuning. If the file lacks the named tuning, the last tuning of the same type
-    and device is returned.
+    The field `tuned` of the section names the tuning. If this tuning is not among `tunings`, the last tuning of the
+    same type and device is returned.
     """
     of_type = [t for t in tunings if t.header.settings.get("dtype") == dtype]
     own = [t for t in of_type if t.header.device == device]
@@ -294,7 +294,7 @@ def tuning_of_section(
 
 
 def frame(path: Path | str) -> Any:
-    """Return all samples in a file of trials as a pandas DataFrame with one row for each sample.
+    """Return a file of trials as a pandas DataFrame with one row for each trial.
 
     Parameters
     ----------
@@ -304,8 +304,8 @@ def frame(path: Path | str) -> Any:
     Returns
     -------
     pandas.DataFrame
-        Columns are the fields of a trial, with `m`, `k` and `n` instead of `size`, and `device`, `effort` and
-        `started` of its tuning.
+        The columns are the fields of a trial, with `m`, `k` and `n` instead of `size`, and the `device`, `effort` and
+        `started` of the trial's tuning.
     """
     import pandas
 
@@ -326,13 +326,13 @@ TRIAL_FRAME_COLUMNS = [
 
 
 def _header_columns(header: TuningHeader) -> dict[str, Any]:
-    """Return the columns of the DataFrame that come from the header of a tuning."""
+    """Return the values of a DataFrame row that come from the header of the tuning."""
     effort = header.settings.get("effort", "")
     return {"run": header.run, "device": header.device, "effort": effort, "started": header.started}
 
 
 def _trial_columns(trial: Trial) -> dict[str, Any]:
-    """Return the columns of the DataFrame that come from a trial."""
+    """Return the values of a DataFrame row that come from the trial."""
     m, k, n = trial.size
     found = {name: value for name, value in vars(trial).items() if name not in ("size", "run")}
     return {"m": m, "k": k, "n": n, **found}
