@@ -19,7 +19,7 @@ from fmm.contractions.array_module import array_module, as_array, has_plain_layo
 from fmm.contractions.pairs import LabeledArray, Labels, NextPair, contract_pair, library_einsum, reduce_operand
 from fmm.runtime.decisions.early_declines import SMALL_MULTIPLY_ADDS
 
-# For a contraction on a CPU whose largest pair has fewer multiply-adds, the library's own einsum computes each pair: no
+# If the largest pair of a contraction on a CPU has fewer multiply-adds, the library's own einsum computes each pair: no
 # plan can be faster, and the library's einsum has less overhead. The limit is low, since NumPy's einsum does not use
 # BLAS for stacks of matrices.
 SMALL_HOST_MULTIPLY_ADDS = 1 << 15
@@ -207,7 +207,7 @@ def ordered_result(result: LabeledArray, output: Labels) -> Any:
 
 
 def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
-    """Return the tensor product of two arrays, summed over the given axes, as numpy.tensordot does.
+    """Return the tensor product of two arrays, summed over `axes`, as numpy.tensordot does.
 
     Parameters
     ----------

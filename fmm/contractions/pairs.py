@@ -41,7 +41,7 @@ LABEL_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # if a side of the stack's matrices would be smaller than this number.
 SMALLEST_STACKED_SIDE = 128
 # On a GPU, the time of nearly outer products is the time to write the result, and the library's own einsum computes
-# them: it chooses layouts that are written faster (cuBLAS, H100: 1.5 GB in 0.53 instead of 0.59 ms). In such a product,
+# them: it chooses layouts that are written faster (cuBLAS, H100: 1.5 GB in 0.53 instead of 0.59 ms). In these products,
 # each sum has at most MAX_OUTER_SUM terms, and the result has at least MIN_OUTER_RATIO times as many elements as the
 # operands.
 MAX_OUTER_SUM, MIN_OUTER_RATIO = 16, 16
@@ -291,7 +291,7 @@ def split_stack(operand: LabeledLayout, free: Labels, summed: Labels) -> tuple[L
 
 
 def matrix_view(operand: LabeledLayout, stack: Labels, rows: Labels, columns: Labels) -> MatrixView:
-    """Return an operand as a matrix with these row and column labels, or as a stack of such matrices.
+    """Return an operand as a matrix with these row and column labels, or as a stack of matrices with these labels.
 
     For each label of the stack that the operand lacks, the view has a dimension of size 1, which broadcasts.
     """

@@ -111,8 +111,8 @@ class Datasheet:
     int8_tops: float | None
     bandwidth_gbs: float  # bandwidth of global memory in 1e9 bytes/s
     memory_gb: float  # advertised size of global memory in units of 1e9 bytes
-    l2_kib: int | None  # size of the second-level cache in KiB; 0 if the device has no such cache
-    # name of a measured device; its calibration, scaled to this device, predicts times; empty: no such device
+    l2_kib: int | None  # size of the second-level cache (L2) in KiB; 0 if the device has no L2 cache
+    # name of the measured device with the calibration that is scaled to this device; empty: none is scaled
     relative_of: str
     source: str  # the documents with the numbers, and the names of the numbers that were computed from other numbers
 

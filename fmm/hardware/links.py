@@ -57,7 +57,7 @@ def link_by_name(name: str) -> Link:
 def default_network(capability: str, together: int) -> Network:
     """Return the usual network for devices of this compute capability, with `together` devices in each machine.
 
-    The capability "cpu" stands for a network of processes on CPUs.
+    With the capability "cpu", the network connects processes on CPUs.
     """
     rows = _link_table().values()
     inside = next((row for row in rows if row.capability == capability), link_by_name("PCIe 4"))

@@ -111,7 +111,7 @@ def _blocks_by_registers(limits: CapabilityLimits, launch: BlockResources) -> in
     if launch.registers == 0:
         return limits.max_blocks_per_sm
     # The limit of registers per block applies to a number of warps that is rounded up to a multiple of the number of
-    # partitions. On compute capability 1.x, the allocation also rounds the number of warps up to such a multiple.
+    # partitions. On compute capability 1.x, the allocation rounds the number of warps in the same way.
     even_warps = _round_up(launch.warp_count, limits.warp_granularity)
     if limits.register_granularity == "block":
         per_block = _round_up(even_warps * launch.registers * THREADS_PER_WARP, limits.register_unit)

@@ -78,7 +78,7 @@ def _gpu_failure_text() -> str:
 
 # ---- devices whose decisions can be predicted
 
-LOCAL_DEVICE_NAMES = ("cpu", "0")  # the names of this machine's devices in messages; 0 stands for the index of any GPU
+LOCAL_DEVICE_NAMES = ("cpu", "0")  # the names of this machine's devices in messages; 0 represents the index of any GPU
 
 
 def valid_device_names() -> tuple[str, ...]:

@@ -149,7 +149,7 @@ def path_argument(text: str) -> Path:
 
 
 def output_path(path: Path | None) -> Path:
-    """Return the path of the config for an argument, by the rules of FMM_CONFIG; None stands for the default config."""
+    """Return the path of the config for an argument, by the rules of FMM_CONFIG; None names the default config."""
     if path is not None:
         return files.config_file(path)
     try:
@@ -274,7 +274,7 @@ class TuningJob:
 
     @property
     def waits_for_kernels(self) -> bool:
-        """True if the job is a first look at a GPU whose kernels are being compiled."""
+        """True if the job is a first look at a GPU while the GPU's kernels are being compiled."""
         return self.effort == FIRST_LOOK_EFFORT and not self.again and self.device.chip is not None
 
     def needs_continuation(self, end: JobResult) -> bool:

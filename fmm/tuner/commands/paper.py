@@ -40,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_paper(options: argparse.Namespace) -> int:
-    """Print the tables with the given names, all tables, or the list of tables; return the exit code."""
+    """Print the named tables, all tables, or the list of tables; return the exit code."""
     try:
         names = (
             list(PAPER_TABLES)

@@ -1,4 +1,4 @@
-"""Compile CUDA kernels in background processes while the tuner measures plans whose kernels are already compiled.
+"""Compile CUDA kernels in background processes while the tuner measures plans with kernels that are compiled.
 
 The processes write compiled kernels to CuPy's disk cache. NVRTC takes up to ten seconds to compile a sum kernel of
 three fused levels, and each element type needs a dozen of these kernels. Each of fmm's product kernels also takes

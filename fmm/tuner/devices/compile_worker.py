@@ -41,7 +41,7 @@ def chip_from_driver(device: int) -> Chip:
 def claim_kernel_source(text: str, folder: Path) -> bool:
     """Claim a kernel source for this process; return False if another process has already claimed the source.
 
-    A claim is a file in `folder` whose name is the source's hash.
+    A claim is a file in `folder`, named by the hash of the source.
     """
     try:
         os.close(os.open(folder / hashlib.sha256(text.encode()).hexdigest(), os.O_CREAT | os.O_EXCL))

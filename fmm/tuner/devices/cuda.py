@@ -95,7 +95,7 @@ class CudaDevice:
         return Calibration(self.identity.name, "unknown", MappingProxyType(rates), 1e12, 4e6, 4e-6, batches=True)
 
     def prior_model(self, dtype: str) -> Calibration:
-        """Return the model that fmm ships for GPUs of this name; the untuned model if fmm ships no such model."""
+        """Return the model that fmm ships for GPUs of this name; the untuned model if none is shipped."""
         return shipped_model(self.identity, dtype) or self.untuned_model()
 
     def candidate_plans(self) -> Sequence[Plan]:

@@ -139,7 +139,7 @@ class Effort:
 
 
 # The efforts on a CPU. For products of 0.1 s or less, plans take about twice as long as the vendor, and the model's
-# error for such products says nothing about large products. Random shapes are therefore large, with sides of similar
+# error for these products says nothing about large products. Random shapes are therefore large, with sides of similar
 # length (small `spread`). (Measured in float32 with 60 shapes and spread 4: 103 of 120 held-out plans took 1.6 times
 # the vendor's time or more.)
 CPU_QUICK_EFFORT = Effort(15, 21, 2, 4, 3, 2, 7, spread=1.5)

@@ -1,7 +1,7 @@
 """Print the tuning of a device in about 25 lines: speedups, crossovers, errors, workspace and recursion by type.
 
 `summarize_device` computes these lines from the sections of a config. A measured number is bold on a colour terminal
-and has the mark `*` in plain text; a predicted number has no mark. `-` stands for a missing number.
+and has the mark `*` in plain text; a predicted number has no mark. A missing number is shown as `-`.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def levels_cell(answer: SquareDecision | None) -> SummaryCell:
 def _row_of_plan(baselines: Sequence[str], answer: SquareDecision | None) -> int:
     """Return the index of the row for the baseline of the decision's plan; 0 if no row matches.
 
-    If no row has exactly the plan's baseline, the first row matches whose baseline begins with the same name.
+    If no row has exactly the plan's baseline, the first row with a baseline that begins with the same name matches.
     """
     if answer is None:
         return 0

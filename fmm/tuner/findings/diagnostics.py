@@ -38,7 +38,7 @@ MIN_MARGIN = 0.01  # smallest margin of any tuning
 MAX_MODEL_ERROR = 0.2  # a model with a larger relative error of predicted speedups is rejected
 MIN_HELD_OUT_PAIRS = 5  # a model with fewer held-out speedups is rejected
 UNCHECKED_MARGIN = 0.08  # margin of a model with fewer than MIN_HELD_OUT_PAIRS held-out speedups
-# The smallest margin of plans with fmm's own leaves, if plans with such a leaf are among the held-out plans. An error
+# The smallest margin of plans with fmm's own leaves, if some held-out plan has a leaf with a rate of its own. An error
 # of the vendor's predicted time cancels in a predicted speedup only if the plan's leaf is also the vendor's product. In
 # three tunings, the vendor's time in float64 is predicted at least 4.5 to 6 % too long for one product in ten, and at
 # least 6 to 8 % too long for one product in twenty. For 529 recorded float64 shapes, the models of two tunings of an

@@ -42,7 +42,7 @@ class ModelInUse:
     tuned: Tuning
     calibration: Calibration | None  # calibration of the tuning; None if the tuning is rejected or has no model
     guess: Calibration | None = None  # calibration from a GPU's datasheet; None for a CPU
-    assumed: tuple[str, ...] = ()  # leaves with a rate from the datasheet, because no tuning measures such leaves
+    assumed: tuple[str, ...] = ()  # leaves with a rate from the datasheet, because no tuning ever measures these leaves
     left_out: tuple[str, ...] = ()  # leaves with a rate from the datasheet, because this tuning has not measured them
     failed: tuple[str, ...] = ()  # leaves that failed in the tuning; no plan with these leaves is chosen
     memory: int | None = None  # device memory in bytes; None if unknown

@@ -386,7 +386,7 @@ class TypeSummary:
 
     @cached_property
     def first_gain_side(self) -> int | None:
-        """Smallest side from which the model predicts gains for all squares; None if there is no such side."""
+        """Smallest side from which the model predicts gains for all squares; None if it predicts no gain."""
         model = self.used.calibration
         return None if model is None else first_gaining_side(model, self.dtype)
 

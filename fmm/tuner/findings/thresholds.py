@@ -42,7 +42,7 @@ LEVEL_COUNTS = (1, 2, 3)  # smallest numbers of levels above the crossovers tau1
 
 
 def smallest_side_from_which(holds: Callable[[int], bool]) -> float:
-    """Return the smallest side, within 1 %, such that `holds(x)` is true for each side x from there to 65536.
+    """Return the smallest side, within 1 %, from which `holds(x)` is true for each side x up to 65536.
 
     Return infinity if `holds` is false for 65536.
     """
@@ -168,7 +168,7 @@ def speedups_by_side(measured: Sequence[tuple[ProductSize, float]]) -> dict[str,
 
 
 def measured_recursion_point(measured: Sequence[tuple[ProductSize, float]]) -> float | None:
-    """Return the smallest measured side such that one level was faster on this and all larger measured squares.
+    """Return the smallest measured side from which one level was faster on all measured squares.
 
     Return None if one level was slower on the largest square or faster on all squares: the recursion point is then
     outside the measured sides.
@@ -183,8 +183,8 @@ def measured_recursion_point(measured: Sequence[tuple[ProductSize, float]]) -> f
 def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[ProductSize, float]]) -> float | None:
     """Return epsilon, which D'Alberto and Nicolau's Equation 2 adds to alpha / pi.
 
-    With this epsilon, the equation agrees with the most measured shapes; of several such numbers, the smallest absolute
-    value is returned.
+    With this epsilon, the equation agrees with the most measured shapes; of several equally good numbers, the one with
+    the smallest absolute value is returned.
 
     Return None without measurements. Also return None if one level was faster on all shapes or slower on all shapes,
     and 0 agrees best: the measurements then do not determine epsilon.

@@ -54,7 +54,7 @@ class Observation:
 
     @property
     def run_kind(self) -> str:
-        """Kind of the timed run; `FitParameter.informed_by` lists the kinds of runs whose time depends on a parameter.
+        """Kind of the timed run; `FitParameter.informed_by` lists the kinds that determine a parameter.
 
         The kinds `vendor`, `products`, `sums` and `plan` are runs of plans with the vendor's leaf. Runs with fmm's own
         kernel have the kind `tile` (no level), `odd tile` (no level, unaligned rows) or `inside` (sums inside the
@@ -252,8 +252,8 @@ MIN_SINGULAR_VALUE_SHARE = 1e-12  # singular values of the Jacobian are raised t
 # several products at a time, sums are timed inside plans and have the weight 1.
 RUN_PART_WEIGHTS = {"sums": 0.1, "products": 0.1}
 # On a CPU, the weights of plans with several levels are raised: a tuning times few of these plans, but decisions depend
-# strongly on their times. This is the largest factor. The factor is also limited such that the sum of the squared
-# weights is at most that of the vendor's products.
+# strongly on their times. This is the largest factor. A second limit of the factor: the sum of the squared weights is
+# at most that of the vendor's products.
 MAX_DEEP_PLAN_WEIGHT = 3.0
 # On a CPU that runs several products at a time, a plan has less weight if its time exceeds this multiple of the
 # vendor's time.

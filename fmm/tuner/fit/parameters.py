@@ -26,7 +26,7 @@ QUANTITY_TOLERANCE, FACTOR_TOLERANCE, SHARE_TOLERANCE = 6.0, 2.0, 0.5
 
 @dataclass(frozen=True)
 class FitParameter:
-    """A parameter that a fit varies: a field of the calibration, its bounds, and the runs whose time depends on it."""
+    """A parameter that a fit varies: a field of the calibration, its bounds, and the runs that determine its value."""
 
     name: str  # name of a field of Calibration, or "rate." followed by the name of a field of ProductRate
     unit: str  # unit of the value; empty for a dimensionless factor and for a share

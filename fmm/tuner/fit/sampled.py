@@ -90,7 +90,7 @@ def _parameter_groups(
 def _group_from_problem(problem: LeastSquares, dtype: str) -> _ParameterGroup:
     solution = problem.solve(1)  # one evaluation suffices for the Jacobian at the fitted parameters
     # The QR factorization makes the directions unique, so that samples are reproducible: R has the covariance of the
-    # directions, and its rows are given the signs that make its diagonal positive.
+    # directions, and a row of R is multiplied by -1 if its diagonal element is negative.
     _, directions = np.linalg.qr(solution.directions)
     signs = np.where(np.diag(directions) < 0, -1.0, 1.0)
     return _ParameterGroup(problem, dtype, solution.x, signs[:, None] * directions / STANDARD_DEVIATIONS_95)

@@ -43,7 +43,7 @@ MAX_TICKS = 6  # largest number of ticks on a logarithmic axis
 DOTS_PER_INCH = 150  # resolution of PNG files, in dots per inch
 LEGEND_ROW_INCHES = 0.165  # height of a row of a legend, in inches
 MAX_LEGEND_ROW_LETTERS = 72  # number of characters that fit in a row of a legend
-# width and height of a figure, in inches; on a screen, two such figures fit side by side
+# width and height of a figure, in inches; on a screen, two figures of this size fit side by side
 DETAIL_FIGURE_INCHES = (5.2, 3.4)
 TEXT_LINE_HEIGHT_SHARE = 0.045  # height of a line of small text, as a share of the figure's height
 MAX_LABEL_LETTERS = 32  # largest number of characters in a line of a label beside the axes

@@ -231,7 +231,7 @@ def _speedup_legend_html(gains: Sequence[SideSpeedup], base: str, starts: Mappin
 def _first_gaining_side(own: Any) -> str:
     """Return as text the smallest side in a DataFrame of speedups on which a plan is faster than the vendor.
 
-    The text is empty if there is no such side.
+    The text is empty if no plan is faster on any side.
     """
     sides = own[own["kind"] != VENDOR_SPEEDUP]["side"]
     return str(min(sides)) if len(sides) else ""

@@ -68,7 +68,7 @@ def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort
 
 
 def best_plan_without_workspace(problem: Problem, calibration: Calibration, device: TunableDevice) -> list[Plan]:
-    """Return a list with the best plan by the model that needs no workspace; empty if there is no such plan."""
+    """Return a list with the best plan by the model that needs no workspace; empty if every plan needs workspace."""
     candidates = rank_candidates(problem, calibration)
     return [
         c.plan for c in candidates if needs_no_workspace(c.plan, problem) and is_within_limits(device, c.plan, problem)

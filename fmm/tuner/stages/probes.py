@@ -91,7 +91,7 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
 
     The vendor's products are timed first, from the largest to the smallest. They need no kernels of fmm, and the
     running compilers disturb the largest products least. Then plans with leaves that have a rate of their own are
-    timed, since such plans gain most. Then the other plans are timed, in the order in which their kernels compile.
+    timed, since these plans gain most. Then the other plans are timed, in the order in which their kernels compile.
     Fitted and held-out shapes alternate, so that an interrupted tuning has shapes of both kinds.
 
     On a GPU, sums are timed on squares of at most half of the largest side. Sums run at their full rate there, and the

@@ -123,7 +123,7 @@ class Journal:
         return bool(self._past.get(key))
 
     def replay_trial(self, key: SampleKey) -> Trial | None:
-        """Remove and return the next recorded trial with this key; return None if no such trial is left."""
+        """Remove and return the next recorded trial with this key; return None if no trial with this key is left."""
         queue = self._past.get(key)
         if not queue:
             return None

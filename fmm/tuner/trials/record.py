@@ -215,7 +215,7 @@ FIRST_LOOK_EFFORT = "coarse"  # name of the effort of a first look
 
 
 def _is_usable_first_look(first: TuningHeader, tuning: TuningHeader) -> bool:
-    """Return True if `first` is a first look whose trials this tuning may use."""
+    """Return True if `first` is a first look, and its trials may be used by this tuning."""
     same_device = (first.device, first.versions, _gpu_uuid(first)) == (
         tuning.device,
         tuning.versions,
