@@ -104,7 +104,7 @@ def explain(
     Parameters
     ----------
     a, b, plan, max_error_growth, mesh, operand_placements, sizes
-        As for `matmul`.
+        The arguments of `matmul` with these names.
 
     Returns
     -------
@@ -160,7 +160,7 @@ def plan(
         The names in fmm.hardware.links of the links inside a machine and between machines. The default is the usual
         links of the device.
     plan, max_error_growth
-        As for `matmul`.
+        The arguments of `matmul` with these names.
 
     Returns
     -------

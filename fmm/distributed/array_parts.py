@@ -70,7 +70,7 @@ def explain(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> Shar
 
 
 def _check_array_parts(a: Any, b: Any) -> None:
-    """Raise unless a and b are matrices of one type, library and device."""
+    """Raise TypeError or ValueError unless a and b are matrices of one element type, one library and one device."""
     if array_kind(a) != array_kind(b):
         raise mixed_arrays_error(a=a, b=b)
     for x in (a, b):
@@ -109,7 +109,7 @@ def _checked_mesh(mesh: Any, a: Any) -> Any:
 
 
 def _sharded_operands(a: Any, b: Any, mesh: Any, layout: PartLayout) -> tuple[Any, Any]:
-    """Return the matrices A and B as DTensors; these arrays are the local parts of this process."""
+    """Return the matrices A and B as DTensors; the arrays a and b are this process's parts of the two matrices."""
     pair = layout.operand_placements
     if pair is not None and (not isinstance(pair, Sequence) or len(pair) != 2):
         raise ValueError(f"operand_placements= must be the placements of A and of B, not {pair}")

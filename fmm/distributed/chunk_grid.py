@@ -41,7 +41,7 @@ class ChunkTasks(DefaultMachine):
     """The table of tasks that a walk over a plan fills."""
 
     name: str  # first item of each task's key
-    # text of the plan for products of two chunks; None if the worker chooses the plan
+    # Text of the plan for each product of two chunks; None if the worker that computes the product chooses its plan.
     chunk_plan: str | None = None
     chunk_growth: float | None = None  # limit of the error growth of the plan that the worker chooses
     products_per_task: int = 1  # number of products of chunks whose sum one task computes
@@ -70,7 +70,7 @@ class ChunkTasks(DefaultMachine):
                 if index not in values:
                     values[index] = self._evaluate_program(step.program, [_cell_at(read, index) for read in reads])
                 results.append((write, index, values[index][output]))
-        for write, index, cell in results:  # written last, since an output may overwrite an input
+        for write, index, cell in results:  # written after all inputs are read, since an output may overwrite an input
             write[index] = cell
 
     def multiply(
@@ -111,7 +111,7 @@ class ChunkTasks(DefaultMachine):
         self.table.update(table)
 
     def _evaluate_program(self, program: AdditionProgram, inputs: list[ChunkCell | None]) -> list[ChunkCell | None]:
-        """Return the cells of the program's inputs and of each line's sum; None stands for a chunk of zeros."""
+        """Return the cells of a program's inputs and of the sum in each of its lines; None means a chunk of zeros."""
         values = list(inputs)
         for line in program.lines:
             terms = [(c, cell) for c, v in line if (cell := values[v]) is not None]
@@ -195,7 +195,7 @@ def weighted_chunk_sum(weights: Sequence[float | complex], chunks: Sequence[Any]
         total = np.zeros_like(chunks[0], shape=shape)
     elif len(terms) > 1 and chunks[1].shape == shape and set(weights[:2]) <= {1, -1} and 1 in weights[:2]:
         (first, x), (second, y) = terms[:2]
-        # this takes one pass over memory; a scaled copy and an addition would take two passes
+        # the first two terms are added in one pass over memory; a scaled copy and an addition would take two passes
         total = x + y if first == second else x - y if first == 1 else y - x
         terms = terms[2:]
     else:
@@ -220,9 +220,9 @@ def sum_of_chunk_products(
     plan: str | None,
     max_error_growth: float | None = None,
 ) -> Any:
-    """Return alpha * (sum of products) + beta * addend, padded with zeros to the largest shape; do not change `addend`.
+    """Return alpha * (sum of left @ right) + beta * addend in a new chunk; smaller chunks are padded with zeros.
 
-    Each product accumulates into one new chunk: a separate chunk for each product would be written to memory and read
+    All products are added into one new chunk. A separate chunk for each product would be written to memory and read
     again.
     """
     check_chunks_unmasked((*lefts, *rights))
@@ -259,7 +259,7 @@ def check_chunks_unmasked(chunks: Sequence[Any]) -> None:
 
 
 def _cut_to_common_inner(left: Any, right: Any) -> tuple[Any, Any]:
-    """Return the left and the right chunk, cut to the smaller of the left's columns and the right's rows."""
+    """Return the chunks, cut to a common inner dimension if `left` has more columns or `right` has more rows."""
     inner = min(left.shape[1], right.shape[0])
     return left[:, :inner], right[:inner]
 

@@ -19,14 +19,16 @@ from fmm.distributed.chunk_grid import ChunkCell, ChunkGrid, ChunkTasks, sum_of_
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.walk import walk_plan
 
-# Assumed bytes per second of two operations: a chunk is sent from one worker to another, and new memory is written for
-# the first time. The first write is slow, since the operating system must find and clear the pages.
+# Assumed rates in bytes per second: of sending a chunk from one worker to another, and of the first write to new
+# memory. The first write is slow, since the operating system must find and clear the pages.
 LINK_BYTES_PER_SECOND, NEW_MEMORY_BYTES_PER_SECOND = 1e9, 1e9
 CANDIDATE_PRODUCTS_PER_TASK = (1, 2, 4)  # larger numbers would use more memory than Dask's own matmul
 MIN_TASKS_PER_THREAD = 4  # smallest number of tasks per thread, so that no thread waits long for the last task
-# If a product is predicted to take fewer seconds, the default plan is used without a comparison, which takes time.
+# A product of two Dask arrays that is predicted to take fewer seconds gets the default plan: a comparison of candidates
+# would take too long.
 MIN_SECONDS_TO_COMPARE = 1.0
-# largest side of a simulated grid, in chunks; a larger grid is simulated at this size, on proportionally fewer workers
+# Largest side of a simulated grid, in chunks. A larger grid is reduced to this side, and the number of workers is
+# reduced in proportion.
 MAX_SIMULATED_GRID_SIDE = 8
 LEVEL_MARGIN = 0.1  # levels are chosen only if they are predicted to save this share of the time
 
@@ -43,7 +45,7 @@ class GridPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class ChunkCosts:
-    """Costs of tasks: seconds of a product of two chunks, bytes of a chunk, bytes per second of sums."""
+    """The costs of tasks: seconds of a product of two chunks, bytes of a chunk, bytes per second of sums."""
 
     product: float
     chunk: float
@@ -62,7 +64,7 @@ class ChunkCosts:
 def choose_grid_plan(
     grid: tuple[int, int, int], plans: Sequence[Plan], costs: ChunkCosts, workers: tuple[int, int]
 ) -> GridPlan:
-    """Return the candidate with the smallest predicted time; levels must save LEVEL_MARGIN of the time.
+    """Return the candidate with the smallest predicted time; candidates with levels must save LEVEL_MARGIN of the time.
 
     `workers` is (number of processes, number of threads in each process).
     """
@@ -81,14 +83,17 @@ def choose_grid_plan(
 
 
 def _scaled_worker_counts(workers: tuple[int, int], share: float) -> tuple[int, int]:
-    """Return the processes and threads that simulate this share of the tasks, with equal tasks per thread."""
+    """Return the numbers of processes and of threads per process for a simulation of this share of the tasks.
+
+    Each thread has as many tasks in the simulation as in the complete product.
+    """
     threads = max(round(prod(workers) * share), 1)
     processes = min(workers[0], threads)
     return processes, max(threads // processes, 1)
 
 
 def default_products_per_task(grid: tuple[int, int, int], workers: tuple[int, int]) -> int:
-    """Return the largest candidate that leaves each thread at least MIN_TASKS_PER_THREAD tasks."""
+    """Return the largest number of products per task with which each thread has MIN_TASKS_PER_THREAD tasks or more."""
     return max(
         (n for n in CANDIDATE_PRODUCTS_PER_TASK if prod(grid) >= n * MIN_TASKS_PER_THREAD * prod(workers)), default=1
     )
@@ -167,8 +172,7 @@ class SimulationResult(NamedTuple):
 def simulate_tasks(
     tasks: Iterable[ChunkTask], worker_by_chunk: Mapping[Hashable, int], workers: SimulatedWorkers
 ) -> SimulationResult:
-    """Simulate the tasks in order; `worker_by_chunk` has the worker that initially holds each operand
-    chunk."""
+    """Simulate the tasks in order; `worker_by_chunk` has the worker that holds each chunk of A and B at the start."""
     free_at = [[0.0] * workers.threads for _ in range(workers.processes)]
     # earliest time at which each process has a free thread, in seconds
     first_free_at = [0.0] * workers.processes
@@ -178,8 +182,8 @@ def simulate_tasks(
     for task in tasks:
         reads = set(task.reads)
         start = max((ready_at[key] for key in reads), default=0.0)
-        # Workers that hold no chunk of this task would all need the same transfers. Among workers that hold no chunk of
-        # this task, only the first free worker is therefore a candidate.
+        # Candidates are the workers that hold a chunk of this task, and the first free worker. All workers without a
+        # chunk of this task would need the same transfers, so the first free one is the best of them.
         candidates = {_first_free_process(first_free_at, start)}.union(*(places[key] for key in reads))
         missing = {worker: sum(worker not in places[key] for key in reads) for worker in candidates}
         started = {x: max(first_free_at[x], start) + missing[x] * workers.fetch_seconds for x in candidates}

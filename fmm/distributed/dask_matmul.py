@@ -121,9 +121,9 @@ def _chunk_library_name(x: Any, y: Any) -> str:
 
 
 def _check_no_constraints(plan: Plan | None, growth: float | None, dtype: np.dtype[Any]) -> None:
-    """Raise PlanError for options that dask.array.matmul does not have.
+    """Raise PlanError if the caller passed `plan` or `max_error_growth` for a product that dask.array.matmul computes.
 
-    Integer products are exact, so they satisfy any max_error_growth.
+    Integer products are exact, so max_error_growth is no error for integers.
     """
     kinds = "matrices of floating-point numbers, not masked, with known chunks that are plain arrays"
     if plan not in (None, VENDOR):
@@ -136,7 +136,10 @@ def _check_no_constraints(plan: Plan | None, growth: float | None, dtype: np.dty
 
 
 def _choose_grid_plan(x: Any, y: Any, plan: Plan | None, on_device: bool, limit: float) -> GridPlan:
-    """Return the levels over the grid (as required, else the fastest), and the number of products per task."""
+    """Return the levels over the grid of chunks and the number of products per task.
+
+    The levels are those of `plan` if the caller passed a plan, else the fastest by a simulation.
+    """
     grid = len(x.chunks[0]), len(x.chunks[1]), len(y.chunks[1])
     workers = worker_counts()
     # the calibration is for one BLAS thread, since Dask starts its workers with one BLAS thread
@@ -191,7 +194,7 @@ def _product_graph(x: Any, y: Any, dtype: np.dtype[Any], grid_plan: GridPlan, co
     if grid_plan.outer_plan != VENDOR:
         plain_tasks = replace(tasks, name=f"fmm-again-{token}")
         result = add_recompute_tasks(plain_tasks, *grids, result, grid_plan.outer_plan, dtype.name)
-    # a separate task computes each chunk of the result, so the task takes the chunk's key
+    # each chunk of the result has a task of its own, which gets the chunk's key in the Dask array
     name = f"fmm-matmul-{token}"
     tasks.rename_chunks({cell.key: (name, *index) for index, cell in np.ndenumerate(result)})
     graph = HighLevelGraph.from_collections(name, tasks.table, dependencies=[x, y])

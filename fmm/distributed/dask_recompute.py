@@ -24,15 +24,15 @@ from fmm.kernels.plans.walk import walk_plan
 def add_recompute_tasks(
     tasks: ChunkTasks, a: ChunkGrid, b: ChunkGrid, c: ChunkGrid, outer_plan: Plan, dtype: str
 ) -> ChunkGrid:
-    """Return the cells of the result: a chunk computed with levels if finite, else the chunk computed without levels.
+    """Return the cells of the result, and add the tasks that recompute chunks without levels to `tasks.table`.
 
-    The tasks that compute chunks without levels are added to `tasks.table`.
+    A chunk of the result is the chunk computed with levels if that chunk is finite, else the recomputed chunk.
     """
     for key, task in tasks.table.items():
         tasks.table[key] = (run_without_warnings, *task)
     by_levels = {index: cell for index, cell in np.ndenumerate(c) if isinstance(cell, ChunkCell)}
     nonfinite = _build_cell_grid(c.shape, lambda *index: tasks.add_task(1, 1, has_inf_or_nan, by_levels[index].key))
-    # the result is correct for any value of `parts`; with 2 parts per level, tasks wait least for each other
+    # The result is correct with any number of parts. With 2 parts per level, the tasks wait least for each other.
     parts = 2 ** len(outer_plan.levels)
     rows = [_conditional_chunk_tasks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
     cols = [_conditional_chunk_tasks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
@@ -59,8 +59,9 @@ def _conditional_chunk_tasks(
 ) -> list[list[ChunkCell]]:
     """Return, for each chunk in a row of the result, cells that forward A's row of chunks for a recomputation.
 
-    If `chunks` are B's, the same holds for a column of the result and a column of B. Result chunks with equal
-    positions in a level's submatrices are ready at about the same time, and share forwarding tasks.
+    If `chunks` is a column of B, return the cells for each chunk in a column of the result. Result chunks with equal
+    positions in the submatrices of a level are ready at about the same time. These chunks share the tasks that forward
+    chunks.
     """
     distance = -(-len(nonfinite) // parts)
     sets = [[cell.key for cell in nonfinite[first::distance]] for first in range(distance)]

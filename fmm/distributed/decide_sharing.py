@@ -29,13 +29,14 @@ from fmm.runtime.devices import Device
 
 MAX_PRINTED_CANDIDATES = 8  # number of candidates that str(decision) lists
 UNLIMITED_BYTES = 1 << 62
-# assumed bytes per second of sums on a device without calibration; only the number of pieces depends on this rate
+# Assumed rate of sums, in bytes per second, on a device without a calibration. Only the number of pieces depends on
+# this rate.
 ASSUMED_SUM_BYTES_PER_SECOND = 1e10
 
 
 @dataclass(frozen=True)
 class SharedDecision:
-    """The chosen way to share a product, and all candidates. str(decision) explains the choice."""
+    """The chosen way to share a product between devices, and all candidates; str(decision) explains the choice."""
 
     best: SharingCandidate
     candidates: tuple[SharingCandidate, ...]
@@ -50,7 +51,7 @@ class SharedDecision:
 
     @property
     def speedup(self) -> float:
-        """Predicted speedup over one device with enough memory for all three matrices."""
+        """The predicted speedup over one device with enough memory for A, B and C."""
         return self.single_device_seconds / self.best.predicted_seconds if self.best.predicted_seconds else 0.0
 
     def __str__(self) -> str:
@@ -80,7 +81,7 @@ class SharedDecision:
         return f" (workspace limit {_gib_text(self.local_workspace)})" if limited else ""
 
     def _rejection_reason(self, sharing: SharingCandidate) -> str:
-        """Return as text why a candidate was not chosen although it is predicted to be faster."""
+        """Return a text that says why a faster candidate was not chosen; an empty text for a slower candidate."""
         if sharing.predicted_seconds >= self.best.predicted_seconds:
             return ""
         if sharing.memory > self.memory_limit:
@@ -106,7 +107,10 @@ class ShardingQuery:
 def decide_sharing(
     layout: MeshLayout, dtype: str, device: Device, network: Network, query: ShardingQuery
 ) -> SharedDecision:
-    """Return the fastest way to share a product; the function ignores the fields `work` and `pieces` of `layout`."""
+    """Return the decision for the fastest way to share a product.
+
+    `layout` has the sizes, the mesh and the cuts of A and B; its fields `work` and `pieces` are ignored.
+    """
     growth = device.error_growth if query.max_error_growth is None else query.max_error_growth
     growth_limit = max(growth, 1.0)
     free_bytes = query.memory_limit if query.free_bytes is None else query.free_bytes
@@ -176,7 +180,7 @@ class _SingleDeviceModel:
             problem = Problem(m, k, n, self.dtype)
             calibration = self.find_calibration(problem)
             if calibration is None:
-                # an assumed rate suffices, since only ratios of the predicted seconds matter
+                # an assumed rate of products is enough, since only ratios of predicted seconds are compared
                 seconds = problem.flops / (ASSUMED_SUM_BYTES_PER_SECOND * 10)
             else:
                 seconds = quick_prediction(self.choose_plan(m, k, n), problem, calibration).predicted_seconds

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from fmm.distributed.layout import K_AXIS, M_AXIS, BlocksHeld, MeshLayout, OperandName, Rectangle
 
-# arguments: left panel, right panel, C, True to add the product to C
+# A function of (left panel, right panel, C, adds) that multiplies two panels; `adds` is True to add the product to C.
 MultiplyPanels = Callable[[Any, Any, Any, bool], object]
 
 
@@ -37,9 +37,10 @@ class MeshProcesses(NamedTuple):
 
 
 class ProductInProgress:
-    """A shared product that computes this process's block of C; all processes of the mesh must start the same product.
+    """This process's part of a shared product, which computes the process's block of C.
 
-    The constructor starts the exchange of the first panels, which arrive while the caller does other work.
+    All processes of the mesh must start the same product. The constructor starts the exchange of the first panels,
+    which arrive while the caller does other work.
     """
 
     def __init__(self, processes: MeshProcesses, layout: MeshLayout, a: Any, b: Any) -> None:
@@ -54,7 +55,7 @@ class ProductInProgress:
         written, next_panels = False, self.first
         for step in range(layout.pieces):
             panels = next_panels
-            # the next exchange starts before this step's product, so that the next panels arrive during the product
+            # the exchange for the next step starts before this step's product, so that both run at the same time
             if step + 1 < layout.pieces:
                 next_panels = self.panels.start_exchange_step(step + 1)
             left, right = self.panels.finish_exchange_step(panels, step)
@@ -155,10 +156,10 @@ def _empty_panel(like: Any, box: Rectangle) -> Any:
 
 
 def redistribute_result_to_row(c: Any, layout: MeshLayout, processes: MeshProcesses) -> Any:
-    """Redistribute C after a one-dimensional mesh multiplied as a two-dimensional one; return this process's part.
+    """Redistribute C after a one-dimensional mesh multiplied as a two-dimensional mesh; return this process's part.
 
-    The result is cut along the axis of C that the first dimension of the two-dimensional mesh cuts. Each process
-    receives one part of C, in the order of ranks.
+    Before, C is cut into blocks. After the redistribution, C is cut only along the axis of C that the first dimension
+    of the two-dimensional mesh cuts. Each process receives one part of C, in the order of ranks.
     """
     me, axis = processes.place, 0 if layout.work[0] == M_AXIS else 1
     target = BlocksHeld((layout.m, layout.n), layout.mesh, (axis, axis))
@@ -198,16 +199,15 @@ def is_finite_everywhere(c: Any, processes: MeshProcesses) -> bool:
 
 # ---- agreement: all processes of a mesh make the same call
 #
-# A process that makes a different call would wait for messages that never arrive, or receive a different product's
-# messages.
+# A process that makes a different call than the others would wait for messages that never arrive, or would receive the
+# messages of a different product. The processes therefore compare digests of their calls.
 #
-# With NCCL, processes do not compare a cached call again; a process that then makes a different call waits until the
-# time-out. Comparing every call would cost more than a rare time-out. A digest sent between GPUs arrives after all
-# work that was launched before the digest. When a digest arrives, the host has already launched messages that do not
-# match, unless the host waits for its device in each call. A digest sent between hosts (with gloo) arrives only when
-# the last host has reached the call. With digests between hosts, each host would wait for all others instead of
-# launching work ahead of its device. A comparison in the next call would be too late, since a host that reads the first
-# call's result hangs before the next call.
+# With NCCL, the processes compare a call only once, and cache it. A process that later makes a different cached call
+# waits until the time-out. Comparing every call would cost more than a rare time-out: a digest sent between GPUs
+# arrives after all work that was launched before it, so the host would have to wait for its device in each call. A
+# digest sent between hosts (with gloo) arrives when the last host has reached the call, so each host would have to wait
+# for all others, and could not launch work ahead of its device. A comparison one call later would be too late: a host
+# that reads the result of a product with different calls hangs before its next call.
 
 DIGEST_WORDS = 4  # number of 64-bit words of the digest (SHA-256) of a call's description
 
@@ -215,7 +215,7 @@ DIGEST_WORDS = 4  # number of 64-bit words of the digest (SHA-256) of a call's d
 def all_processes_have_cached(processes: MeshProcesses, description: str, is_cached: bool, device: Any) -> bool:
     """Return True if every process has cached the decision for this call; raise ValueError if the calls differ.
 
-    The messages are tensors on `device`, independent of the current device.
+    The messages are tensors on `device`, which need not be the current device.
     """
     text = description.encode()
     digest = sha256(text).digest()

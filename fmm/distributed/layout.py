@@ -16,7 +16,7 @@ from itertools import product
 from math import prod
 from typing import Literal, NamedTuple
 
-# for each dimension of the mesh, the matrix axis that the dimension cuts, or None
+# For each dimension of the mesh: the axis of a matrix that the dimension cuts, or None if it cuts no axis.
 CutAxes = tuple[int | None, ...]
 
 
@@ -113,7 +113,7 @@ class BlocksHeld:
 
     @cached_property
     def _ranks_by_block(self) -> tuple[list[Span], list[Span], dict[tuple[Span, Span], list[int]]]:
-        """The row ranges and the column ranges of all blocks, and the ranks that hold each (rows, columns) block."""
+        """The row ranges and the column ranges of all blocks, and for each block the ranks that hold the block."""
         holders: dict[tuple[Span, Span], list[int]] = defaultdict(list)
         for rank, box in enumerate(self._blocks_by_rank):
             holders[box].append(rank)
@@ -148,7 +148,7 @@ class ProcessShare(NamedTuple):
 
 @dataclass(frozen=True)
 class MeshLayout:
-    """A way to share a product over a mesh, in one or several steps."""
+    """A way to share a product between the processes of a mesh: who holds and computes what, and in how many steps."""
 
     m: int
     k: int
@@ -156,7 +156,7 @@ class MeshLayout:
     mesh: tuple[int, ...]
     a: CutAxes  # for each dimension of the mesh, the axis of A that the dimension cuts
     b: CutAxes  # for each dimension of the mesh, the axis of B that the dimension cuts
-    # for each dimension of the mesh, the cut axis (M, K or N) of the cube of multiply-adds
+    # For each dimension of the mesh: the axis (M, K or N) of the cube of multiply-adds that the dimension cuts.
     work: CutAxes
     pieces: int = 1  # number of steps of the exchange of panels
     along: int = K_AXIS  # axis (M, K or N) of the cube of multiply-adds that is cut into steps
@@ -172,7 +172,7 @@ class MeshLayout:
 
     @cached_property
     def blocks_held(self) -> dict[OperandName, BlocksHeld]:
-        """For each process, its block of A and its block of B."""
+        """The blocks of A and the blocks of B that the processes hold."""
         return {
             "A": BlocksHeld((self.m, self.k), self.mesh, self.a),
             "B": BlocksHeld((self.k, self.n), self.mesh, self.b),
@@ -229,9 +229,9 @@ class MeshLayout:
     def _first_piece_index(self, rank: int) -> int:
         """Return the index of the first piece of the inner dimension that a process multiplies.
 
-        A process first multiplies the pieces of the inner dimension that it already holds. If A and B are both cut
-        along the inner dimension, the processes begin with different pieces, as in Cannon's algorithm. With different
-        first pieces, no process sends to two other processes at once.
+        A process first multiplies the pieces of A and B that it already holds. If A and B are both cut along the inner
+        dimension, the processes begin with different pieces, as in Cannon's algorithm. Then no process sends panels to
+        two other processes at once.
         """
         inner = self.process_share(rank).inner
         held = (
@@ -244,5 +244,5 @@ class MeshLayout:
 
 @lru_cache(maxsize=1024)
 def interned_layout(layout: MeshLayout) -> MeshLayout:
-    """Return the same object for all equal layouts, so that its cached properties are computed only once."""
+    """Return one and the same object for all equal layouts, so that its cached properties are computed only once."""
     return layout

@@ -20,7 +20,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import walk_plan
 
 BlockKey = Any
-# starts a shared product of two blocks and returns the product in progress
+# A function that starts a shared product of two blocks and returns the ProductInProgress.
 StartProduct = Callable[[MeshLayout, Any, Any], Any]
 FinishProduct = Callable[[Any], Any]  # finishes a product in progress and returns this process's block of C
 
@@ -28,7 +28,7 @@ FinishProduct = Callable[[Any], Any]  # finishes a product in progress and retur
 def build_level_tasks(
     cut: OuterLevelBlocks, plan: Plan, dtype: str
 ) -> tuple[dict[BlockKey, tuple[Any, ...]], ChunkGrid]:
-    """Return the level's tasks for one process, in the order of execution, and the cells of C's blocks."""
+    """Return the tasks of an outer level, in the order in which a process runs them, and the cells of C's blocks."""
     m, k, n = cut.parts
     rows, cols, width = cut.rows // m, cut.cols // n, cut.width // k
     left = _named_cells("A", (m, k), rows, cut.inner_part_count("A") * width)
@@ -51,7 +51,8 @@ def multiply_blocks(
 ) -> Any:
     """Return this process's part of C, computed from its parts of A and B.
 
-    Each product starts before the previous product ends, so that the first panels arrive early.
+    Each product starts before the previous product ends, so that the panels of its first step arrive during the
+    previous product.
     """
     table, result = build_level_tasks(cut, plan, "float64")
     share = cut.whole.process_share(place)
@@ -67,7 +68,7 @@ def multiply_blocks(
             blocks.store_block(key, weighted_block_sum(arguments[0], [blocks.live[read] for read in arguments[1]]))
             continue
         assert function is sum_of_chunk_products, "a task that no level makes"
-        (left,), (right,) = arguments[:2]  # with one process, each task multiplies only one pair of blocks
+        (left,), (right,) = arguments[:2]  # each task multiplies a single pair of blocks
         product = start(cut.block_layout, blocks.live[left], blocks.live[right])
         if started is not None:
             blocks.store_block(started[0], _finish_block_product(*started, blocks, finish))
@@ -135,7 +136,7 @@ def _block_keys_read(arguments: Sequence[Any]) -> list[BlockKey]:
 
 
 def _operand_blocks(cut: OuterLevelBlocks, operand: OperandName, place: int, held: Any) -> dict[BlockKey, Any]:
-    """Return this process's part of each block of A or B; each part is a view of one submatrix, or else a copy."""
+    """Return this process's part of each block of A or B: a view of a submatrix if possible, else a copy."""
     m, _, n = cut.parts
     if operand == "B":
         transposed = _cut_into_blocks(held.mT, cut, n, cut.inner_parts_held("B", place), cut.cols)
@@ -147,7 +148,7 @@ def _operand_blocks(cut: OuterLevelBlocks, operand: OperandName, place: int, hel
 def _cut_into_blocks(
     held: Any, cut: OuterLevelBlocks, parts: int, groups: tuple[Span, ...], rows: int
 ) -> dict[tuple[int, int], Any]:
-    """Return the blocks by (row index, inner index) for a matrix whose columns are along the inner dimension."""
+    """Return the blocks of a matrix by (row index, inner index); the matrix's columns are along the inner dimension."""
     inner, width, count = cut.parts[1], cut.width, len(groups)
     if held.shape[0] != rows or {group.size for group in groups} != {width}:
         padded = held.new_zeros((rows, count * width))

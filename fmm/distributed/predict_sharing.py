@@ -22,15 +22,15 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.cost import cost
 
-# texts of the outer levels of a shared product that are candidates by default
+# Plans that are candidates by default for the outer level of a shared product, as text.
 DEFAULT_OUTER_LEVELS = ("winograd > vendor",)
-# An outer level of the shared product is chosen by default only if the level is predicted to save this share of the
-# time. On two H200s (float32, side 32768), a product took 1.17 times its predicted seconds with a level, and 1.04 times
-# without. A level has more messages that slow concurrent products, and small sums run slower than large sums.
+# A plan with an outer level is chosen by default only if it is predicted to save this share of the time. On two H200s
+# (float32, side 32768), a product with a level took 1.17 times its predicted seconds, and a product without a level
+# 1.04 times. With a level, more messages slow down concurrent products, and small sums run slower than large sums.
 LEVEL_MARGIN = 0.15
-# A one-dimensional mesh multiplies as a two-dimensional mesh only if predicted to save this share of the time.
+# A one-dimensional mesh multiplies as a two-dimensional mesh only if this is predicted to save this share of the time.
 RECTANGLE_MARGIN = 0.15
-# Products with fewer predicted seconds have neither pieces nor levels, since comparing candidates takes time.
+# A product with fewer predicted seconds is computed in one piece without a level: comparing candidates takes time.
 MIN_SECONDS_TO_COMPARE = 1e-3
 MAX_CANDIDATES_IN_PIECES = 3  # number of candidates, the fastest in one piece, that are also compared in several pieces
 CANDIDATE_PIECE_COUNTS = (2, 4, 8)  # candidate numbers of pieces for rows or columns
@@ -55,11 +55,11 @@ class MeshDevices:
     stream: float  # bytes per second that a device reads and writes in sums
     network: Network
     itemsize: int  # bytes of an entry of A, B or C
-    # None means no limits on local products
+    # Function that returns `product_seconds` under conditions of the local products; None if there are no conditions.
     product_seconds_under: Callable[[LocalConditions], ProductSeconds] | None = None
 
     def devices_under_conditions(self, conditions: LocalConditions) -> MeshDevices:
-        """Return the devices with the predicted seconds of local products under these conditions."""
+        """Return devices with the function `product_seconds` that holds under these conditions."""
         if self.product_seconds_under is None:
             return self
         return replace(self, product_seconds=self.product_seconds_under(conditions))
@@ -67,7 +67,7 @@ class MeshDevices:
 
 @dataclass(frozen=True)
 class SharingCandidate:
-    """A candidate way to share a product: the layout, its outer level, predicted seconds and bytes of one device."""
+    """A candidate for sharing a product: layout, outer level, and the predicted seconds and bytes of a device."""
 
     layout: MeshLayout
     outer_plan: Plan
@@ -83,7 +83,7 @@ class SharingCandidate:
 
     @property
     def local_conditions(self) -> LocalConditions:
-        """The conditions under which the device multiplies locally."""
+        """The conditions of the local products of a device."""
         return LocalConditions(self.held_bytes, self.outer_plan, self.layout.pieces)
 
     @property
@@ -150,8 +150,8 @@ def rank_sharings(
 def choose_sharing(ranked: Sequence[SharingCandidate], memory_limit: float) -> SharingCandidate:
     """Return the fastest candidate within `memory_limit` bytes; if none fits, the candidate with the fewest bytes.
 
-    A candidate with an outer level must save LEVEL_MARGIN of the time of every candidate without a level.
-    For a one-dimensional mesh that multiplies as a two-dimensional mesh, the required saving is RECTANGLE_MARGIN.
+    A candidate with an outer level must save LEVEL_MARGIN of the time of the fastest candidate without a level. A
+    candidate in which a one-dimensional mesh multiplies as a two-dimensional mesh must save RECTANGLE_MARGIN of it.
     """
     fitting = [sharing for sharing in ranked if sharing.memory <= memory_limit]
     if not fitting:
@@ -167,11 +167,11 @@ def choose_sharing(ranked: Sequence[SharingCandidate], memory_limit: float) -> S
 
 
 def layouts_in_pieces(layout: MeshLayout) -> Iterator[MeshLayout]:
-    """Yield layouts with the same work per process, cut into one or several steps.
+    """Yield layouts with the same work per process, in one or several steps.
 
-    The number of pieces of the inner dimension equals the number of parts that the processes hold, or is twice this
-    number. If rows or columns are cut, the number of pieces is 2, 4 or 8, and the panel of one operand is the same in
-    all steps.
+    Each process's share of the product is cut into as many pieces as there are steps. Along the inner dimension, the
+    number of pieces is the number of parts that the processes hold, or twice this number. Along the rows or the
+    columns, the number of pieces is 2, 4 or 8, and the panel of one operand is the same in all steps.
     """
     held = max(_part_count_along(layout.mesh, layout.a, 1), _part_count_along(layout.mesh, layout.b, 0))
     local = max(held // max(_part_count_along(layout.mesh, layout.work, K_AXIS), 1), 1)
@@ -223,7 +223,7 @@ def _predict_steps(layout: MeshLayout, devices: MeshDevices, product_count: int 
 
 
 def _step_seconds(layout: MeshLayout, step: int, devices: MeshDevices) -> tuple[float, float, float]:
-    """Return three times of a step, in seconds: the slowest local product, its addition to C, and the messages."""
+    """Return the seconds of the slowest local product of a step, of its addition to C, and of the step's messages."""
     sizes = set()
     for rank in range(layout.process_count):
         panels = layout.panels_needed(rank, step)
@@ -248,7 +248,7 @@ def _exchange_seconds(layout: MeshLayout, step: int, devices: MeshDevices) -> fl
 
 
 def _panel_bytes(layout: MeshLayout, itemsize: int) -> float:
-    """Return the bytes of received panels that a process holds in two consecutive steps, at most."""
+    """Return the largest number of bytes of received panels that a process holds in two consecutive steps."""
     last = layout.pieces - 1
     pairs = {(0, min(1, last)), (min(1, last), min(2, last))}
     most = 0
@@ -262,7 +262,7 @@ def _panel_bytes(layout: MeshLayout, itemsize: int) -> float:
 
 
 def _reduction_seconds(layout: MeshLayout, devices: MeshDevices) -> float:
-    """Return the seconds of a reduce-scatter of C; return 0 if no two devices compute summands of one block."""
+    """Return the seconds of a reduce-scatter of C; 0 if each block of C is computed by one device alone."""
     product_count = layout.summand_process_count
     if product_count == 1:
         return 0.0
@@ -289,8 +289,8 @@ def _slowest_link(layout: MeshLayout, network: Network) -> Link:
 def rectangle_layouts(layout: MeshLayout) -> Iterator[MeshLayout]:
     """Yield layouts in which a one-dimensional mesh multiplies as a two-dimensional mesh, without moving A and B.
 
-    Each process computes a block of C; C is then redistributed into cuts of rows only, or of columns only.
-    If the processes' parts differ in size, no layout is yielded.
+    Each process computes a block of C. Then C is redistributed so that only its rows, or only its columns, are cut. If
+    the processes' parts differ in size, no layout is yielded.
     """
     if len(layout.mesh) > 1:
         return
@@ -337,7 +337,7 @@ def _predict_with_level(layout: MeshLayout, outer_plan: Plan, devices: MeshDevic
     block = share.rows.size * share.cols.size
     count, additions = level_operation_counts(outer_plan)
     summed = 3.0 * sum(x * y for x, y in zip(additions, (held["A"], held["B"], block), strict=True))
-    # entries read and written when blocks are copied out of A and B, and into C
+    # number of entries that are read and written when blocks are copied out of A and B, and into C
     packed = 2.0 * (held["A"] + held["B"] + block)
     memory = 2 * _panel_bytes(cut.block_layout, itemsize) + packed * itemsize
     local = devices.devices_under_conditions(LocalConditions(memory, outer_plan, canonical.pieces))
@@ -358,17 +358,17 @@ def _predict_with_level(layout: MeshLayout, outer_plan: Plan, devices: MeshDevic
 @clear_on_registration
 @lru_cache(maxsize=64)
 def level_operation_counts(outer_plan: Plan) -> tuple[int, tuple[float, float, float]]:
-    """Return the level's number of products of blocks, and its numbers of additions per entry of A, of B and of C.
+    """Return the number of products of blocks in an outer level, and its additions per entry of A, of B and of C.
 
-    The numbers of additions follow from the costs of the smallest product and of products with one side doubled.
+    The additions follow from the costs of the smallest product and of three products with one side doubled.
     """
     parts = level_part_counts(outer_plan)
     m, k, n = parts
     once = cost(outer_plan, m, k, n, 1).additions
     doubled = [cost(outer_plan, *size, 1).additions for size in ((2 * m, k, n), (m, 2 * k, n), (m, k, 2 * n))]
     blocks = (m * k, k * n, m * n)  # entries of A, B and C if each block is a single entry
-    # Doubling m doubles the additions on A and C; doubling k doubles those on A and B; doubling n doubles those on B
-    # and C.
+    # Doubling m doubles the additions on A and on C, doubling k those on A and on B, and doubling n those on B and on
+    # C. Twice all additions minus the additions with n doubled is therefore the number of additions on A.
     product_count = [
         (2 * once - more) / size for more, size in zip((doubled[2], doubled[0], doubled[1]), blocks, strict=True)
     ]

@@ -1,9 +1,10 @@
 """The blocks of an outer level of a shared product: every process has an equal part of each block of A, B and C.
 
-A level's upper blocks consist of the first half of each process's rows, instead of the upper half of the matrix. The
-rows may be assigned to blocks in any order that is the same in A and C. The columns may be assigned in any order common
-to B and C, the inner dimension in any order common to A and B. A sum of blocks is therefore a sum of local arrays,
-without messages. Parts smaller than the largest part are padded with zeros.
+The upper blocks of a level consist of the first half of each process's rows, and not of the upper half of the matrix.
+The product is correct, since rows may be assigned to blocks in any order that is the same in A and C. Columns may be
+assigned in any order that is the same in B and C, and the inner dimension in any order that is the same in A and B. A
+sum of blocks is therefore a sum of local arrays, without messages. Parts smaller than the largest part are padded with
+zeros.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from fmm.request import parse_plan
 from fmm.runtime.decisions.decide import Decision
 
 LevelParts = tuple[int, int, int]  # the number of parts into which a level cuts each of m, k and n
-# A dimension of the mesh cuts one axis (M, K or N) of the multiply-adds. For each axis of the multiply-adds: the axes
-# of A and B that the same mesh dimension may cut (0, 1, or None).
+# A dimension of the mesh cuts one axis (M, K or N) of the cube of multiply-adds. For each of these axes: the axes of A
+# and of B that the same dimension of the mesh may cut (0 for rows, 1 for columns, None for no cut).
 ALLOWED_CUTS: dict[OperandName, dict[int | None, tuple[int | None, ...]]] = {
     "A": {M_AXIS: (0,), K_AXIS: (1,), N_AXIS: (1, None)},
     "B": {M_AXIS: (0, None), K_AXIS: (0,), N_AXIS: (1,)},
@@ -44,25 +45,25 @@ class OuterLevelBlocks:
     parts: LevelParts
     rows: int  # rows of a process's part of C, padded to a multiple of parts[0]; `cols` likewise to parts[2]
     cols: int
-    # ranges of the inner dimension that processes hold, of A or of B, whichever are smaller
+    # The ranges into which the mesh cuts the inner dimension of A or of B, of that operand with the smaller ranges.
     inner: tuple[Span, ...]
     width: int  # length of a part of the inner dimension, padded to a multiple of parts[1]
 
     @property
     def block_layout(self) -> MeshLayout:
-        """The layout of each product of two blocks."""
+        """The MeshLayout of the shared product of two blocks."""
         (m_parts, k_parts, n_parts), whole = self.parts, self.whole
         m, n = self.rows * _process_count_along(whole, M_AXIS), self.cols * _process_count_along(whole, N_AXIS)
         k = len(self.inner) * self.width
         return replace(whole, m=m // m_parts, k=k // k_parts, n=n // n_parts)
 
     def inner_part_count(self, operand: OperandName) -> int:
-        """Return how many parts of the inner dimension each process holds of A or B, counting empty parts."""
+        """Return the number of parts of the inner dimension of A or B that each process holds, with empty parts."""
         cuts, axis = self._cuts_and_inner_axis(operand)
         return len(self.inner) // _part_count_along(self.whole.mesh, cuts, axis)
 
     def inner_parts_held(self, operand: OperandName, place: int) -> tuple[Span, ...]:
-        """Return the ranges of k (the inner dimension) that a process holds of A or B; the first range starts at 0."""
+        """Return the ranges of the inner dimension that a process holds of A or B, relative to the first range."""
         cuts, axis = self._cuts_and_inner_axis(operand)
         number = 0
         for side, index, cut in zip(self.whole.mesh, mesh_coordinates(place, self.whole.mesh), cuts, strict=True):
@@ -72,7 +73,7 @@ class OuterLevelBlocks:
         return tuple(span.relative_to(mine[0]) for span in mine)
 
     def _cuts_and_inner_axis(self, operand: OperandName) -> tuple[CutAxes, int]:
-        """Return the axes of A or B that the mesh dimensions cut, and the operand's axis along the inner dimension."""
+        """Return the cuts of A or B by the dimensions of the mesh, and the operand's axis along the inner dimension."""
         return (self.whole.a, 1) if operand == "A" else (self.whole.b, 0)
 
 
@@ -108,7 +109,7 @@ def level_part_counts(plan: Plan) -> LevelParts:
 
 
 def parse_outer_level(plan: Plan | Decision | str) -> Plan:
-    """Parse the levels of a plan ("vendor" has none); raise PlanError for levels other than schemes and step tables."""
+    """Return the plan of an outer level; raise PlanError for levels other than schemes and step tables."""
     levels = parse_block_levels(plan, "above")
     level_part_counts(levels)
     return levels
@@ -134,10 +135,10 @@ def _round_up_to_multiple(size: int, unit: int) -> int:
 
 
 def parse_block_levels(plan: Plan | Decision | str, context: str) -> Plan:
-    """Parse the levels of a plan ("vendor" has none); error messages contain `context`.
+    """Return the plan in this text or decision, with the leaf vendor; error messages contain `context`.
 
     Raise PlanError for levels that cannot be applied to separate blocks: fused sums, real and imaginary parts,
-    triangles.
+    triangles. The text may omit the leaf; the plan "vendor" has no levels.
     """
     if isinstance(plan, str) and plan != "vendor" and not plan.endswith("> vendor"):
         plan = f"{plan} > vendor"

@@ -42,8 +42,8 @@ from fmm.runtime.devices import Device, get_device, gpu_from_description
 NO_LEVEL_MESSAGE = "the plan {plan} is valid only for two matrices of one floating-point type on one mesh"
 MAX_CACHED_DECISIONS = 256  # number of cached decisions per mesh
 FREE_MEMORY_SHARE = 0.8  # largest share of a device's free memory for panels and blocks of an outer level
-# placement of the result along a mesh dimension, for each axis (M, N, K) of the multiply-adds that the dimension may
-# cut
+# The placement of the result along a dimension of the mesh, for each axis of the cube of multiply-adds that the
+# dimension may cut.
 RESULT_PLACEMENT_BY_AXIS = {M_AXIS: Shard(0), N_AXIS: Shard(1), K_AXIS: Partial()}
 
 
@@ -62,7 +62,7 @@ class AgreedSharing(NamedTuple):
     layout: MeshLayout
     outer_plan: str
     local_error_growth: float  # limit of the error growth of each process's local products
-    # workspace limit of each process's local products in bytes, which the prediction assumed; None: its default limit
+    # Workspace limit of each process's local products in bytes, as assumed by the prediction; None means the default.
     local_workspace: int | None = None
 
 
@@ -103,7 +103,7 @@ class SharedProductFunction(torch.autograd.Function):  # type: ignore[misc]
         (gradient,) = gradients
         plan, _, growth = ctx.options
         need_a, need_b, *_ = ctx.needs_input_grad
-        # The gradient of a partial operand is replicated: each process needs the whole gradient.
+        # The gradient of an operand with the placement Partial is replicated, since each process needs all of it.
         options_a, options_b = (
             SharingOptions(plan, replace_partial_placements(Replicate(), x.placements), growth) for x in (a, b)
         )
@@ -147,7 +147,7 @@ def _needed_gradients(a: Any, b: Any) -> tuple[bool, bool]:
 
 
 def _multiply_and_redistribute(a: Any, b: Any, options: SharingOptions, sharing: AgreedSharing) -> Any:
-    """Reduce partial operands, multiply, and redistribute the result to its placements."""
+    """Return the product with the placements in `options`; operands with the placement Partial are reduced first."""
     processes = mesh_processes(a.device_mesh)
     with translate_lost_process_errors(processes, "parts of A and B are reduced"):
         a, b = _reduce_partial_operand(a), _reduce_partial_operand(b)
@@ -181,11 +181,11 @@ def compute_shared_product(sharing: AgreedSharing, a: Any, b: Any) -> Any:
             c = multiply_blocks(
                 outer_level_blocks(layout, outer_plan), outer_plan, processes.place, a, b, start_product, finish_product
             )
-            # inf and NaN may come from sums of blocks: c becomes None, and C is computed again without the level
+            # inf and NaN may come from sums of blocks, so C is then computed again without the outer level
             c = c if is_finite_everywhere(c, processes) else None
         if c is None:
             c = finish_product(start_product(layout, a, b))
-        # the layout has more dimensions than the mesh if the processes multiplied as a rectangle
+        # layout.mesh has more dimensions than the mesh if a one-dimensional mesh multiplied as a two-dimensional mesh
         if len(layout.mesh) > mesh.ndim:
             c = redistribute_result_to_row(c, layout, processes)
     placements = [RESULT_PLACEMENT_BY_AXIS[axis] for axis in layout.work[: mesh.ndim] if axis is not None]
@@ -210,7 +210,7 @@ def _reduce_partial_operand(x: Any) -> Any:
 
 
 def _local_part(x: Any, cuts: CutAxes) -> Any:
-    """Return this process's local part of x; redistribute x first if `cuts` does not describe its cuts."""
+    """Return this process's part of x; if the mesh does not cut x as in `cuts`, redistribute x first."""
     if cuts != cut_axes_of_placements(x):
         x = x.redistribute(placements=[Replicate() if cut is None else Shard(cut) for cut in cuts])
     local = x.detach().to_local()
@@ -235,7 +235,10 @@ def placement_error(mesh: Any, matrix: str, placements: Any, kinds: tuple[type, 
 
 
 def checked_placements(mesh: Any, matrix: str, placements: Any, kinds: tuple[type, ...]) -> tuple[Any, ...]:
-    """Return valid placements as a tuple; the default cuts rows, or on a two-dimensional mesh rows and columns."""
+    """Return the placements of a matrix as a tuple; raise ValueError if they are not valid.
+
+    By default a one-dimensional mesh cuts the rows, and a two-dimensional mesh cuts rows and columns.
+    """
     if placements is None:
         if mesh.ndim > 2:
             raise ValueError(f"a mesh of {mesh.ndim} dimensions has no default cuts of {matrix}: pass its placements")
@@ -246,7 +249,10 @@ def checked_placements(mesh: Any, matrix: str, placements: Any, kinds: tuple[typ
 
 
 def cut_axes_of_placements(x: Any) -> CutAxes:
-    """Return the axis of x that each mesh dimension cuts; for Partial 0, since x is then reduced to row shards."""
+    """Return the axis of x that each dimension of the mesh cuts.
+
+    For the placement Partial the axis is 0, since x is reduced to parts of rows before the product.
+    """
 
     def cut_axis(place: Any) -> int | None:
         if type(place) is Shard:
@@ -270,7 +276,7 @@ _sharings_by_mesh: dict[Any, dict[str, AgreedSharing | None]] = {}
 def mesh_processes(mesh: Any) -> MeshProcesses:
     """Return the processes of a mesh, in row-major order."""
     world, processes = _processes_by_mesh.get(mesh, (None, None))
-    # the cached group is stale if torch's default group was destroyed and created again
+    # the cached processes are not valid if torch's default group was destroyed and created again
     if processes is None or world is not dist.group.WORLD:
         numbers = tuple(mesh.mesh.flatten().tolist())
         if mesh.ndim == 1:
@@ -294,10 +300,10 @@ def _create_process_group(numbers: tuple[int, ...], kind: str) -> Any:
 
 
 def _agree_on_sharing(a: Any, b: Any, options: SharingOptions) -> AgreedSharing | None:
-    """Return the decision, cached or broadcast by the first process; None if torch computes the product.
+    """Return the decision for a call, from the cache or from the mesh's first process; None if torch must multiply.
 
-    With gloo, all processes compare their calls each time. With NCCL, a comparison waits for the device, so processes
-    compare only calls that they have not cached.
+    With gloo, all processes compare their calls each time. With NCCL, a comparison would wait for the device, so
+    processes compare only calls that they have not cached.
     """
     description, error = _describe_call(a, b, options)
     processes = mesh_processes(a.device_mesh)
@@ -399,7 +405,10 @@ def _local_device(x: Any) -> Device:
 
 
 def _mesh_network(mesh: Any, device: Device) -> Network:
-    """Return the default network of the mesh's devices; the variable LOCAL_WORLD_SIZE has the processes per host."""
+    """Return the default network of the mesh's devices.
+
+    The environment variable LOCAL_WORLD_SIZE has the number of processes on this host.
+    """
     parts = parse_gpu_device_key(device.identity.key)
     capability = parts[0] if parts else "cpu"
     together = int(os.environ.get("LOCAL_WORLD_SIZE", "0") or 0) or mesh.size()
