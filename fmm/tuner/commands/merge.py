@@ -74,7 +74,7 @@ def run_merge(options: argparse.Namespace) -> None:
         if done.startswith("replaced") and not options.replace:
             raise ConfigError(
                 f"{path} and {source.path} have different tunings of {source.key}, {source.dtype}; "
-                "pass --replace to write the tuning of {source.path}"
+                f"pass --replace to write the tuning of {source.path}"
             )
         present[source.key, source.dtype] = source.path, section
         steps.append((source, done, section))
