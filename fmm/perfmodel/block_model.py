@@ -35,7 +35,7 @@ from fmm.kernels.cuda.products.split_k import (
     TILE_STORE_TIME,
     ProductPart,
     last_job_end,
-    split_tail,
+    split_last_tiles,
 )
 from fmm.kernels.cuda.products.tiling import ContiguousAxis, count_triangle_tiles
 from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment, ChipTarget
@@ -363,7 +363,7 @@ def tma_product_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
     if op.kernel.triangle:
         parts: tuple[ProductPart, ...] = (ProductPart(0, 0, count_triangle_tiles(sides, s.m_s, s.n_s), 0, steps),)
     else:
-        parts = split_tail(1, prod(sides), op.count, steps, s.k_s, 1, chip.multiprocessors)
+        parts = split_last_tiles(1, prod(sides), op.count, steps, s.k_s, 1, chip.multiprocessors)
     edge = (BLOCK_START_TIME + (TILE_STORE_TIME if len(parts) == 1 else ORDERED_STORE_TIME)) / s.k_s
     groups = [(part.tiles * op.count, part.steps + edge) for part in parts]
     adds = last_job_end(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s

@@ -31,7 +31,7 @@ def acquire_streams(launches: LaunchList, device: int, stream: int) -> list[Stre
     """Return the streams of a launch list, the caller's stream first; each stream that needs cuBLAS has a handle."""
     if launches.stream_count == 1:
         return [StreamContext(thread_cublas_handle(device) if launches.vendor_stream_count else 0, stream, 0)]
-    first, *others = _own_streams(device, launches.stream_count, launches.vendor_stream_count)
+    first, *others = _streams_of_thread(device, launches.stream_count, launches.vendor_stream_count)
     return [
         StreamContext(first.handle, stream, first.event.ptr),
         *(StreamContext(x.handle, x.stream.ptr, x.event.ptr) for x in others),
@@ -46,7 +46,7 @@ def thread_cublas_handle(device: int) -> int:
     fmm handle of the ended thread.
     """
     streams = _thread_streams.own.by_device.get(device)
-    first = streams[0] if streams and streams[0].handle else _own_streams(device, 1, 1)[0]
+    first = streams[0] if streams and streams[0].handle else _streams_of_thread(device, 1, 1)[0]
     return first.handle
 
 
@@ -102,17 +102,17 @@ class _ThreadStreams(threading.local):
 _thread_streams = _ThreadStreams()
 
 
-def _own_streams(device: int, count: int, handle_count: int) -> list[_PooledStream]:
+def _streams_of_thread(device: int, count: int, handle_count: int) -> list[_PooledStream]:
     """Return the calling thread's first `count` streams on the device; the first `handle_count` have a handle."""
     streams = _thread_streams.own.by_device.setdefault(device, [])
     while len(streams) < count:
-        streams.append(_reuse_or_create(device))
+        streams.append(_reuse_or_create_stream(device))
     for pooled in streams[:handle_count]:
         pooled.handle = pooled.handle or create_handle()
     return streams[:count]
 
 
-def _reuse_or_create(device: int) -> _PooledStream:
+def _reuse_or_create_stream(device: int) -> _PooledStream:
     """Return a free stream of the device, or else a new stream."""
     for _ in range(len(_free_streams)):
         try:

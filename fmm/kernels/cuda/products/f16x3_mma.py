@@ -95,10 +95,12 @@ def _product_launch(op: GemmOp, a: OperandPlanes, b: OperandPlanes, chip: Chip, 
     extra += f", {TRIANGLE_LABELS[triangle]}" if triangle else ""
     label = f"gemm_f16x3_mma: three float16 products, tiles of {s.m_s} x {s.n_s}{extra}"
     grid = count_tiles(m, n, s, triangle is not None) * op.count, 1, 1
-    return Launch("product", label, kernel, grid, _parameters(op, maps, s), _address_slots(op, (a, b), maps, flagged))
+    return Launch(
+        "product", label, kernel, grid, _parameter_bytes(op, maps, s), _address_slots(op, (a, b), maps, flagged)
+    )
 
 
-def _parameters(op: GemmOp, maps: tuple[TensorMap, TensorMap], s: MmaSizes) -> bytes:
+def _parameter_bytes(op: GemmOp, maps: tuple[TensorMap, TensorMap], s: MmaSizes) -> bytes:
     """Return the bytes of struct MmaProduct3 of gemm_f16x3_mma.cuh, with zeros in place of addresses."""
     m, n, addend = op.n, op.m, op.addend
     lines = op.dest.leading, op.dest.stride, addend.right if addend else op.dest.leading

@@ -112,8 +112,8 @@ def tile_op_with_sums(
     if transposed:
         left, right, m, n = right, left, n, m
     along: tuple[ContiguousAxis, ContiguousAxis] = (
-        _operand_along(left[0][1], 0, transposed),
-        _operand_along(right[0][1], 1, transposed),
+        _contiguous_axis(left[0][1], 0, transposed),
+        _contiguous_axis(right[0][1], 1, transposed),
     )
     # The kernel forms sums one tile ahead of the product, so a pipeline of more than two stages is not faster.
     epilogue = adding_epilogue(len(dest), update)
@@ -149,8 +149,8 @@ def tile_op_with_update(
     read, written = (tuple(blocks.index(x) for x in side) for side in (reads, writes))
     epilogue, coefficients = to_adding_epilogue(Epilogue(update, read, written))
     along: tuple[ContiguousAxis, ContiguousAxis] = (
-        _operand_along(left, 0, transposed),
-        _operand_along(right, 1, transposed),
+        _contiguous_axis(left, 0, transposed),
+        _contiguous_axis(right, 1, transposed),
     )
     kernel = TileKernel(s or FUSED_SIZES[dtype], dtype, epilogue=epilogue, along=along, paths=leaf_paths(leaf))
     a, b = (_row_major_block(x, transposed, 1) for x in (left, right))
@@ -159,7 +159,7 @@ def tile_op_with_update(
     return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open_strategy=s is None)
 
 
-def _operand_along(x: DeviceView, inner: int, transposed: bool) -> ContiguousAxis:
+def _contiguous_axis(x: DeviceView, inner: int, transposed: bool) -> ContiguousAxis:
     """Return the dimension along which an operand is contiguous; `inner` is 0 for the kernel's A, 1 for its B."""
     by_rows = (x.right == 1) != transposed
     return "inner" if by_rows == (inner == 0) else "outer"

@@ -88,10 +88,10 @@ def best_mma_sizes(
         alone = s.n_s * (ALONE_SLOWDOWN if s.blocks > 1 else 1.0) + TILE_OVERHEAD_COLUMNS
         return full * together + (alone if rest <= chip.multiprocessors else together)
 
-    return _with_stages(min(among, key=last_block_end), chip)
+    return _with_most_stages(min(among, key=last_block_end), chip)
 
 
-def _with_stages(s: MmaSizes, chip: Chip) -> MmaSizes:
+def _with_most_stages(s: MmaSizes, chip: Chip) -> MmaSizes:
     """Return the sizes with as many stages as shared memory holds for all thread blocks of a multiprocessor."""
     fitting = chip.shared_bytes_per_block // s.blocks // s.stage_bytes
     return replace(s, stages=max(2, min(fitting, MAX_STAGES)))

@@ -59,7 +59,7 @@ SIGNED_CPP_TYPES = {DTYPES[name].itemsize: DTYPES[name].cpp for name in ("int8",
 def pack_modulus(p: int) -> bytes:
     """Return the bytes of struct Modulus of modulus.cuh for the modulus p."""
 
-    multiple = _multiple_bits(p, BYTE_SUM_BOUND)
+    multiple = _bits_of_multiple(p, BYTE_SUM_BOUND)
     begins = multiple - 2**31 % p, multiple - 2**63 % p
     low, high = _pack_powers(p)
     return struct.pack("<if6i", p, 1 / p, low, high, *begins, 0, 0)
@@ -68,12 +68,12 @@ def pack_modulus(p: int) -> bytes:
 @lru_cache(maxsize=64)
 def pack_gaussian_modulus(p: int) -> bytes:
     """Return the bytes of struct GaussianModulus of modulus.cuh for the modulus p."""
-    j, multiple = imaginary_unit(p), _multiple_bits(p, 2 * BYTE_SUM_BOUND)
+    j, multiple = imaginary_unit(p), _bits_of_multiple(p, 2 * BYTE_SUM_BOUND)
     begins = (multiple - 2**63 * (1 + sign * j) % p for sign in (1, -1))
     return struct.pack("<if6i", p, 1 / p, *_pack_powers(p), *_pack_powers(p, j), *begins)
 
 
-def _multiple_bits(p: int, bound: int) -> int:
+def _bits_of_multiple(p: int, bound: int) -> int:
     """Return the bit pattern of a float32 number: the smallest multiple of p that is at least 2^23 + `bound`.
 
     The kernel adds a sum of magnitude up to `bound` to this bit pattern. The result is again the bit pattern of a

@@ -1,7 +1,7 @@
 """Split the last tiles of C along the inner dimension (split-K), so that the last round of thread blocks ends sooner.
 
 If the last round would leave multiprocessors idle, each of the last tiles is divided into parts along the inner
-dimension. Each part is a separate task. Tasks of the same tile write the tile one after the other. `split_tail`
+dimension. Each part is a separate task. Tasks of the same tile write the tile one after the other. `split_last_tiles`
 compares many divisions, and returns the division with the earliest predicted end of the last task. The predicted time
 of a thread block is the sum of the times to start, to compute and to store.
 """
@@ -34,7 +34,7 @@ class ProductPart(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def split_tail(
+def split_last_tiles(
     products: int, tiles: int, layers: int, steps: int, k_s: int, writes: float, multiprocessors: int
 ) -> tuple[ProductPart, ...]:
     """Return the tasks of all products; divide the last tiles into parts if the last task then ends earlier.
@@ -48,7 +48,7 @@ def split_tail(
     cuts = sorted({n for n in last_rounds if n < products * tiles} | {tiles * n for n in range(1, products + 1)})
     most = min(steps // MIN_PART_STEPS, MAX_TILE_PARTS)
     candidates = [
-        _cut_tail(products, tiles, steps, k_s, cut, parts_per_tile)
+        _divide_last_tiles(products, tiles, steps, k_s, cut, parts_per_tile)
         for cut in cuts
         for parts_per_tile in range(2, most + 1)
     ]
@@ -57,12 +57,12 @@ def split_tail(
         edge = BLOCK_START_TIME + writes * (TILE_STORE_TIME if len(parts) == 1 else ORDERED_STORE_TIME)
         return last_job_end(((part.tiles * layers, part.steps + edge / k_s) for part in parts), multiprocessors)
 
-    whole = _cut_tail(products, tiles, steps, k_s, 0, 1)
+    whole = _divide_last_tiles(products, tiles, steps, k_s, 0, 1)
     best = min((parts for parts in candidates if len(parts) <= TASK_COUNTS[-1]), key=predict_finish_time, default=whole)
     return best if predict_finish_time(best) < 0.995 * predict_finish_time(whole) else whole
 
 
-def _cut_tail(
+def _divide_last_tiles(
     products: int, tiles: int, steps: int, k_s: int, cut: int, parts_per_tile: int
 ) -> tuple[ProductPart, ...]:
     """Return the tasks in the order of the products; the last `cut` tiles have `parts_per_tile` parts each.

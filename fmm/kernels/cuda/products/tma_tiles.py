@@ -31,7 +31,7 @@ from fmm.kernels.cuda.ops import BlockStrides, BlockTerm
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.simt_kernel import ASYNC_PATHS, COMPILER_OPTIONS, adding_epilogue
 from fmm.kernels.cuda.products.simt_tiles import BLOCK_STRUCT_FORMATS, TileGroup, TileOp
-from fmm.kernels.cuda.products.split_k import TASK_COUNTS, ProductPart, split_tail
+from fmm.kernels.cuda.products.split_k import TASK_COUNTS, ProductPart, split_last_tiles
 from fmm.kernels.cuda.products.tiling import (
     RASTER_ROWS,
     TRIANGLE_LABELS,
@@ -194,7 +194,7 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
     if triangle:  # a thread block writes a tile and the tile's mirror, so no tile is divided
         parts: tuple[ProductPart, ...] = (ProductPart(0, 0, count_triangle_tiles(tiles, s.m_s, s.n_s), 0, steps),)
     else:
-        parts = split_tail(len(ops), prod(tiles), largest.count, steps, s.k_s, writes, multiprocessors)
+        parts = split_last_tiles(len(ops), prod(tiles), largest.count, steps, s.k_s, writes, multiprocessors)
     tasks = next((x for x in TASK_COUNTS if x >= len(parts)), len(parts))
     terms = max(len(o.left) for o in ops), max(len(o.right) for o in ops), max(len(o.dest) for o in ops)
     order = "turns" if len(parts) > 1 else "free"

@@ -17,7 +17,7 @@ from fmm.kernels.cuda.ops import BlockStrides, GemmOp, MirroredGemm
 from fmm.kernels.cuda.products.kernel_sizes import TMA_FUSED_SIZES, TMA_SIZES, TileSizes
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
-from fmm.kernels.cuda.products.split_k import last_job_end, split_tail
+from fmm.kernels.cuda.products.split_k import last_job_end, split_last_tiles
 from fmm.kernels.cuda.products.tma_tiles import (
     SM90_SHARED_BYTES,
     TmaKernel,
@@ -196,7 +196,7 @@ def test_batches_on_the_host(host: Any) -> None:
 @pytest.mark.parametrize("n", [256, 1536, 2048, 2560, 3072, 3584, 4096, 8192, 16384])
 def test_parts_cover_every_product_and_end_sooner(n: int) -> None:
     tiles, steps, edge = -(-n // 512) * -(-n // 256), n // 16, 13
-    parts = split_tail(7, tiles, 1, steps, TMA_FUSED_SIZES.k_s, 12 / 7, SMS)
+    parts = split_last_tiles(7, tiles, 1, steps, TMA_FUSED_SIZES.k_s, 12 / 7, SMS)
     for product_, tile in product(range(7), range(tiles)):
         own = [x for x in parts if x.product == product_ and x.first <= tile < x.first + x.tiles]
         assert own[0].start == 0
