@@ -62,7 +62,7 @@ def select_launches(
 
 
 def _select_gemm(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
-    """Return the steps that compute a product with its leaf.
+    """Return the steps that compute a product by the leaf that the plan names.
 
     If the leaf's kernel cannot read the addend in place, the first step copies the addend to C.
     """
@@ -306,7 +306,7 @@ def select_plane_preparation(op: GemmOp, target: ChipTarget) -> PreparationLaunc
 def fuse_plane_sums(ops: Sequence[OpT], target: ChipTarget) -> list[OpT | PlaneSums]:
     """Return the operations; the sums directly before a batch of f16x3 products now write float16 planes.
 
-    The two operations before the batch form the sums of A's blocks and the sums of B's blocks.
+    The last two operations before a batch of products form the sums of A's blocks and the sums of B's blocks.
     """
     changed: list[Any] = list(ops)
     separate = not (target.chip.has_warpgroups or uses_portable_f16x3(target.chip))

@@ -7,7 +7,7 @@
 
 namespace fmm {
 
-// Store a thread's numbers to C: those in the rows `first` and `first` + 8. Return true if all numbers are finite and,
+// Store a thread's numbers in the rows `first` and `first` + 8 of C. Return true if all numbers are finite and,
 // with CHECKED, satisfy the componentwise bound (f16_spread.cuh).
 //
 // The loop over parts of 16 columns is not unrolled, because NVRTC needs twice the time for the unrolled code. The

@@ -190,7 +190,7 @@ __device__ __forceinline__ void multiply_by_warps(const Params& p, Element* memo
             const int next = (pass + 1) % PASSES;
             const bool adds = SUMS && pass == PASSES - 2, copies = next == 0 && (SUMS || t + S::STAGES < steps);
             if (adds) wait<PENDING>();
-            if (next == 0) {  // all threads have read this tile, and the next one has arrived
+            if (next == 0) {  // all threads have read this tile, and the next tile has arrived
                 wait<PENDING>();
                 __syncthreads();
                 left_now = left_mine + stage * LeftTiles::TileLayout::SIZE;

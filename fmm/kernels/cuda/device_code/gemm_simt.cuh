@@ -597,7 +597,7 @@ __device__ __forceinline__ void multiply(const Params& p, Element* memory, int n
 #pragma unroll
         for (int k = 0; k < S::DEPTH; ++k) {
             const int next = (k + 1) % S::DEPTH;
-            if (next == 0) {  // all threads have read this tile, and the next one has arrived
+            if (next == 0) {  // all threads have read this tile, and the next tile has arrived
                 left.store(here);
                 right.store(here);
                 wait<PENDING>();

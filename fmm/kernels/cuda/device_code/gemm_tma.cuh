@@ -206,7 +206,7 @@ __device__ __forceinline__ void store_block(Element* staged, Element* q, long lo
 
 // Limits for `check_range`. The L2 cache adds the numbers of several tasks, so no thread sees the sums. A sum of
 // numbers above LARGE could overflow, and a sum of numbers below SMALL could be flushed to zero. `check_range` compares
-// bits: those of positive floats have the same order as the floats, and inf and NaN have the largest bits.
+// bits: the bits of positive floats have the same order as the floats, and inf and NaN have the largest bits.
 constexpr float LARGE = 0x1p122f, SMALL = 0x1p-100f;
 
 template <class StagedTile, class Task>

@@ -155,7 +155,7 @@ __device__ __forceinline__ void wgmma_wait() {
 // The layout of a tile that the copy engine writes: lines of 128 bytes along the contiguous dimension. The 16-byte
 // chunks of lines are swizzled in groups of 8 lines. In a K-major tile, a line is a row of A's tile or a column of B's
 // tile. In an MN-major tile, a line has LINE adjacent rows of A (columns of B) at one position of the inner dimension.
-// First come the lines of the first LINE rows for all positions, then those of the next LINE rows, and so on.
+// First come the lines of the first LINE rows for all positions, then the lines of the next LINE rows, and so on.
 template <class Element, Along ALONG, int OUT>
 struct SwizzledTile {
     static constexpr bool INNER = ALONG == Along::INNER;
@@ -371,8 +371,8 @@ __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int
     }
 }
 
-// Add `shift` to those of the thread's numbers that are on C's diagonal. The warpgroup's 64 x 64 submatrix on the
-// diagonal begins at column `diagonal` of the tile.
+// Add `shift` to the thread's numbers that are on C's diagonal. The warpgroup's 64 x 64 submatrix on the diagonal
+// begins at column `diagonal` of the tile.
 template <class S, int COUNT>
 __device__ __forceinline__ void add_to_diagonal(float (&x)[COUNT], float shift, int diagonal) {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, row = lane / 4, col = lane % 4 * 2;
@@ -403,8 +403,8 @@ __device__ __forceinline__ void stage_part(Element* staging, const Sum* sum, con
 }
 
 // Write a warpgroup's 64 rows of a tile of a symmetric C to shared memory: first all submatrices of 64 x 64 numbers on
-// and below the diagonal, then the transposes of those below. A submatrix and its transpose use the same slot. While
-// one slot is stored to C, the next slot is written.
+// and below the diagonal, then the transposes of the submatrices below. A submatrix and its transpose use the same
+// slot. While one slot is stored to C, the next slot is written.
 template <class S, class Element, int COUNT>
 __device__ __forceinline__ void stage_mirrored(Element* staging, const float (&sum)[COUNT], float factor, int row, int col,
                                                const Barriers& barriers, unsigned& parities, int group) {

@@ -139,7 +139,8 @@ __device__ __forceinline__ void recompute_product(const ClassicalParams& p) {
     finish_recompute(p.slot, p.count);
 }
 
-// Raise the flag if C has an inf or NaN. Used after kernels that do not raise the flag themselves, as a vendor GEMM.
+// Raise the flag if C has an inf or NaN. Used after kernels that do not raise the flag themselves, for example a vendor
+// GEMM.
 template <class Element>
 __device__ __forceinline__ void scan(const ClassicalParams& p) {
     using Stored = typename Traits<Element>::Stored;

@@ -55,8 +55,8 @@ from fmm.kernels.plans.sums import ADDEND
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES
 
 MAX_LOOP_SLOTS = 32  # largest number of addresses that a Python loop stores faster than NumPy
-# A launch that uses only these bases does not write C. FLAG is one of these bases, because all sums receive the flag's
-# address, but only sums that write C raise the flag.
+# The bases A, B, workspace, addend and flag: a launch that uses no other base does not write C. The flag is included,
+# because all sums receive the flag's address, but only sums that write C raise the flag.
 BASES_WITHOUT_C = frozenset(("A", "B", "W", ADDEND, FLAG))
 # For each base, the index of its address in the list of a call's addresses. In this list, the addresses of counters
 # follow after the addresses of the bases.

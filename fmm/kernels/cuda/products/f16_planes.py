@@ -242,8 +242,7 @@ def plane_split_launch(
     `alignment` maps a base to the largest power of two that divides its address. `cluster` is the number of thread
     blocks in a cluster; 1 means no clusters, because only compute capability 9.0 and newer has clusters. The operand
     with the most numbers for each thread block comes first in the grid. For example, a B with few columns has few
-    thread blocks that take long. The thread blocks of B then start first, and the many short thread blocks of A run at
-    the same time.
+    thread blocks that take long. If these start first, the many short thread blocks of A run at the same time.
     """
     names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
     operands = sorted(operands, key=lambda x: -x.numbers_per_block(x.split_kernel(alignment), cluster))

@@ -1,7 +1,7 @@
 """Compute a float32 product as three products of float16 planes on GPUs without Hopper's instructions.
 
 The kernel is in gemm_f16x3_mma.cuh, for compute capability 8.0 and newer. The planes and the result are the same as in
-f16x3.py. Only two things differ: the kernel that multiplies, and the launch that splits, which has no clusters.
+f16x3.py. Two things differ from f16x3.py: the kernel that multiplies, and the launch that splits, without clusters.
 """
 
 from __future__ import annotations

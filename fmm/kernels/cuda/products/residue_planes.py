@@ -36,7 +36,7 @@ TRANSPOSED_POSITIONS, TRANSPOSED_POSITIONS_OF_16_BYTES = 64, 32
 # The number of positions that a thread block without a cluster measures and transposes, as in residue_planes.cuh.
 TRANSPOSED_POSITIONS_ALONE = 16
 # For 0, 1 and 2 levels of Strassen's algorithm: the number of thread blocks of the split kernel that one multiprocessor
-# must have enough registers for. With "", the compiler decides.
+# must have enough registers for. With an empty text, the compiler decides this number.
 MIN_SPLIT_BLOCKS_PER_SM = "4", "", "2"
 # A warp measures a line of at most MAX_WARP_LINE_BYTES bytes, and a thread block measures a longer line.
 WARP_THREADS, MAX_WARP_LINE_BYTES = 32, 4096

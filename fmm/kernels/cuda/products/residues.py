@@ -101,8 +101,8 @@ class ResidueOp:
     def launched_signs(self) -> tuple[int | None, ...]:
         """The signs of j for which products are launched separately; only None if one launch computes all products.
 
-        A complex number has two planes for each modulus: re + j im and re - j im. Conjugation exchanges these two
-        planes. If both operands share their planes, a plane with one sign is therefore multiplied by the plane with the
+        A complex number has two planes for each modulus: re + j im and re - j im. Conjugation exchanges the two planes.
+        If both operands share their planes, a plane with one sign of j is therefore multiplied by the plane with the
         other sign.
         """
         return (0, 1) if self.shares_planes and self.geometry.for_complex else (None,)

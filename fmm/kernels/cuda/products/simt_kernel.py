@@ -39,8 +39,8 @@ ASYNC_PATHS: tuple[CopyPath, CopyPath] = ("async", "async")
 # The source orders the multiply-adds so that no register bank conflicts occur. Above -O1, ptxas would change this
 # order, and each multiply-add would take a third of a cycle longer.
 COMPILER_OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
-# The float64 mma instruction computes 16 rows and 8 columns of C. Its depth along the inner dimension is 4, 8 or 16;
-# MMA_DEPTH is the smallest.
+# The float64 mma instruction computes 16 rows and 8 columns of C. The instruction has a depth of 4, 8 or 16 along the
+# inner dimension; MMA_DEPTH is the smallest depth.
 MMA_ROWS, MMA_COLUMNS, MMA_DEPTH = 16, 8, 4
 
 

@@ -132,8 +132,8 @@ class TileOp:
 class TileGroup:
     """Several products, which run in a single launch if one kernel can compute all of them.
 
-    `order` says in which order the products write blocks of C. "free": each block is written by one product only.
-    "turns": the products write in the order of the group. "atomic": the products add to C atomically, in any order.
+    `order` is the order in which the products write blocks of C. "free": each block is written by one product only.
+    "turns": products write a block in the order of `ops`. "atomic": the products add to C atomically, in any order.
     """
 
     ops: tuple[TileOp, ...]

@@ -1,7 +1,7 @@
 """Split the last tiles of C along the inner dimension (split-K), so that the last round of thread blocks ends sooner.
 
 If the last round would leave multiprocessors idle, each of the last tiles is divided into parts along the inner
-dimension. Each part is a separate task. Tasks of the same tile write the tile one after the other. `split_last_tiles`
+dimension. Each part of a tile is a separate task. The tasks of one tile write the tile in turns. `split_last_tiles`
 compares many divisions, and returns the division with the earliest predicted end of the last task. The predicted time
 of a thread block is the sum of the times to start, to compute and to store.
 """

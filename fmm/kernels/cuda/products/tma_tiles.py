@@ -1,7 +1,7 @@
 """Describe products for the kernel of gemm_tma.cuh, where the copy engine (TMA) loads the tiles.
 
 `tma_op` describes one or several TileOps as a single launch. The last tiles of C may be divided into parts along the
-inner dimension (split_k.py). Each part is then a separate task. Tasks of the same tile write the tile one after the
+inner dimension (split_k.py). Each part of a tile is a separate task. The tasks of one tile write the tile one after the
 other.
 """
 
@@ -227,8 +227,8 @@ def _is_tma_supported(ops: Sequence[TileOp]) -> bool:
     """Return True if the kernel can compute these products in one launch.
 
     The products must be float32, with one layout for all destinations and an adding epilogue. Operands that are sums of
-    A's blocks must all have the same number of blocks, and so must sums of B's blocks. Operands can also be single
-    blocks.
+    A's blocks must all have the same number of blocks, and so must sums of B's blocks. Operands that are single blocks
+    can be combined with sums.
     """
     layouts = {(o.kernel.element, o.kernel.along, *o.lines[:2], frozenset(o.lines[2:]), o.count) for o in ops}
     alike = len(layouts) == len(set(ops[0].lines[2:])) == 1 and ops[0].kernel.element == "float32"

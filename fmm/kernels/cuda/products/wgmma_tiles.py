@@ -246,8 +246,8 @@ def wgmma_op(
     m, n, k = op.n, op.m, op.k
     left, right, along = row_major_operands(op)
     alpha, beta = complex(op.alpha), complex(op.beta)
-    # The copy engine (TMA) can add a tile to the old C, but cannot read a separate addend. For triangles, the kernel
-    # does not let the copy engine add.
+    # The copy engine (TMA) can add a tile to the old C, but cannot read a separate addend. For an addend or a triangle,
+    # the kernel itself reads and adds the old values.
     adds = beta == 1 and op.triangle is None and op.addend is None
     among = TRIANGLE_SIZES if op.triangle else WGMMA_SIZES
     s = sizes or best_wgmma_sizes(m, n, op.count, multiprocessors, among, op.triangle is not None)

@@ -135,7 +135,7 @@ class SumKernel:
         """The launch bounds: threads of a thread block, and optionally thread blocks on a multiprocessor.
 
         Without the second number, the compiler spills registers so that six thread blocks fit for the joins of two
-        levels, and five for transposing splits. If the second number is four, no register is spilled.
+        levels, and five for transposing splits. With four thread blocks on a multiprocessor, no register is spilled.
         """
         values = self.vector_width * peak_live_values(self.statements) * DTYPES[self.element].registers
         holds_much = self.prefetches_loads or bool(self.column_major)

@@ -136,7 +136,7 @@ def sum_op(
 
 
 def copy_op(label: str, source: DeviceView, dest: DeviceView) -> SumOp | None:
-    """Return the operation that copies a matrix; None if the matrix is empty. A stride of the source may be 0."""
+    """Return the operation that copies a matrix; None if the matrix is empty. The source may have a stride of 0."""
     place = whole_matrix("source", dest.rows, dest.cols)
     return sum_op(label, COPY_PROGRAM, [(place, source)], [(replace(place, name="dest"), dest)])
 

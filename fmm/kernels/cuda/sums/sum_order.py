@@ -200,7 +200,7 @@ class _InputForwarder:
 
     @property
     def freely_ordered_inputs(self) -> list[int]:
-        """The inputs that can be loaded in any order: all inputs except those in `old`."""
+        """The inputs that can be loaded in any order: all inputs except the overwritten inputs in `old`."""
         return [v for v in range(self.program.inputs) if v not in self.old.values()]
 
     def ordered_statements(self) -> tuple[SumStatement, ...]:
