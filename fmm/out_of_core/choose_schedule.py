@@ -17,28 +17,29 @@ from fmm.out_of_core.schedule import (
 )
 from fmm.problem import Shape
 
-# candidate numbers of parts of a side of C
+# Candidates for the number of parts into which a side of C is cut.
 CANDIDATE_PART_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-# smallest preferred length of equal pieces of the inner dimension; shorter pieces are used only if longer ones do not
-# fit
+# Smallest preferred length of equal pieces of the inner dimension. Shorter pieces are candidates only if longer pieces
+# do not fit into memory.
 MIN_INNER_PIECE_LENGTH = 2048
-# the lengths of pieces (of the inner dimension) and bands (of rows) are multiples of this number
+# The lengths of pieces of the inner dimension and of bands of rows are multiples of this number.
 CUT_LENGTH_MULTIPLE = 64
 # Cuts of the inner dimension into growing pieces: candidate ratios of consecutive lengths, and candidate numbers of
 # pieces. A short first piece is loaded quickly. While a piece is multiplied, the next, longer piece is loaded.
 PIECE_GROWTHS, PIECE_COUNTS = (1.5, 2.0, 3.0, 4.0), (3, 4, 6)
 MIN_FIRST_PIECE_LENGTH = 256  # smallest length of the first of several growing pieces
-# Candidate cuts of a block's rows into bands, as shares of the block; the last share repeats. Large bands are
-# multiplied faster; a small last band is stored sooner.
+# Candidates for cutting the rows of a block of C into bands, as shares of the block's rows; the last share repeats.
+# Large bands are multiplied faster, and the storing of a small last band ends sooner.
 CANDIDATE_BAND_SHARES = ((1.0,), (0.5, 0.25, 0.125), (0.75, 0.1875, 0.0625), (0.4, 0.3, 0.2, 0.1), (0.25,))
-# candidate numbers of tiles of one matrix on the device: one is multiplied, one is loaded, and a third may be ready
+# Candidates for the number of tiles of A, or of B, on the device at a time: one is multiplied, one is being loaded, and
+# a third may be ready.
 TILE_SLOT_COUNTS = 3, 2
 MAX_TILE_PRODUCTS = 2048  # largest number of tile products in one schedule
 MIN_PRODUCTS_FOR_ONE_BAND = (
     64  # from this number of tile products on, the start and the end of a schedule hardly affect its time
 )
 
-# workspace bytes -> function: size of a tile product -> its seconds
+# A function of the workspace limit in bytes. It returns a function from the size of a tile product to its seconds.
 ProductSecondsByWorkspace = Callable[[int], Callable[[Shape], float]]
 
 
@@ -61,11 +62,11 @@ def choose_schedule(
 
 
 def candidate_schedules(size: Shape, dtype: str, memory_limit: int) -> Iterator[Schedule]:
-    """Yield schedules with several bands: for each cut of the inner dimension, the one with the fewest blocks.
+    """Yield candidate schedules: for each cut of the inner dimension, those with the fewest blocks of C.
 
-    Each further piece of the inner dimension adds a product to C, which rounds C once more. 16-bit types lose accuracy
+    Each further piece of the inner dimension adds a product to C, and rounds C once more. 16-bit types lose accuracy
     when C is rounded more often, and integers need an extra pass over memory for each piece. For 16-bit types and
-    integers, the inner dimension is therefore one piece if that piece fits.
+    integers, the inner dimension is therefore a single piece if this piece fits into memory.
     """
     row, fits = DTYPES[dtype], False
     for pieces in _inner_piece_lengths(size[1]):
@@ -80,7 +81,7 @@ def candidate_schedules(size: Shape, dtype: str, memory_limit: int) -> Iterator[
 
 
 def _inner_piece_lengths(k: int) -> Iterator[tuple[int, ...]]:
-    """Yield candidate lengths of the inner dimension's pieces: one piece, growing pieces, then shorter equal pieces."""
+    """Yield candidate lengths of pieces of the inner dimension: one piece, growing pieces, shorter equal pieces."""
     yield (k,)
     for growth in PIECE_GROWTHS:
         for count in PIECE_COUNTS:
@@ -106,9 +107,9 @@ def _cuts_within_memory(
 ) -> Iterator[ProductCut]:
     """Yield cuts with different numbers of tiles on the device; fewer tiles leave more memory for blocks of C.
 
-    If C has several columns of blocks, one candidate keeps on the device all tiles of A for a row of blocks. With all
-    tiles for a row of blocks on the device, each tile of A is loaded only once. If each matrix has only one tile on the
-    device, the device is idle while the next tile is loaded.
+    If C has several columns of blocks, one candidate holds on the device all tiles of A for a row of blocks, so that
+    each tile of A is loaded only once. The last candidate has one tile of A and one tile of B on the device; the device
+    is then idle while the next tile is loaded.
     """
     count, cuts = len(cut_ranges(size[1], pieces)), list[ProductCut]()
     for slots_a, slots_b in (*((slots, slots) for slots in TILE_SLOT_COUNTS), (count, max(TILE_SLOT_COUNTS)), (1, 1)):
@@ -122,7 +123,7 @@ def _cuts_within_memory(
 def _cut_with_fewest_blocks(
     size: Shape, pieces: tuple[int, ...], slots: tuple[int, int], itemsize: int, memory_limit: int, exact: bool
 ) -> ProductCut | None:
-    """Return the cut that fits and has the fewest, most nearly square blocks of C; None if no cut fits."""
+    """Return the cut that fits into memory and has the fewest and most nearly square blocks of C; None if none fits."""
     (m, _, n), count = size, len(cut_ranges(size[1], pieces))
     for parts in CANDIDATE_PART_COUNTS:
         for parts_across in CANDIDATE_PART_COUNTS:

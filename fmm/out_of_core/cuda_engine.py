@@ -12,9 +12,10 @@ import numpy as np
 from fmm.out_of_core.transfers import Array
 
 cuda_runtime = cupy.cuda.runtime
-# extra bytes that are reserved because CuPy's pool rounds each workspace array up to a multiple of 512 bytes
+# Bytes that are reserved in addition to the workspace, since CuPy's pool rounds each array up to a multiple of 512
+# bytes.
 POOL_ROUNDING_BYTES = 1 << 16
-# arguments: A, B, C, True to add the product to C, workspace bytes
+# A function of (A, B, C, adds, workspace bytes) that multiplies tiles; `adds` is True to add the product to C.
 MultiplyTiles = Callable[[Any, Any, Any, bool, int], None]
 
 
@@ -52,7 +53,10 @@ _idle_streams: dict[int, list[tuple[Any, Any, Any]]] = {}
 
 
 class CudaEngine:
-    """Engine on one CUDA device and context manager; the function `product` multiplies tiles on the current stream."""
+    """The engine that runs a schedule on one CUDA device, a context manager.
+
+    The function `product` multiplies tiles on the current stream.
+    """
 
     def __init__(self, number: int, product: MultiplyTiles) -> None:
         self.number, self.product = number, product
@@ -77,7 +81,7 @@ class CudaEngine:
 
     def reserve_workspace(self, nbytes: int) -> None:
         if nbytes:
-            # the memory returns at once to CuPy's pool; the products allocate their workspaces from this pool
+            # the memory is freed at once into CuPy's pool, from which the products then allocate their workspaces
             cupy.cuda.alloc(nbytes + POOL_ROUNDING_BYTES)
 
     def create_buffer(self, nbytes: int) -> PinnedBuffer:

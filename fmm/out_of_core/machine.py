@@ -66,7 +66,7 @@ class CudaStreamingDevice:
 def _multiply_tiles(
     library: Any, constraints: PlanConstraints, a: Any, b: Any, c: Any, adds: bool, workspace: int
 ) -> None:
-    """Compute C = A B, or C = A B + C if `adds`, for arrays on the device."""
+    """Compute C = A B, or C = C + A B if `adds` is True, for arrays on the device."""
     limited = constraints._replace(workspace=workspace)
     if adds:
         run_gemm(library, a, b, c, c, BlasGemmParams(1, 1), limited)

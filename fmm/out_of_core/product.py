@@ -38,10 +38,11 @@ from fmm.runtime.progress import Progress, show_progress
 
 FREE_MEMORY_SHARE = 0.9  # share of the device's free memory that a product may use
 ALWAYS_FREE_BYTES = 64 << 20  # bytes of the device's memory that are never allocated
-# number of bits after the leading bit to which a memory limit is rounded, so that similar limits share a cached
-# schedule
+# A memory limit is rounded down to its leading bit and this number of further bits, so that similar limits share a
+# cached schedule.
 LIMIT_SIGNIFICANT_BITS = 3
-# candidate shares of the memory limit for tiles; the next share is tried if a required plan's workspace does not fit
+# Shares of the memory limit for tiles. If the workspace of a plan that the caller passed does not fit beside the tiles,
+# the next share is tried.
 TILE_MEMORY_SHARES = 1.0, 0.7, 0.5, 0.35, 0.25
 RETRY_MEMORY_RATIO = 0.7  # after the device ran out of memory, the memory limit is multiplied by this number
 MAX_MEMORY_ATTEMPTS = 4
@@ -59,7 +60,7 @@ def streamed_matmul(
     constraints: PlanConstraints,
     progress: bool = False,
 ) -> Any:
-    """Multiply on the device; return the same result or raise the same error as numpy.matmul."""
+    """Return the product of host arrays, computed on the device; raise the same errors as numpy.matmul."""
     a, b = _as_ndarray(a), _as_ndarray(b)
     dtype, shape = _product_type(library, a, b, out), product_shape(a.shape, b.shape)
     if not dtype or shape is None:
@@ -116,7 +117,7 @@ def explain_streamed_matmul(
 
 
 def _as_ndarray(x: Any) -> Any:
-    """Return x as a NumPy array; a memory-mapped array becomes a view of type numpy.ndarray."""
+    """Return x as a NumPy array; for a memory-mapped array, a view of the class numpy.ndarray."""
     if isinstance(x, np.memmap):
         return x.view(np.ndarray)
     return x if x is None or isinstance(x, np.ndarray) else np.asanyarray(x)
@@ -132,7 +133,7 @@ def _is_memory_mapped(x: Any) -> bool:
 def _product_type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
     """Return the type in which the device computes the product; an empty string if NumPy must compute it.
 
-    float16 products run on the device, since NumPy's BLAS has none.
+    float16 products run on the device, since NumPy has no fast product of this type.
     """
     setting, shape = library.product_setting(a, b, _as_ndarray(out)), product_shape(a.shape, b.shape)
     if shape is None or 0 in (*a.shape, *b.shape) or not (out is None or out.shape == shape):
@@ -161,7 +162,7 @@ def split_stack(a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Ar
 
 
 def _transpose_for_row_major_result(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array]:
-    """Return A, B and C; if C is column-major, return B^T, A^T and C^T instead, so that the result is row-major."""
+    """Return A, B and C, or B^T, A^T and C^T if C is column-major, so that the result is row-major."""
     return (b.T, a.T, c.T) if c.flags.f_contiguous and not c.flags.c_contiguous else (a, b, c)
 
 
@@ -170,7 +171,7 @@ def _transpose_for_row_major_result(a: Array, b: Array, c: Array) -> tuple[Array
 
 @dataclass(frozen=True)
 class StreamedProduct:
-    """A schedule, its predicted times, the workspace limit of a tile product, and the launch unit of each tile size."""
+    """A schedule, its predicted times, the workspace limit of a tile product, and a LaunchUnit for each tile size."""
 
     schedule: Schedule
     times: ScheduleTimes
@@ -212,10 +213,10 @@ def _cached_streamed_product(
     constraints: PlanConstraints,
     settings: Hashable,
 ) -> StreamedProduct:
-    """Return the fastest schedule within `limit` bytes; `settings` is part of the cache key only.
+    """Return the fastest schedule within `limit` bytes; `settings` only distinguishes calls in the cache.
 
-    A required plan may need more workspace than the limit. The share of memory for tiles is then reduced until
-    workspace and tiles fit.
+    A plan that the caller passed may need more workspace than the tiles leave. The share of memory for tiles is then
+    reduced until workspace and tiles fit.
     """
     if constraints.plan is None:
         return _fastest_streamed_product(limit, size, dtype, limit, rates, device, constraints)
@@ -245,7 +246,8 @@ def _fastest_streamed_product(
     schedule, times = choose_schedule(
         size, dtype, tile_limit, rates, lambda free_bytes: product_seconds(free_bytes + limit - tile_limit)
     )
-    # A required plan may be invalid for bands with fewer rows, so its tile products are launched as a whole.
+    # A plan that the caller passed may be invalid for bands with fewer rows, so its tile products are launched as a
+    # whole.
     choose_unit = limited_launch_unit if constraints.plan is None else whole_launch_unit
     free_bytes = limit - schedule.total_slot_bytes
     seconds, workspace = product_seconds(free_bytes), _tile_workspace_limit(constraints, free_bytes)
@@ -304,7 +306,7 @@ def _stream_product(
         except machine.out_of_memory_error as error:
             if attempt == MAX_MEMORY_ATTEMPTS - 1 or isinstance(error, TilesDoNotFitError):
                 raise
-        # subtract the finished multiply-adds, since the product starts again from the beginning
+        # the finished multiply-adds are subtracted, since the product starts again from the beginning
         progress.add_done(done - progress.done)
         limit = _round_limit_down(int(limit * RETRY_MEMORY_RATIO))
 

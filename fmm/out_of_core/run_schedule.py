@@ -3,10 +3,10 @@
 Each thread executes its steps in order; a step starts after all steps in its field `after` are done. An exception in
 one thread, including Ctrl-C, ends all three threads before the exception is raised.
 
-A launched product cannot be stopped, so Ctrl-C waits until all launched products end. Products are launched at most one
-second ahead of the running product; one product may always be launched ahead. A product that takes more than a second
-(float64 on a card with few float64 units) is launched in bands of rows. Bands are used only if all bands of a product
-are predicted to take no longer than the whole product.
+A launched product cannot be stopped, so Ctrl-C waits until all launched products end. The launched products that wait
+for the running product take at most one second together; one product may always wait. A product that takes more than a
+second (float64 on a GPU with few float64 units) is launched in bands of rows, if all its bands together are predicted
+to take at most 1 % longer than the whole product.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fmm.out_of_core.transfers import Array, CopyThreads, DeviceEngine, DeviceEv
 from fmm.problem import Shape
 
 MAX_LAUNCH_SECONDS_AHEAD = 1.0  # seconds of products that may be launched ahead of the running product
-# largest allowed ratio: seconds of all bands of a product, divided by the seconds of the whole product
+# A product is launched in bands if all bands take at most this multiple of the time of the whole product.
 MAX_BAND_SLOWDOWN = 1.01
 MIN_BAND_ROWS = 256  # smallest number of rows of a band
 ASSUMED_PRODUCT_SECONDS = MAX_LAUNCH_SECONDS_AHEAD / 4  # assumed seconds of a product that the model cannot predict
@@ -51,12 +51,15 @@ class LaunchUnit(NamedTuple):
 
 
 def whole_launch_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
-    """Return the launch unit with all rows of a product."""
+    """Return the LaunchUnit with which a product is launched as a whole."""
     return LaunchUnit(size[0], product_seconds(size) or ASSUMED_PRODUCT_SECONDS)
 
 
 def limited_launch_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
-    """Return the launch unit with the largest band within a second, or a larger band if smaller bands are too slow."""
+    """Return the LaunchUnit with the largest band that takes at most a second.
+
+    If smaller bands would make the product too slow, the band is larger and takes more than a second.
+    """
     unit = whole = whole_launch_unit(size, product_seconds)
     while unit.seconds > MAX_LAUNCH_SECONDS_AHEAD:
         rows = -(-unit.rows // (2 * CUT_LENGTH_MULTIPLE)) * CUT_LENGTH_MULTIPLE
@@ -68,14 +71,21 @@ def limited_launch_unit(size: Shape, product_seconds: Callable[[Shape], float]) 
 
 
 class LaunchQueue:
-    """Queue of launched products that may not have ended; `done` receives the multiply-adds of each ended product."""
+    """The queue of launched products that may not have ended.
+
+    The function `done` is called with the number of multiply-adds of each product that has ended.
+    """
 
     def __init__(self, done: Callable[[int], object]) -> None:
         self.done, self.seconds = done, 0.0
         self.running: deque[tuple[DeviceEvent, float, int]] = deque()
 
     def wait_to_launch(self, seconds: float) -> None:
-        """Wait until at most one product is queued, or until all queued seconds plus `seconds` are at most a second."""
+        """Wait until a product that takes `seconds` may be launched.
+
+        Either at most one product is in the queue, or the products that wait for the running product and the new
+        product take at most a second together.
+        """
         while len(self.running) > 1 and self.seconds - self.running[0][1] + seconds > MAX_LAUNCH_SECONDS_AHEAD:
             self._wait_for_first_product()
 
@@ -116,7 +126,7 @@ class _StepStates:
         self.failure: BaseException | None = None
 
     def set_step_started(self, step: int, event: DeviceEvent | None = None) -> None:
-        """Record that the step has started; the step is done when `event` happens, or immediately without an event."""
+        """Record that the step has started; the step is done when `event` happens, or at once if `event` is None."""
         if event is not None:
             self.events[step] = event
         self.started[step].set()
@@ -222,7 +232,7 @@ class ScheduleRun:
         self.transfers.store_matrix(
             self._slot_location("C", step.slot, band.shape[1]).location_of_row(step.first_row_in_block), band
         )
-        return None  # without an event, the copy to the host has already ended
+        return None  # there is no event to wait for, since the copy to the host has ended
 
     # ---- the caller's thread
 
@@ -242,7 +252,7 @@ class ScheduleRun:
         queue.wait_for_all_products()
 
     def _launch_band(self, step: MultiplyStep, rows: IndexRange) -> DeviceEvent:
-        """Launch the product of a range of rows of the step."""
+        """Launch the product for a range of the step's rows, and return the event that marks its end."""
         left, right = (
             self._device_tile(tile, slot) for tile, slot in zip((step.left, step.right), step.slots, strict=False)
         )
@@ -259,7 +269,7 @@ class ScheduleRun:
         return array.T if self.column_major[tile.name] else array
 
     def _host_tile_and_location(self, tile: StreamedTile, slot: int) -> tuple[Array, DeviceLocation]:
-        """Return the tile's host array and its location on the device; transpose both if the tile is column-major."""
+        """Return the tile as a host array, and its location on the device; transpose both if A or B is column-major."""
         host = self.host[tile.name][slice(*tile.rows), slice(*tile.cols)]
         host = host.T if self.column_major[tile.name] else host
         return host, self._slot_location(tile.name, slot, host.shape[1])

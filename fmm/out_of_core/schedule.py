@@ -1,9 +1,9 @@
 """The schedule of a streamed product: the order in which tiles are loaded to the device, multiplied and stored back.
 
 C is cut into as few blocks as the device's memory allows. A block of C stays on the device while tiles of A and B are
-loaded, one piece of the inner dimension after the other. The last piece's product finishes the block in bands of rows;
-each band is stored while the next bands are computed. A tile stays in its slot until the slot is needed for another
-tile; the tile with the latest next use is evicted first.
+loaded, one piece of the inner dimension after the other. The product of the last piece finishes the block in bands of
+rows; each band is stored while the next bands are computed. A tile stays in its slot of device memory until the slot is
+needed for another tile. Of several tiles, the tile that is needed again last is evicted.
 
 This module counts, times and describes the steps of a schedule; fmm.out_of_core.run_schedule executes the steps. A
 step waits for all earlier steps of its own kind (LoadStep, MultiplyStep or StoreStep). The field `after` lists the
@@ -36,7 +36,10 @@ class StreamedTile(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadStep:
-    """Step that copies a tile into a device slot, after the last product that reads the slot's previous tile."""
+    """A step that copies a tile into a slot of device memory.
+
+    The step runs after the last product that reads the previous tile in the slot.
+    """
 
     tile: StreamedTile
     slot: int
@@ -45,10 +48,10 @@ class LoadStep:
 
 @dataclass(frozen=True)
 class MultiplyStep:
-    """Step that multiplies a band of A's tile by B's tile into a block of C, after both tiles are loaded.
+    """A step that multiplies a band of a tile of A by a tile of B into a block of C, after both tiles are loaded.
 
-    The product for the first piece of the inner dimension overwrites the block's slot, after the slot's previous block
-    was stored; the products for later pieces are added to the block.
+    The product for the first piece of the inner dimension overwrites the slot of the block, after the previous block in
+    the slot has been stored. The products for later pieces are added to the block.
     """
 
     left: StreamedTile
@@ -65,13 +68,13 @@ class MultiplyStep:
 
     @property
     def first_row_in_block(self) -> int:
-        """First row of the band, relative to the first row of the block."""
+        """The first row of the band, relative to the first row of the block."""
         return self.rows[0] - self.left.rows[0]
 
 
 @dataclass(frozen=True)
 class StoreStep:
-    """Step that copies a band of rows of C's block to the host, after the product that finishes the band."""
+    """A step that copies a band of rows of a block of C to the host, after the product that finishes the band."""
 
     rows: IndexRange
     cols: IndexRange
@@ -94,14 +97,14 @@ class ProductCut(NamedTuple):
 
 
 class CopyRates(NamedTuple):
-    """Bytes per second of copies to the device, and of copies to the host."""
+    """The rates of copies to the device and of copies to the host, in bytes per second."""
 
     to_device: float
     to_host: float
 
 
 class ScheduleTimes(NamedTuple):
-    """Predicted seconds of a schedule: from start to end, and separately all loads, all products and all stores."""
+    """The predicted seconds of a schedule from start to end, and the sums of its loads, its products and its stores."""
 
     seconds: float
     loading: float
@@ -124,7 +127,10 @@ class Schedule:
 
     @cached_property
     def slot_bytes(self) -> dict[str, tuple[int, ...]]:
-        """Bytes of one slot for each of A, B and C; the largest tile fits in either layout."""
+        """The bytes of each slot for tiles of A, tiles of B and blocks of C.
+
+        The largest tile of a slot fits row-major or column-major.
+        """
         largest: dict[tuple[str, int], int] = {}
         key: tuple[str, int]
         for step in self.steps:
@@ -141,7 +147,7 @@ class Schedule:
 
     @property
     def total_slot_bytes(self) -> int:
-        """Bytes of all slots."""
+        """The bytes of all slots together."""
         return sum(map(sum, self.slot_bytes.values()))
 
     @property
@@ -158,8 +164,8 @@ class Schedule:
     def predict_times(self, rates: CopyRates, product_seconds: Callable[[Shape], float]) -> ScheduleTimes:
         """Return the predicted times; each step runs after the steps in `after` and after earlier steps of its kind.
 
-        The prediction ignores start-up time, and the slow-down of products by concurrent copies, which also use device
-        memory.
+        The prediction ignores that a run needs time to start, and that concurrent copies slow down products, since both
+        use device memory.
         """
         ends: list[float] = []
         free, busy = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
@@ -187,7 +193,7 @@ def block_slot_bytes(rows: int, cols: int, itemsize: int) -> int:
 
 
 def padded_length(length: int, itemsize: int) -> int:
-    """Return the leading dimension on the device that aligns rows of `length` entries."""
+    """Return the leading dimension on the device with which rows of `length` entries are aligned."""
     step = max(ROW_ALIGNMENT_BYTES // itemsize, 1)
     return -(-length // step) * step
 
@@ -206,7 +212,7 @@ def build_schedule(size: Shape, itemsize: int, cut: ProductCut) -> Schedule:
 
 
 class _ScheduleBuilder:
-    """Builds the list of steps: for each tile product, the missing loads, the multiplications, and the stores."""
+    """Builds the list of steps: for each product of tiles, the loads of missing tiles, the products and the stores."""
 
     def __init__(self, size: Shape, cut: ProductCut) -> None:
         self.cut, self.steps = cut, list[ScheduleStep]()
@@ -217,7 +223,7 @@ class _ScheduleBuilder:
             for tile in (left, right):
                 self.uses.setdefault(tile, []).append(number)
         self.places = {name: _TileSlots(count) for name, count in zip("AB", cut.slots, strict=False)}
-        # block slot -> indices of the StoreSteps of the slot's previous block
+        # for each slot of a block: the indices of the StoreSteps of the previous block in the slot
         self.stores: dict[int, list[int]] = {}
         for number, (block, first, last, left, right) in enumerate(products):
             slots = self._add_load_step(number, left), self._add_load_step(number, right), block % cut.slots[2]
@@ -262,7 +268,7 @@ class _ScheduleBuilder:
 
 
 class _TileSlots:
-    """The slots for one matrix's tiles: each tile's slot and LoadStep, and the latest product that reads each slot."""
+    """The slots for tiles of A, or of B: each tile's slot and LoadStep, and the last product that reads each slot."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -271,7 +277,7 @@ class _TileSlots:
         self.readers: dict[int, tuple[int, ...]] = {}
 
     def take_slot(self, next_use: Callable[[StreamedTile], int]) -> tuple[int, tuple[int, ...]]:
-        """Return a slot and its last readers; if no slot is free, evict the tile with the latest next use."""
+        """Return a slot and the products that last read it; if no slot is free, evict the tile that is needed last."""
         if len(self.slot) < self.count:
             return len(self.slot), ()
         evicted = max(self.slot, key=next_use)
@@ -282,7 +288,8 @@ class _TileSlots:
 def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bool, StreamedTile, StreamedTile]]:
     """Yield for each product the index of its block, two flags (first piece, last piece), and the tiles of A and B.
 
-    The order of blocks and pieces alternates direction, so that each product uses a tile of the previous product.
+    Every second row of blocks, and the pieces of every second block, are in reverse order, so that each product uses a
+    tile of the product before.
     """
     m, k, n = size
     block = 0

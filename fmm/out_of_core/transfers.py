@@ -74,7 +74,7 @@ class DeviceEngine(Protocol):
         ...
 
     def multiply_matrices(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> DeviceEvent:
-        """Enqueue C = A B, or C = A B + C if `adds`, with at most `workspace` bytes of workspace."""
+        """Enqueue C = A B, or C = C + A B if `adds` is True, with at most `workspace` bytes of workspace."""
         ...
 
     def wait_until_idle(self) -> None:
@@ -116,8 +116,8 @@ class CopyThreads:
     def start_load(self, host: Array, place: DeviceLocation) -> DeviceEvent:
         """Start a copy of a matrix to the device; return the event that marks the arrival of the matrix.
 
-        The caller may start further loads before the first load has ended. Chunks of later loads are queued behind the
-        chunks of earlier loads, so that threads do not wait for one another.
+        The caller may start further loads before the first load has ended. Their chunks wait in a queue behind the
+        chunks of earlier loads, so that all threads copy at all times.
         """
         return _LoadedEvent(self.engine, self._submit_chunks(self.load_pool, self._load_chunk, host, place))
 
@@ -126,7 +126,7 @@ class CopyThreads:
         wait_for_futures(self._submit_chunks(self.store_pool, self._store_chunk, host, place))
 
     def close(self) -> None:
-        """End the threads; drop copies that have not begun."""
+        """End the threads; copies that have not begun are not made."""
         self.ended = True
         for pool in (self.load_pool, self.store_pool):
             pool.shutdown(wait=True, cancel_futures=True)
@@ -153,7 +153,7 @@ class CopyThreads:
         if self.ended:
             return
         buffer = self._next_free_buffer()
-        # unsafe casting: the caller has already checked that the cast is allowed
+        # casting is "unsafe", since the caller has checked that the cast is allowed
         np.copyto(_buffer_view(buffer, host, place), host, casting="unsafe")
         self.engine.send_buffer(buffer, _chunk_bytes(host, place), place.address)
 
@@ -173,7 +173,7 @@ class CopyThreads:
 
 
 class _LoadedEvent:
-    """An event that happens when all chunks of a matrix are on the device; `wait` raises a failed copy's error."""
+    """An event that happens when all chunks of a matrix are on the device; `wait` raises the error of a failed copy."""
 
     def __init__(self, engine: DeviceEngine, tasks: list[Future[None]]) -> None:
         self.engine, self.tasks = engine, tasks
@@ -193,7 +193,7 @@ class _LoadedEvent:
 
 
 def _chunk_ranges(shape: tuple[int, ...], place: DeviceLocation, nbytes: int) -> Iterator[tuple[slice, slice]]:
-    """Yield chunks of at most `nbytes` bytes: several rows of the matrix, or equal parts of a row that does not fit."""
+    """Yield chunks of at most `nbytes` bytes: several rows of the matrix, or equal parts of a row with more bytes."""
     rows, cols = shape
     height = max(nbytes // place.row_bytes, 1)
     width = -(-cols // max(-(-cols * place.dtype.itemsize // nbytes), 1))

@@ -29,7 +29,7 @@ from fmm.semirings.minplus_kernel import (
     product_clocks,
 )
 
-# each temporary begins at a multiple of this number of entries in the workspace
+# Each temporary begins in the workspace at a multiple of this number of entries.
 TEMPORARY_ALIGNMENT_ENTRIES = 256
 ARGUMENT_BUFFER_PREFIX = "args of "  # prefix of the name of a buffer that holds predecessors
 ARGUMENT_BYTES = 4  # bytes of a node index or of an index k (int32)
@@ -43,7 +43,8 @@ class ClosureLaunches:
     steps: ClosureSteps
     launches: tuple[Launch, ...]
     numbers: int  # number of entries of all temporaries together
-    # bytes for doubled left operands, with each entry written twice, for rings with two entries in a word
+    # Bytes for copies of left operands in which each entry is written twice. A ring with two entries in a word needs
+    # these copies.
     doubled_bytes: int
 
 
@@ -65,7 +66,7 @@ class _ClosureRecorder:
     def __init__(self, ring: TropicalRing, steps: ClosureSteps, with_predecessors: bool, multiprocessors: int) -> None:
         self.ring, self.steps = ring, steps
         self.with_predecessors, self.multiprocessors = with_predecessors, multiprocessors
-        # for each temporary: index of its first entry in the workspace, and leading dimension
+        # for each temporary: the index of its first entry in the workspace, and its leading dimension
         self.places: dict[str, tuple[int, int]] = {}
         self.numbers = 0
         for name, rows, cols in steps.temporaries:
@@ -129,12 +130,12 @@ class _ClosureRecorder:
 
 # ---- predicted time
 #
-# Each launch is assumed to begin when the previous launch has ended. The prediction ignores device memory: a product
-# reads each operand entry tens of times from the fast second-level cache. The prediction also ignores conversions of
-# operands and results, and the lower clock frequency under load.
+# Each launch is assumed to begin when the previous launch has ended. The prediction ignores the time of device memory,
+# since a product reads each entry of its operands tens of times from the second-level cache. The prediction also
+# ignores conversions of operands and results, and the lower clock frequency under load.
 
-# Measured clock cycles for one step of the closure of a tile of 128 nodes. In each step a thread updates 64 entries
-# with two instructions each, then waits at a barrier.
+# Measured clock cycles for one step of the closure of a tile of 128 nodes; a tile has one step for each node. In a step
+# a thread updates 64 entries with two instructions each, and then waits at a barrier.
 CLOSURE_STEP_CLOCKS = 510.0
 FLOAT64_CLOSURE_STEP_CLOCKS = 1100.0  # clock cycles for one step of the closure of a tile of 128 nodes in float64
 PREDECESSOR_CLOSURE_STEP_CLOCKS = 500.0  # clocks of one step of the closure of a tile of 64 nodes with predecessors

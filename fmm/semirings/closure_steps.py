@@ -1,7 +1,7 @@
-"""Compute the steps of a closure table for an n x n matrix; the host and the CUDA device execute the same steps.
+"""List the steps of a closure table for an n x n matrix; the host and the CUDA device execute the same steps.
 
-A round is a set of steps that may run concurrently: one tile closure, or products that do not read or overwrite each
-other's results.
+A round is a set of steps that may run concurrently: one tile closure, or products of which none reads or overwrites the
+result of another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CloseTileStep(NamedTuple):
 
 
 class ProductStep(NamedTuple):
-    """The step dest = old + left * right over the semiring; `old` and `dest` may be the same block."""
+    """The step dest = old + left * right, with the semiring's sum and product; `old` and `dest` may be one block."""
 
     left: Place
     right: Place
@@ -54,13 +54,13 @@ class ClosureSteps:
 
     @property
     def addition_count(self) -> int:
-        """Number of sums left[i, k] + right[k, j] that the steps compute."""
+        """The number of sums left[i, k] + right[k, j] that the steps compute."""
         products = sum(p.left.rows * p.left.cols * p.right.cols for p in self.product_steps)
         return products + sum(tile.rows**3 for tile in self.closed_tiles)
 
     @property
     def moved_entry_count(self) -> int:
-        """Number of entries that the steps read and write, if each step reads each operand once."""
+        """The number of entries that the steps read and write if each step reads each operand once."""
         products = sum(sum(x.rows * x.cols for x in p) for p in self.product_steps)
         return products + sum(2 * tile.rows**2 for tile in self.closed_tiles)
 

@@ -5,9 +5,9 @@ shortest paths. A closure table cuts D into 2 x 2 blocks. A step of the table is
 diagonal block) or a kernel from step_tables/kernels.txt without subtractions.
 
 A proof checks each closure table when the table is read. The proof treats blocks as letters that do not commute, and
-the result of a step as a set of words over these letters. For each block, the set of words must equal the set of walks
-between the two sides of the cut that the block connects. The proof holds for every closed semiring with idempotent
-addition and for blocks of any size.
+the result of a step as a set of words over these letters. The cut divides the nodes of the graph into two halves, and
+each block has the edges from one half to a half. For each block, the set of words must equal the set of walks between
+its two halves. The proof holds for every closed semiring with idempotent addition and for blocks of any size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from fmm.kernels.algorithms.step_table import (
 
 CLOSURE_TABLE_FOLDER: Final = resources.files("fmm.semirings") / "closure_tables"
 HEADER_FIELDS = ("name", "source", "blocks", "temps")
-# For each of the four blocks, the side of the cut (0 or 1) where its edges begin, and the side where its edges end.
+# For each of the four blocks: the half of the nodes (0 or 1) in which the edges of the block begin, and the half in
+# which they end.
 CUT_SIDES_OF_BLOCKS = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
@@ -73,7 +74,7 @@ def closure_table(name: str = "r-kleene") -> ClosureTable:
 
 
 def parse_closure_table(text: str, origin: str = "closure table") -> ClosureTable:
-    """Parse a closure table's text; for an error, raise StepTableError with the file and the line."""
+    """Parse the text of a closure table; raise StepTableError, with the file and the line, if the text is wrong."""
     head, calls = parse_table_lines(text, origin, HEADER_FIELDS)
     blocks, temporaries = tuple(head["blocks"].split()), tuple(head["temps"].split())
     if len(blocks) != len(CUT_SIDES_OF_BLOCKS) or len({*blocks, *temporaries}) < len(blocks) + len(temporaries):
@@ -101,7 +102,7 @@ def _parse_table_step(call: TableKernelCall) -> TableStep | CloseStep:
 
 
 def closure_error(table: ClosureTable) -> str | None:
-    """Return the table's first error as text, or None if the table computes the closure over every closed semiring."""
+    """Return the table's first error as text; None if the table computes the closure over every closed semiring."""
     values: dict[str, WordSet] = {name: LetterSet(name) for name in table.blocks}
     for step in table.steps:
         places = (step.place,) if isinstance(step, CloseStep) else step.read_blocks
@@ -202,7 +203,7 @@ def has_empty_word(x: WordSet) -> bool:
 
 @lru_cache(maxsize=4096)
 def letter_derivatives(x: WordSet, letter: str) -> frozenset[WordSet]:
-    """Return sets of words; their union is the derivative of x by `letter`."""
+    """Return sets of words; the union of these sets is the derivative of x by `letter`."""
     if isinstance(x, LetterSet):
         return frozenset([EMPTY_WORD_SET] if x.name == letter else [])
     if isinstance(x, SymbolicWordSet):
@@ -215,8 +216,8 @@ def letter_derivatives(x: WordSet, letter: str) -> frozenset[WordSet]:
 
 def is_set_of_walks(x: WordSet, moves: Mapping[str, tuple[int, int]], begin: int, end: int) -> bool:
     """Return True if x is the set of all walks from vertex `begin` to vertex `end`, where each letter is an edge."""
-    # A state has the sets of words that may follow, and the vertex that the walk has reached (None if the letters are
-    # no walk).
+    # A state belongs to the letters that have been read. It has the sets of words that may follow these letters, and
+    # the vertex that the walk has reached (None if the letters are no walk).
     state: tuple[frozenset[WordSet], int | None] = (frozenset([x]), begin)
     seen, waiting = {state}, [state]
     while waiting:

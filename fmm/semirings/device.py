@@ -39,7 +39,7 @@ from fmm.semirings.path_request import EdgeRule
 
 
 def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tuple[Any, Any]:
-    """Return the product; if requested also each entry's best index k (else None)."""
+    """Return the product and the best index k of each entry; the indices are None if `with_arguments` is False."""
     ring, (m, k), n = TROPICAL_RINGS[ring_name], a.shape, b.shape[1]
     left, right = _with_aligned_rows(a), _with_aligned_rows(b)
     c = cupy.empty((m, padded_leading_dimension(n)), a.dtype)
@@ -57,7 +57,7 @@ def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tupl
 
 
 def device_edges(lengths: Any, rule: EdgeRule) -> tuple[Any, Any]:
-    """Return a new matrix of a graph's edges, and on request the predecessors on paths of one edge (else None).
+    """Return a new matrix of a graph's edges, and the predecessors on paths of one edge (None if not requested).
 
     Zeros, inf, NaN, `rule.missing` and floating-point entries up to the magnitude `rule.smallest` are not edges. The
     new matrix has `rule.missing` where there is no edge, and zeros on the diagonal.
@@ -132,7 +132,7 @@ def _edges_launch(dtype: str, n: int, strides: tuple[int, int], rule: EdgeRule, 
 def _closure_launches(
     ring: TropicalRing, n: int, with_predecessors: bool, device: int
 ) -> tuple[LaunchSequence, int, int]:
-    """Return a closure's compiled launches, the number of entries of temporaries, and the bytes of doubled operands."""
+    """Return the compiled launches of a closure, the number of entries of its temporaries, and its `doubled_bytes`."""
     closure = closure_launches(ring, n, with_predecessors, chip_of(device).multiprocessors)
     return LaunchSequence(closure.launches, device), closure.numbers, closure.doubled_bytes
 

@@ -1,9 +1,9 @@
 """Choose the ring (number type and semiring) of a product, and convert arrays to the ring and back.
 
 Products of floating-point arrays are computed in the type of the arrays. Integers saturate: a sum beyond the type's
-range becomes the nearest integer in the range. In min-plus the type's largest integer means "no edge", in max-plus the
-smallest. The kernels use no saturating instructions. The values of integer arrays are therefore inspected first, and a
-ring is chosen in which no sum can overflow.
+range becomes the nearest integer in the range. In min-plus the type's largest integer means "no edge", in max-plus its
+smallest integer. The kernels use no saturating instructions. The values of integer arrays are therefore read first, and
+a ring is chosen in which no sum can overflow.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MAX_INT32_RING_MAGNITUDE = 1 << 28  # largest magnitude of an entry in the ring "int32" (tropical_rings.cuh)
-# The arrays are tested for negative entries only if a product has at least this number of sums. Without negative
-# entries, a product takes 20 % less time, but the test needs a pass over memory and a wait for the device.
+# float32 arrays are tested for negative entries only if a product has at least this number of sums. The kernel for
+# arrays without negative entries takes 20 % less time, but the test needs a pass over memory and a wait for the device.
 MIN_SUMS_FOR_SIGN_TEST = 2048**3
 
 
@@ -28,7 +28,7 @@ class RingDomain(NamedTuple):
 
 
 def no_edge_value(dtype: Any, maximum: bool) -> Any:
-    """Return the value that stands for "no edge" in a user's array."""
+    """Return the value that means "no edge" in a user's array."""
     numpy_type = np.dtype(dtype)
     if numpy_type.kind == "f":
         return numpy_type.type(-np.inf if maximum else np.inf)
@@ -39,7 +39,10 @@ def no_edge_value(dtype: Any, maximum: bool) -> Any:
 def choose_ring_domain(
     xp: Any, arrays: tuple[Any, ...], maximum: bool, device: bool, with_arguments: bool, terms: int, work: int
 ) -> RingDomain:
-    """Return the fastest ring for `work` sums of `terms` entries each; the arrays (one or two) have the same type."""
+    """Return the fastest ring for these arrays, in which no sum overflows.
+
+    The arrays, one or two, have the same type. A product has `work` sums, each of `terms` entries.
+    """
     dtype = arrays[0].dtype
     if dtype.kind == "f":
         tests_sign = device and dtype == np.float32 and not maximum and work >= MIN_SUMS_FOR_SIGN_TEST
@@ -69,7 +72,7 @@ def _largest_magnitude(xp: Any, x: Any, maximum: bool) -> int:
 
 
 def convert_to_domain(x: Any, domain: RingDomain, maximum: bool) -> Any:
-    """Convert x to the domain's type; return a view without a copy if the bits do not change."""
+    """Return x in the type of the domain; a view if the bits do not change."""
     missing = no_edge_value(x.dtype, maximum)
     if x.dtype == domain.dtype and missing == domain.missing:
         return x
@@ -83,7 +86,7 @@ def convert_to_domain(x: Any, domain: RingDomain, maximum: bool) -> Any:
 
 
 def convert_from_domain(xp: Any, x: Any, domain: RingDomain, dtype: Any, maximum: bool) -> Any:
-    """Convert a result of the domain to the user's type, with saturation."""
+    """Return a result of the domain in the user's type `dtype`; integers beyond the type's range saturate."""
     target = np.dtype(dtype)
     if x.dtype == target and no_edge_value(target, maximum) == domain.missing:
         return x

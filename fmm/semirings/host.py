@@ -20,21 +20,21 @@ from fmm.semirings.closure_steps import CLOSED_MATRIX_NAME, CloseTileStep, closu
 from fmm.semirings.closure_table import closure_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
-# bytes of a piece of the result; temporary sums of a piece need the same number of bytes
+# Bytes of a piece of the result. The temporary sums of a piece need as many bytes again.
 RESULT_PIECE_BYTES = 1 << 17
 MAX_PIECE_ROW_BYTES = 1 << 13  # largest number of bytes in a row of a piece
-# Largest number of sums in one piece, and largest number of indices k in one pass. The limits are needed because Ctrl-C
-# is handled only between pieces.
+# Largest number of sums in one piece, and largest number of indices k in one pass. The two limits keep pieces short,
+# since Ctrl-C is handled only between pieces.
 PIECE_SUMS, PIECE_STEPS = 1 << 25, 1 << 14
 HOST_TILE_SIDE = 64  # largest number of nodes of a tile whose closure is computed without further cuts
 
 
 class ArgumentRecord(NamedTuple):
-    """The arrays in which a product records, for each entry of the result, the inner index k of the best sum.
+    """The arrays in which a product records, for each entry of the result, the index k of the best sum.
 
-    `args` receives the best sum's index k; if `via` is set, it receives the entry in row k of `via` (a predecessor). If
-    no sum is better than the previous value, `args` receives the entry of `old`, or -1 if `old` is None. `first` is the
-    first index k of this range of steps.
+    `args` receives the index k of the best sum. If `via` is not None, `args` receives the entry in row k of `via`,
+    which is a predecessor. If no sum is better than the previous value, `args` receives the entry of `old`, or -1 if
+    `old` is None. `first` is the first index k of this range of steps.
     """
 
     args: Array
@@ -43,7 +43,7 @@ class ArgumentRecord(NamedTuple):
     first: int = 0
 
     def record_for_steps(self, steps: slice) -> ArgumentRecord:
-        """Return the record for a range of steps; all earlier steps must have been recorded."""
+        """Return the record for a range of indices k; all smaller indices must have been recorded before."""
         if not steps.start:
             return self if self.via is None else self._replace(via=self.via[steps])
         return ArgumentRecord(self.args, self.args, None if self.via is None else self.via[steps], steps.start)
@@ -55,7 +55,7 @@ class ArgumentRecord(NamedTuple):
         return ArgumentRecord(self.args[rows, cols], old, via, self.first)
 
     def write_best_steps(self, step: Array) -> None:
-        """Write `args` from the best index k of each entry; -1 keeps the old value."""
+        """Write to `args` from `step`, the best index k of each entry; where `step` is -1, write the old value."""
         if self.old is None:
             self.args[...] = step
             return
@@ -64,7 +64,7 @@ class ArgumentRecord(NamedTuple):
 
 
 class Semiring(Protocol):
-    """Interface of products and tile closures over a semiring, implemented by NumPy and by Numba."""
+    """The interface of products and tile closures over a semiring; NumpySemiring and NumbaSemiring implement it."""
 
     def multiply_and_add(
         self, left: Array, right: Array, old: Array | None, dest: Array, arguments: ArgumentRecord | None = None
@@ -76,7 +76,7 @@ class Semiring(Protocol):
 def close_matrix(
     semiring: Semiring, d: Array, predecessors: Array | None = None, tile_side: int = HOST_TILE_SIDE
 ) -> None:
-    """Replace D by its closure, and update `predecessors` (the last node but one of each path)."""
+    """Replace the matrix d by its closure, and update `predecessors`, the last node but one of each path."""
     steps = closure_steps(closure_table(), len(d), tile_side)
     values, nodes = {CLOSED_MATRIX_NAME: d}, {CLOSED_MATRIX_NAME: predecessors}
     for name, rows, cols in steps.temporaries:
@@ -114,7 +114,7 @@ class NumpySemiring:
 
     @property
     def choose_better(self) -> Any:
-        """NumPy ufunc that returns the better of two values; NaN is never better."""
+        """The ufunc of NumPy that returns the better of two values; NaN is never the better value."""
         return np.fmax if self.maximum else np.fmin
 
     @property
@@ -156,7 +156,10 @@ class NumpySemiring:
         dest[rows, cols] = c
 
     def _find_best_steps(self, left: Array, right: Array, c: Array) -> Array:
-        """Update c; return for each entry the first index k with the best sum, or -1 if no sum is better than c."""
+        """Replace entries of c by better sums, and return the first index k with the best sum of each entry.
+
+        The index is -1 where no sum is better than the entry of c.
+        """
         sums, won, step = np.empty_like(c), np.empty(c.shape, bool), np.full(c.shape, -1, np.int32)
         for k in range(left.shape[1]):
             np.add(left[:, k, None], right[k], out=sums)
@@ -180,7 +183,7 @@ class NumpySemiring:
 
 
 def _piece_ranges(x: Array, steps: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the ranges of rows and columns of each piece of the result x, for a product over `steps` indices k."""
+    """Yield the row range and the column range of each piece of the result x, for a product over `steps` indices k."""
     wide = max(min(x.shape[1], MAX_PIECE_ROW_BYTES // x.itemsize), 1)
     most = min(RESULT_PIECE_BYTES // x.itemsize, PIECE_SUMS // max(steps, 1))
     high = max(most // wide, 1)

@@ -21,7 +21,10 @@ from fmm.semirings.placement import (
 
 
 def minplus_product(a: Any, b: Any, out: Any, maximum: bool, with_arguments: bool) -> Any:
-    """Return the smallest (or greatest) sums a[i, k] + b[k, j] over k, and on request the first best index k."""
+    """Return the smallest (or greatest) sums a[i, k] + b[k, j] over k.
+
+    If `with_arguments` is True, also return the first index k with the best sum of each entry.
+    """
     check_dense("fmm.minplus", a, b)
     with placement.place_arrays(a=a, b=b, out=out) as place:
         x, y = place.adopt(as_readable_array(a)), place.adopt(as_readable_array(b))
@@ -45,7 +48,7 @@ def _result_type(x: Any, y: Any) -> Any:
 
 
 def _as_result_type(xp: Any, values: Any, original: Any, dtype: Any, maximum: bool) -> Any:
-    """Convert values to the result's type; masked entries and "no edge" become this type's value for "no edge"."""
+    """Return the values in the result's type; "no edge" and masked entries get that type's value for "no edge"."""
     result = values.astype(dtype, copy=False)
     if values.dtype != dtype and values.dtype.name in COMPUTED_TYPES and values.dtype.kind != "f":
         is_missing = values == no_edge_value(values.dtype, maximum)
@@ -71,6 +74,6 @@ def _compute_product(place: ArrayPlacement, x: Any, y: Any, maximum: bool, with_
         semiring.multiply_and_add(np.ascontiguousarray(left), np.ascontiguousarray(right), None, values, arguments)
     result = convert_from_domain(xp, values, domain, dtype, maximum)
     if with_arguments and result.dtype != values.dtype and dtype.kind == "i":
-        # a saturated sum means "no edge", and its entry has no best index k
+        # a saturated sum means "no edge", so its entry gets the index -1
         args[result == no_edge_value(dtype, maximum)] = -1
     return result, args

@@ -18,14 +18,15 @@ from fmm.kernels.cuda.products.tiling import strategy_cpp
 from fmm.semirings.path_request import EdgeRule
 
 ENTRY_POINT = "fmm_minplus"
-# number of threads in a thread block that computes a tile's closure, or that writes 16-bit entries twice
+# Number of threads in a thread block of the kernels that close a tile, that write 16-bit entries twice, and that write
+# edges.
 TILE_THREADS = 256
 VECTOR_BYTES = 16  # bytes of one vector load or store
 
 
 @dataclass(frozen=True)
 class TropicalRing:
-    """A min-plus or max-plus semiring on a device: its number type, and the C++ class that chooses the better sum."""
+    """A min-plus or max-plus semiring on a device: its number type, and the C++ class that selects the better sum."""
 
     name: str
     cpp: str  # C++ class of the ring in the device code
@@ -57,14 +58,15 @@ TROPICAL_RINGS = {
     )
 }
 
-# Tile sizes of kernels without arguments, for words of at most 4 bytes. The first sizes are fastest for large products;
-# the last sizes give enough thread blocks for the smallest products.
+# Tile sizes of kernels that record no best index k, for words of at most 4 bytes. The first sizes are fastest for large
+# products; the last sizes give enough thread blocks for the smallest products.
 TILE_SIZES_4_BYTES = (
     TileSizes("Square", 128, 128, 16, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=3, blocks=2),
     TileSizes("Medium", 64, 64, 16, m_r=4, n_r=8, warp_m=8, warp_n=4, stages=3, blocks=4),
     TileSizes("Small", 32, 32, 16, m_r=2, n_r=4, warp_m=8, warp_n=4, stages=3, blocks=6),
 )
-# With arguments or with 8-byte entries (two registers each), a thread computes half the number of entries.
+# In kernels that record the best index k, and in kernels for 8-byte entries, each entry of C needs two registers, so a
+# thread computes half as many entries.
 HALF_SQUARE_TILE_SIZES = replace(TILE_SIZES_4_BYTES[0], name="Half", m_s=64, n_r=8)
 ARGUMENT_TILE_SIZES_4_BYTES = (HALF_SQUARE_TILE_SIZES, *TILE_SIZES_4_BYTES[1:])
 TILE_SIZES_8_BYTES = (
@@ -76,7 +78,7 @@ ARGUMENT_TILE_SIZES_8_BYTES = (replace(TILE_SIZES_4_BYTES[1], blocks=2), TILE_SI
 
 
 def candidate_tile_sizes(ring: TropicalRing, with_arguments: bool) -> tuple[TileSizes, ...]:
-    """Return the candidate tile sizes of the product kernel over this ring."""
+    """Return the candidate tile sizes of the kernel for products over this ring."""
     if ring.word_bytes > 4:
         return ARGUMENT_TILE_SIZES_8_BYTES if with_arguments else TILE_SIZES_8_BYTES
     return ARGUMENT_TILE_SIZES_4_BYTES if with_arguments else TILE_SIZES_4_BYTES
@@ -100,7 +102,7 @@ class MinplusKernel:
 
     @property
     def shared_memory_bytes(self) -> int:
-        """Bytes of shared memory for the tiles of A, with padded rows, and the tiles of B."""
+        """The bytes of shared memory for the tiles of A, which have padded rows, and the tiles of B."""
         s, item = self.sizes, TROPICAL_RINGS[self.ring].word_bytes
         return s.stages * item * (s.m_s * (s.k_s + VECTOR_BYTES // item) + s.k_s * s.n_s)
 
@@ -116,10 +118,10 @@ class DeviceMatrix(NamedTuple):
 
 
 class SemiringProduct(NamedTuple):
-    """Operands of a product: dest[i, j] becomes the best of old[i, j] and all sums left[i, k] + right[k, j].
+    """The operands of a product: dest[i, j] becomes the best of old[i, j] and all sums left[i, k] + right[k, j].
 
-    If a word of the ring holds two entries, each entry of `left` must be written twice. `args` receives for each entry
-    the best sum's index k; if `via` is set, it receives the entry in row k of `via`.
+    If a word of the ring holds two entries, `left` is a copy in which each entry is written twice. `args` receives for
+    each entry the index k of the best sum, or, if `via` is not None, the entry in row k of `via`.
     """
 
     left: DeviceMatrix
@@ -150,7 +152,7 @@ def minplus_launch(ring: TropicalRing, sizes: TileSizes, products: Sequence[Semi
 def _pack_kernel_parameters(
     ring: TropicalRing, sizes: TileSizes, product: SemiringProduct
 ) -> tuple[bytes, list[AddressSlot], int]:
-    """Return a product's packed kernel parameters, the slots for its addresses, and the number of thread blocks."""
+    """Return a product's packed kernel parameters, the slots for its addresses, and its number of thread blocks."""
     left, right, dest, old, *arguments = product
     pairs = ring.per_word
     m, k, n = left.rows, left.cols, -(-dest.cols // pairs)
@@ -261,12 +263,15 @@ def edges_source(cpp_type: str) -> str:
 # ---- the fastest tile sizes
 
 ProductSize = tuple[int, int, int]  # m, k, n
-# clock cycles that a thread block spends before the first index k and after the last
+# Clock cycles that a thread block needs before the first index k and after the last index k.
 THREAD_BLOCK_OVERHEAD_CLOCKS = 2500.0
 
 
 class SumsPerClock(NamedTuple):
-    """Sums of words per clock cycle on a multiprocessor: with one thread block, and with as many as fit."""
+    """The number of sums of words per clock cycle on a multiprocessor.
+
+    `alone` is the number with one thread block, and `full` the number with as many thread blocks as fit.
+    """
 
     alone: float
     full: float
@@ -280,8 +285,8 @@ NONNEGATIVE_FLOAT_SUM_RATES = {
     "Small": SumsPerClock(20, 43),
 }
 INTEGER_SUM_RATES = {"Square": SumsPerClock(45, 57), "Medium": SumsPerClock(40, 54), "Small": SumsPerClock(20, 43)}
-# In kernels that also record the index of each minimum, three of four instructions run at half the rate. Kernels that
-# record indices were measured on large products only.
+# Rates of kernels that also record the best index k: three of their four instructions run at half the rate. These
+# kernels were measured on large products only.
 ARGUMENT_SUM_RATES = {"Half": SumsPerClock(12, 15.5), "Medium": SumsPerClock(10, 13.5), "Small": SumsPerClock(8, 12)}
 DOUBLE_SUM_RATES = {"Half": SumsPerClock(10, 18.3), "Medium": SumsPerClock(10.7, 18.4), "Small": SumsPerClock(9, 17)}
 
@@ -291,7 +296,7 @@ def product_clocks(
 ) -> float:
     """Return the predicted clock cycles from the start of a launch until its last thread block ends.
 
-    The prediction ignores device memory, and assumes that thread blocks that start together end together.
+    The prediction ignores the time of device memory, and assumes that thread blocks that start together end together.
     """
     tiles = sum(-(-m // sizes.m_s) * -(-n // (sizes.n_s * ring.per_word)) for m, _, n in products)
     steps = max(k for _, k, _ in products)
@@ -309,7 +314,7 @@ def product_clocks(
 def fastest_minplus_sizes(
     ring: TropicalRing, with_arguments: bool, products: Sequence[ProductSize], multiprocessors: int
 ) -> TileSizes:
-    """Return the tile sizes for these products with the fewest predicted clock cycles."""
+    """Return the tile sizes with which the launch of these products needs the fewest predicted clock cycles."""
     return min(
         candidate_tile_sizes(ring, with_arguments),
         key=lambda sizes: product_clocks(ring, with_arguments, sizes, products, multiprocessors),

@@ -1,10 +1,10 @@
 """Semiring products and the Floyd-Warshall algorithm, compiled by Numba if Numba is installed.
 
 The inner loops run along contiguous rows, so that the compiler uses vector instructions. A row of the result is updated
-for four indices k at a time. With more than four indices k at a time, the compiled code would compare too many pairs of
-addresses for overlap. INNER_STEPS rows with TASK_ROW_BYTES bytes each of the right operand stay in the first-level
-cache. Matrices are passed as one-dimensional arrays with a leading dimension, since Numba does not know that the rows
-of a submatrix are contiguous.
+for four indices k at a time. With more than four indices k at a time, the compiled code would have to test too many
+pairs of addresses for overlap. INNER_STEPS rows of the right operand, with TASK_ROW_BYTES bytes each, stay in the
+first-level cache. Matrices are passed as one-dimensional arrays with a leading dimension, since Numba cannot assume
+that the rows of a submatrix are contiguous.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from numpy.lib.stride_tricks import as_strided
 from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.semirings.host import ArgumentRecord, Array
 
-# TASK_ROWS: largest number of result rows of a task. INNER_STEPS: number of rows of the right operand that stay in
-# cache.
+# TASK_ROWS is the largest number of rows of the result in a task. INNER_STEPS is the number of rows of the right
+# operand that stay in the cache.
 TASK_ROWS, INNER_STEPS = 128, 16
 TASK_ROW_BYTES = 1024  # bytes of each row of a task's block of the result
-# TASK_SUMS: largest number of sums of a task, since Ctrl-C is handled only between tasks. MIN_TASK_ROWS: smallest
-# number of rows of a task.
+# TASK_SUMS is the largest number of sums in a task; it is limited, since Ctrl-C is handled only between tasks.
+# MIN_TASK_ROWS is the smallest number of rows in a task.
 TASK_SUMS, MIN_TASK_ROWS = 1 << 26, 16
 
 
@@ -88,7 +88,7 @@ class _FlatMatrix(NamedTuple):
 
 
 def _as_flat_matrix(x: Array) -> _FlatMatrix:
-    """Return a matrix's memory as a one-dimensional array; a matrix without contiguous rows is copied."""
+    """Return the memory of a matrix as a one-dimensional array; copy the matrix if its rows are not contiguous."""
     rows, cols = x.shape
     if rows * cols == 0 or x.strides[0] < cols * x.itemsize:
         return _FlatMatrix(np.ascontiguousarray(x).ravel(), cols)

@@ -9,7 +9,7 @@ PATH_METHOD_NAMES: tuple[str, ...] = get_args(PathMethod)
 
 
 class NegativeCycleError(ValueError):
-    """Raised if the graph has a cycle of negative length, since no shortest paths exist then."""
+    """The error raised if the graph has a cycle of negative length, so that shortest paths do not exist."""
 
 
 class PathRequest(NamedTuple):
@@ -28,5 +28,5 @@ class EdgeRule(NamedTuple):
     missing: float  # the entry that means "no edge"
     smallest: float  # floating-point entries up to this magnitude are not edges
     unweighted: bool = False  # True if every edge counts as length 1
-    # predecessor that is written for a pair of nodes without an edge; None if no predecessors are written
+    # The predecessor that is written for a pair of nodes without an edge. None means that no predecessors are written.
     no_predecessor: int | None = None

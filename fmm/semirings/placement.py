@@ -19,12 +19,12 @@ from fmm.semirings.host import NumpySemiring, Semiring
 from fmm.semirings.numba_kernels import NumbaSemiring
 
 COMPUTED_TYPES = ("float32", "float64", "int32", "int16")
-# smallest number of sums for which Numba is used, since Numba's compilation takes seconds once per process
+# Smallest number of sums for which Numba is used. Numba's compilation takes seconds, once per process.
 MIN_SUMS_TO_COMPILE = 128**3
 
 
 class ArrayPlacement(NamedTuple):
-    """The computing array library (NumPy or CuPy), and conversions from and to the caller's library."""
+    """The array library that computes a call, NumPy or CuPy, and conversions from and to the caller's library."""
 
     xp: Any
     adopt: Callable[[Any], Any]
@@ -66,7 +66,7 @@ def place_arrays(**arrays: Any) -> Iterator[ArrayPlacement]:
 def _numpy_of_tensor(x: Any) -> Any:
     if array_kind(x) != "torch":
         return np.asarray(x)
-    # if the tensor requires gradients, x.numpy() raises torch's own exception
+    # for a tensor that requires gradients, x.numpy() raises torch's own exception
     return x.numpy() if x.requires_grad else tensor_as_numpy(x)
 
 
@@ -80,7 +80,10 @@ def as_readable_array(x: Any) -> Any:
 
 
 def writable_target(place: ArrayPlacement, out: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return `out` as a writable array of the computing library; raise if its shape or type is not the result's."""
+    """Return `out` as a writable array of the computing library.
+
+    Raise ValueError if the shape or type of `out` is not that of the result, or if `out` is read-only.
+    """
     if array_kind(out) == "host" and not isinstance(out, np.ndarray):
         raise TypeError(f"out must be an array, not {type(out).__name__}")
     # types are compared by name, since NumPy lacks some of torch's types

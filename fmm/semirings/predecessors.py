@@ -1,10 +1,10 @@
 """Repair predecessors if their chain does not lead back to the start of the path.
 
 If several paths have the same length, a product records the first path that it finds for an entry. For another entry in
-the same row, the product may find the paths of equal length in another order. On a cycle whose length is zero, or
-vanishes by rounding, two nodes can then record each other as predecessors. Rows of the predecessor matrix with cycles
-are found, and rebuilt edge by edge. Each step connects the node whose new path exceeds the computed length least; this
-excess is only rounding.
+the same row, the product may find the paths of equal length in another order. On a cycle with the length zero, exactly
+or by rounding, two nodes can then record each other as predecessors. Rows of the predecessor matrix with cycles are
+found, and rebuilt edge by edge. Each step connects one more node: the node for which the new path exceeds the computed
+length least. The excess is a rounding error.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def repair_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predece
     for first in range(0, count, step):
         rows = slice(first, min(first + step, count))
         nodes = predecessors[rows]
-        # Every cycle has a node whose length is at most the length of its predecessor. A row is correct if every node's
-        # length exceeds the length of its predecessor.
+        # In every cycle of predecessors, some node is no farther from the start than its predecessor. A row in which
+        # every node is farther than its predecessor is therefore correct.
         no_farther = (nodes >= 0) & (xp.take_along_axis(lengths[rows], xp.maximum(nodes, 0), 1) >= lengths[rows])
-        # A maximum of bytes is used in place of `any`: CuPy ships a compiled maximum, but needs seconds to compile
+        # The maximum of bytes is computed, and not `any`: CuPy has a compiled maximum, and needs seconds to compile
         # `any`.
         suspects = first + np.flatnonzero(to_numpy(no_farther.view(np.int8).max(axis=1)))
         if not len(suspects):
@@ -51,7 +51,8 @@ def repair_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predece
 def _mask_lost_nodes(xp: Any, rows: Any, predecessors: Any) -> Any:
     """Return a mask of the nodes with a chain of predecessors that does not end at the row's start node.
 
-    Each iteration doubles the length of the chains that are followed.
+    Each iteration replaces each node's predecessor by the predecessor's predecessor, and so doubles the steps along the
+    chain.
     """
     back = xp.where(predecessors < 0, xp.arange(predecessors.shape[1], dtype=predecessors.dtype), predecessors)
     for _ in range(max(predecessors.shape[1] - 1, 1).bit_length()):

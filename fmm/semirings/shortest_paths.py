@@ -28,7 +28,7 @@ NO_EDGE_MAGNITUDE = 1e-8
 
 
 def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
-    """Return the lengths of the shortest paths between all pairs of nodes, and on request the predecessors."""
+    """Return the lengths of the shortest paths between all pairs of nodes, and the predecessors if requested."""
     if not isinstance(request.method, str) or request.method not in PATH_METHOD_NAMES:
         raise ValueError(f"method must be one of {', '.join(PATH_METHOD_NAMES)}, not {request.method!r}")
     with placement.place_arrays(d=d, out=out) as place:
@@ -53,7 +53,7 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
 
 
 class _Graph(NamedTuple):
-    """A matrix of lengths, a mask of possible edges (None: all entries), and True if zeros are edges."""
+    """A matrix of lengths, a mask of the entries that may be edges (None: all), and True if zeros are edges."""
 
     lengths: Any
     stored: Any = None
@@ -84,9 +84,9 @@ def _can_overwrite(d: Any, weights: Any, dtype: Any) -> bool:
 
 
 def _find_edges(place: ArrayPlacement, graph: _Graph, dtype: Any, request: PathRequest) -> tuple[Any, Any]:
-    """Return the lengths of the edges, and on request the predecessors on paths of one edge (else None).
+    """Return the lengths of the edges, and the predecessors on paths of one edge (None if not requested).
 
-    On a device, one kernel finds the edges if the matrix is dense and has the result's type.
+    On a device, a single kernel finds the edges if the matrix is dense and has the result's type.
     """
     xp, missing, predecessors = place.xp, no_edge_value(dtype, False), None
     values, is_plain = graph.lengths, graph.stored is None and not graph.zeros_are_edges
@@ -137,7 +137,7 @@ def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> A
 
 
 def _close_graph(place: ArrayPlacement, edges: Any, predecessors: Any, request: PathRequest) -> tuple[Any, Any]:
-    """Return the lengths of the shortest paths, and the predecessors if they are requested (else None).
+    """Return the lengths of the shortest paths, and the predecessors (None if not requested).
 
     The argument `predecessors` has the predecessors on paths of one edge.
     """
