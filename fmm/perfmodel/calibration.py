@@ -167,7 +167,7 @@ class Calibration:
         return bounds is not None and count_levels(plan) > bounds.max_levels(self.bounding_side(problem))
 
     def require_rate(self, dtype: str) -> ProductRate:
-        """Return the rate of an element type, or of a leaf with its own rate; raise ValueError if there is none."""
+        """Return the rate of an element type, or of a leaf with its own rate; raise ValueError for a missing rate."""
         found = self.find_rate(dtype)
         if found is None:
             raise ValueError(f"{self.name} has no rate for {dtype}; it has {', '.join(self.rates)}")

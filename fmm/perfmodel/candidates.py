@@ -38,7 +38,7 @@ from fmm.problem import Problem
 class CandidateForm:
     """A form of plans: text patterns that contain a level; a leaf is appended to each pattern.
 
-    `{a}` in a pattern stands for the level; the leaf is appended at the end. Texts that are no valid plans are skipped.
+    The level replaces `{a}` in a pattern; the leaf is appended at the end. Texts that are no valid plans are skipped.
     """
 
     name: str
@@ -247,7 +247,7 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
     return tuple(plans)
 
 
-# ---- the levels and leaves of which candidates consist
+# ---- levels and leaves of candidates
 
 
 def device_leaves(device: str) -> list[Leaf]:

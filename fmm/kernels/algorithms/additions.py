@@ -217,7 +217,7 @@ def restricted_program(program: AdditionProgram, present: Sequence[bool], wanted
 def _remove_unused_lines(
     inputs: int, lines: Sequence[Terms], outputs: Sequence[int], zero: set[int]
 ) -> AdditionProgram:
-    """Return the program of the given lines, without the lines that no output depends on."""
+    """Return the program of these lines, without the lines that no output depends on."""
     needed = {v for v in outputs if v not in zero}
     for number in range(inputs + len(lines) - 1, inputs - 1, -1):
         if number in needed:

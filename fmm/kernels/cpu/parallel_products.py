@@ -180,7 +180,7 @@ class TaskQueue:
             return None
 
     def _pick_ready_task(self) -> PlanTask | None:
-        """Return the first task that waits for no other task; None if there is none.
+        """Return the first task that waits for no other task; None if all tasks wait.
 
         While another worker runs a sum, a product is preferred, because two sums compete for memory and the GIL. If a
         product is the only ready task, it is divided into two parts, so that another worker can compute the second

@@ -75,7 +75,7 @@ def _as_polynomial(x: object) -> Polynomial:
 
 
 class _SymbolicArena:
-    """A workspace whose temporaries are always new arrays that hold None."""
+    """A workspace that allocates a new array for each temporary; all elements of the array are None."""
 
     used_bytes = 0
 

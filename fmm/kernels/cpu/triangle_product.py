@@ -33,7 +33,7 @@ PANEL_ROWS = 64  # number of rows in a panel of `hermitian_product`
 # From this number of complex multiply-adds on, computing one triangle in panels is faster than the whole product.
 MIN_TRIANGLE_WORK = 1 << 19
 
-UNNAMED_PLACE = Place("C", 0, 0, 0, 0)  # the place of a `Mirror` whose arrays are passed as arguments
+UNNAMED_PLACE = Place("C", 0, 0, 0, 0)  # the place in a `Mirror` if the arrays are passed as arguments
 MIRROR_IN_PLACE = Mirror(UNNAMED_PLACE, UNNAMED_PLACE)
 
 RankUpdateFunction = Callable[["GramFactor", Array, bool, Any, Any], None]

@@ -18,7 +18,7 @@ ADDEND = "addend"  # name of the operand that beta multiplies, if this operand i
 # `re`, `im`: the place is the real or the imaginary parts of complex numbers. `transpose`: the place is a rectangle of
 # the transposed matrix, and is only read.
 PlacePart = Literal["re", "im", "transpose"]
-COPY_PROGRAM = AdditionProgram(1, (), (0,))  # the program with one input, a copy of which is its output
+COPY_PROGRAM = AdditionProgram(1, (), (0,))  # the program that copies its only input to its only output
 
 
 # ---- places

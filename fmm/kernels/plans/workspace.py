@@ -163,7 +163,7 @@ ALWAYS_ALLOWED_PRODUCTS = 4096
 def check_plan_type(plan: Plan, dtype: str, device: Literal["cpu", "cuda"] | None = None) -> None:
     """Raise PlanError if a level or the leaf of the plan cannot compute a product of this type.
 
-    The message names a leaf that can multiply the type, on `device` if a device is given.
+    The message names a leaf that can multiply the type, on `device` unless it is None.
     """
     if plan.accepts_type(dtype):
         return

@@ -61,7 +61,7 @@ def huang_speedups(text: str) -> dict[int, float]:
 
 
 def break_even_side(speedups: dict[int, float]) -> int | None:
-    """Return the smallest side from which the speedups exceed 1 on all larger sides; None if there is none."""
+    """Return the smallest side from which on all speedups exceed 1; None if the last speedup does not exceed 1."""
     lost = [n for n, speedup in speedups.items() if speedup <= 1]
     return next((n for n in speedups if n > max(lost, default=0)), None)
 

@@ -277,7 +277,7 @@ def _rounded_reduction_rows(
 ) -> list[tuple[Cell, ...]]:
     """Return the rows for a percentage that the text prints once, rounded, for all three quantities.
 
-    The difference cell compares whole percents. `text` is the name of the row; {} in it stands for the quantity.
+    The difference cell compares whole percents. `text` is the name of the row; the quantity replaces {} in the name.
     """
     found: list[tuple[Cell, ...]] = []
     for k, n, q in product(levels, sizes, QUANTITIES):
