@@ -144,7 +144,7 @@ class Calibration:
     # Plans with another baseline have no bound. In a config, the bounds are part of the thresholds.
     level_bounds: tuple[LevelBounds, ...] = ()
 
-    def bounding_side(self, problem: Problem) -> float:
+    def side_for_level_bounds(self, problem: Problem) -> float:
         """Return the effective side that is compared with the level bounds; infinity if the bounds do not apply.
 
         A GPU's bounds were measured on aligned rows. On unaligned rows the vendor is slow, and plans with levels win
@@ -164,7 +164,7 @@ class Calibration:
     def exceeds_level_bounds(self, plan: Plan, problem: Problem) -> bool:
         """Return True if the measured bounds exclude the plan's number of levels for this problem."""
         bounds = self.level_bounds_of(plan)
-        return bounds is not None and count_levels(plan) > bounds.max_levels(self.bounding_side(problem))
+        return bounds is not None and count_levels(plan) > bounds.max_levels(self.side_for_level_bounds(problem))
 
     def require_rate(self, dtype: str) -> ProductRate:
         """Return the rate of an element type, or of a leaf with its own rate; raise ValueError for a missing rate."""

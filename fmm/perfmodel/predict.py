@@ -318,7 +318,7 @@ def vendor_slowdown(rate: ProductRate, m: float, k: float, n: float, together: f
     are 13 % in TF32 and 7 % in bfloat16.
     """
     if together * m * n < MAX_COUNTED_ROUNDS * rate.sms * ROUND_TILE_SHAPES[0][0] * ROUND_TILE_SHAPES[0][1]:
-        slowdown = unaligned * _round_slowdown(rate, m, k, n, together) + rate.rows / m + rate.cols / n
+        slowdown = unaligned * _whole_round_slowdown(rate, m, k, n, together) + rate.rows / m + rate.cols / n
         return slowdown * (rate.batch if together > 1 else 1.0)
     cuts = max(k / SPLIT_K_STEPS, 1.0) if unaligned > 1 else 1.0
     slowdown = unaligned * (1 + rate.fill / (together * m * n * cuts)) + sqrt(unaligned) * rate.pipe / k
@@ -346,7 +346,7 @@ ROUND_TILE_SHAPES, SMALLER_TILE_LOSS = ((256, 128), (128, 256), (128, 128), (64,
 MAX_SPLIT_K_PARTS = 4
 
 
-def _round_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float) -> float:
+def _whole_round_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float) -> float:
     """Return the slowdown s for the fastest tile size if each multiprocessor computes one tile at a time.
 
     A cut along the inner dimension may fill a round: tiles are cut into up to MAX_SPLIT_K_PARTS sections. If there are

@@ -354,12 +354,12 @@ def _gram_work(plan: Plan, problem: Problem) -> PlanWork:
         triangles=tuple(triangles),
         triangles_unaligned=rows["unaligned"],
         triangles_odd=rows["odd"],
-        **_weighted_shares(TRAFFIC_SHARE_FIELDS, [(c * w.traffic, w) for c, _, w in products], traffic),
-        **_weighted_shares(PRODUCT_SHARE_FIELDS, by_products, 0.0),
+        **_weighted_averages(TRAFFIC_SHARE_FIELDS, [(c * w.traffic, w) for c, _, w in products], traffic),
+        **_weighted_averages(PRODUCT_SHARE_FIELDS, by_products, 0.0),
     )
 
 
-def _weighted_shares(
+def _weighted_averages(
     names: Sequence[str], parts: Sequence[tuple[float, PlanWork]], min_divisor: float
 ) -> dict[str, float]:
     """Return the weighted averages of the fields `names` over the parts; the divisor is at least `min_divisor`."""

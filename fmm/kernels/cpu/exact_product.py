@@ -136,11 +136,11 @@ class _BlockedProduct:
         outs = [planes[:, span] if axis else planes[span] for span in spans]
         if _is_column_major(x):
             x, outs = x.T, [out.T for out in outs]
-        return [partial(_split_panel, x[rows], cut, [out[rows] for out in outs]) for rows in _cache_bands(x)]
+        return [partial(_split_panel, x[rows], cut, [out[rows] for out in outs]) for rows in _row_bands(x)]
 
     def _multiply_block(self, c: Array, depth: int, first: bool) -> None:
         """Multiply the planes in memory, and add the product to a block of C; if `first`, overwrite the block."""
-        parts = list(_tile_parts(c.shape[0], c.shape[1], self.at_once))
+        parts = list(_tile_slices(c.shape[0], c.shape[1], self.at_once))
         tasks = [partial(self._multiply_tile, rows, cols, c[rows, cols], depth, first) for rows, cols in parts]
         if self.at_once > 1:
             self.threads.run_tasks(tasks)
@@ -155,7 +155,7 @@ class _BlockedProduct:
             a = self.left[rows, x.left * depth : (x.left + x.count) * depth]
             b = self.right[x.right * depth : (x.right + x.count) * depth, cols]
             matmul(a, b, out=p)
-            tasks = [partial(_add_panel, p[r], c[r], x.weight, first and not number) for r in _cache_bands(p)]
+            tasks = [partial(_add_panel, p[r], c[r], x.weight, first and not number) for r in _row_bands(p)]
             if self.at_once > 1:
                 for task in tasks:
                     task()
@@ -164,7 +164,7 @@ class _BlockedProduct:
         self.tiles.append(whole)
 
 
-def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[TilePart]:
+def _tile_slices(rows: int, cols: int, at_once: int) -> Iterator[TilePart]:
     """Yield the tiles of a block: bands of rows, or bands of columns if there are few rows.
 
     Every thread gets the same number of tiles.
@@ -188,7 +188,7 @@ def _is_column_major(x: Array) -> bool:
     return bool(abs(x.strides[0]) < abs(x.strides[1]))
 
 
-def _cache_bands(x: Array) -> Iterator[slice]:
+def _row_bands(x: Array) -> Iterator[slice]:
     """Yield bands of rows of at most PANEL_BYTES bytes, which fit in a cache."""
     height = max(PANEL_BYTES // max(x.shape[1] * WIDEST_ITEMSIZE, 1), 1)
     for start in range(0, len(x), height):
@@ -206,7 +206,7 @@ def _largest_magnitude(x: Array, threads: ThreadGroup) -> int:
     def scan_rows(rows: slice) -> None:
         found.append((x[rows].max(), x[rows].min()))
 
-    threads.run_tasks([partial(scan_rows, rows) for rows in _cache_bands(x)])
+    threads.run_tasks([partial(scan_rows, rows) for rows in _row_bands(x)])
     return max(max(int(high), -int(low)) for high, low in found)
 
 

@@ -165,7 +165,7 @@ def _start_workers(count: int, queue: deque[Job]) -> list[WorkerShare]:
         workers = _acquire_workers(count)
         _keep_off_callers_processor(workers)
         for worker in workers:
-            _give_share(worker, partial(_run_queue, queue), shares)
+            _assign_job(worker, partial(_run_queue, queue), shares)
     return shares
 
 
@@ -177,7 +177,7 @@ def _acquire_workers(count: int) -> list[Worker]:
         return _sum_workers[:count]
 
 
-def _give_share(worker: Worker, task: Job, shares: list[WorkerShare]) -> None:
+def _assign_job(worker: Worker, task: Job, shares: list[WorkerShare]) -> None:
     """Give the worker a job. The job is added to `shares` first, so that the caller always waits for the job."""
     share = WorkerShare(task)
     shares.append(share)
@@ -195,7 +195,7 @@ def start_on_workers(count: int, task: Job) -> list[WorkerShare]:
         workers = _acquire_workers(count)
         _pin_to_processors(workers)
         for worker in workers:
-            _give_share(worker, partial(_run_queue, deque([task])), shares)
+            _assign_job(worker, partial(_run_queue, deque([task])), shares)
     return shares
 
 

@@ -215,7 +215,7 @@ def exponent_step(
     """Return the step that finds the exponents of rows (axis 0) or columns (axis 1)."""
     reads = (source, *(place for place in (shifts, other_exponents) if place is not None))
     options = axis, sign if shifts else 0, other_exponents is not None
-    return LineExponents(f"exponents of {label}", _copy_first_program(len(reads)), reads, (dest,), *options)
+    return LineExponents(f"exponents of {label}", _first_input_copy_program(len(reads)), reads, (dest,), *options)
 
 
 def rescaling_step(
@@ -224,10 +224,10 @@ def rescaling_step(
     """Return the step that copies a matrix and scales its rows and columns."""
     reads = (source, *(place for place, _ in (rows, cols) if place is not None))
     signs = (sign if place is not None else 0 for place, sign in (rows, cols))
-    return RescaledCopy(label, _copy_first_program(len(reads)), reads, (dest,), *signs)
+    return RescaledCopy(label, _first_input_copy_program(len(reads)), reads, (dest,), *signs)
 
 
-def _copy_first_program(reads: int) -> AdditionProgram:
+def _first_input_copy_program(reads: int) -> AdditionProgram:
     return AdditionProgram(reads, (), (0,))
 
 

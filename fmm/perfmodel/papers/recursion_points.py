@@ -101,14 +101,14 @@ def level_pays(shape: Shape, ratio: AlphaPiRatio, work: BlockWork = STRASSEN_WOR
     """
     if _is_too_small(shape, work):
         return False
-    return saved_flops(shape, work) > (_ratio_of_shape(ratio, shape) + epsilon) * added_elements(shape, work)
+    return saved_flops(shape, work) > (_alpha_over_pi_of_shape(ratio, shape) + epsilon) * added_elements(shape, work)
 
 
 def max_epsilon(shape: Shape, ratio: AlphaPiRatio, work: BlockWork = STRASSEN_WORK) -> float:
     """Return the largest epsilon with which one more level pays by Equation 2; -inf if the shape cannot be cut."""
     if _is_too_small(shape, work):
         return -inf
-    return float(saved_flops(shape, work) / added_elements(shape, work)) - _ratio_of_shape(ratio, shape)
+    return float(saved_flops(shape, work) / added_elements(shape, work)) - _alpha_over_pi_of_shape(ratio, shape)
 
 
 def saved_flops(shape: Shape, work: BlockWork = STRASSEN_WORK) -> int:
@@ -196,7 +196,7 @@ def level_speedups(
     shares: list[float] = []
     for above in range(depth):
         level = _recursion_level(shape, work, above)
-        gain = level.saved - (_ratio_of_shape(ratio, shape) + epsilon) * level.added
+        gain = level.saved - (_alpha_over_pi_of_shape(ratio, shape) + epsilon) * level.added
         shares.append(float(level.products * gain) / (2 * m * k * n))
         shape = _largest_blocks(shape, work.split)
     return tuple(shares)
@@ -270,7 +270,7 @@ def _largest_blocks(shape: Shape, split: Shape) -> Shape:
     return -(-shape[0] // split[0]), -(-shape[1] // split[1]), -(-shape[2] // split[2])
 
 
-def _ratio_of_shape(ratio: AlphaPiRatio, shape: Shape) -> float:
+def _alpha_over_pi_of_shape(ratio: AlphaPiRatio, shape: Shape) -> float:
     value = ratio(*shape) if callable(ratio) else ratio
     if value < 0:
         raise ValueError(f"alpha/pi must not be negative: {value}")

@@ -174,7 +174,7 @@ class Decision:
         if not self.candidates or calibration is None or problem is None or problem.writes_triangle:
             return []
         bounds, levels = calibration.level_bounds_of(self.plan), count_levels(self.plan)
-        side = calibration.bounding_side(problem)
+        side = calibration.side_for_level_bounds(problem)
         position = bounds.position_text(side) if bounds else ""
         if not bounds or not position:
             return []
