@@ -166,7 +166,7 @@ class Library(Protocol):
         ...
 
     def type_key(self, a: Any, b: Any) -> Hashable:
-        """Return the part of a declined product's cache key that does not depend on sizes, such as the types."""
+        """Return the part of a declined product's cache key that does not depend on sizes, for example the types."""
         ...
 
     def product_setting(self, a: Any, b: Any, out: Any) -> ProductSetting:
@@ -231,7 +231,7 @@ class Library(Protocol):
         ...
 
     def copy_into(self, source: Any, out: Any) -> None:
-        """Copy `source` into `out`; the types may differ if the library casts on such copies."""
+        """Copy `source` into `out`; the types may differ if the library casts arrays when it copies them."""
         ...
 
     def mark_written(self, out: Any) -> None:

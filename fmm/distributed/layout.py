@@ -230,8 +230,8 @@ class MeshLayout:
         """Return the index of the first piece of the inner dimension that a process multiplies.
 
         A process first multiplies the pieces of A and B that it already holds. If A and B are both cut along the inner
-        dimension, the processes begin with different pieces, as in Cannon's algorithm. Then no process sends panels to
-        two other processes at once.
+        dimension, the processes begin with different pieces, as in Cannon's algorithm. With different first pieces, no
+        process sends panels to two other processes at once.
         """
         inner = self.process_share(rank).inner
         held = (

@@ -59,7 +59,8 @@ INSTALL_TARGETS = {
     "scipy": InstallTarget("scipy.linalg", "fmm.integrations.solver_functions"),
 }
 DEFAULT_TARGET_NAMES = "torch", "cupy", "numpy", "scipy"
-# The lock that guards all targets. It is reentrant, since an installation may import the library of another target.
+# The lock that guards all targets. The lock is reentrant, since an installation may import the library of another
+# target.
 _targets_lock = ForkSafeLock(threading.RLock)
 
 

@@ -375,8 +375,8 @@ def write_report(path: Path) -> None:
         log_once(f"the report is not written to {str(path)!r}: {error.strerror}")
 
 
-# Up to Python 3.13, multiprocessing's forked processes end without the functions of atexit. They run finalizers of
-# multiprocessing, so a finalizer writes their reports.
+# Up to Python 3.13, multiprocessing's forked processes end without the functions of atexit, but run the finalizers of
+# multiprocessing. A finalizer therefore writes the reports of these processes.
 
 
 def _write_report_files() -> None:

@@ -32,34 +32,34 @@ SolverFunction = Callable[..., Any]  # returns the solver's result, or None if t
 
 
 def cholesky(a: Any, /, *, upper: bool = False) -> Any:
-    """Return the result of numpy.linalg.cholesky or CuPy's cholesky; None if no product would gain."""
+    """Return the result of numpy.linalg.cholesky or CuPy's cholesky; None if no speedup is predicted."""
     return linalg.cholesky(a, upper=upper) if cholesky_side(solver_library(a), a, None) else None
 
 
 def inv(a: Any) -> Any:
-    """Return the result of numpy.linalg.inv or CuPy's inv; None if no product would gain."""
+    """Return the result of numpy.linalg.inv or CuPy's inv; None if no speedup is predicted."""
     return linalg.inv(a) if inverse_width(solver_library(a), a, None) else None
 
 
 def qr(a: Any, mode: str = "reduced") -> Any:
-    """Return the result of CuPy's qr; None if no product would gain."""
+    """Return the result of CuPy's qr; None if no speedup is predicted."""
     if mode not in QR_MODES or not factors_by_products(solver_library(a), a, mode == "reduced", None):
         return None
     return linalg.qr(a, mode)  # type: ignore[arg-type]
 
 
 def solve(a: Any, b: Any) -> Any:
-    """Return the result of CuPy's solve; None if no product would gain."""
+    """Return the result of CuPy's solve; None if no speedup is predicted."""
     return linalg.solve(a, b) if is_square(a) and lu_width(solver_library(a, b), a, None) else None
 
 
 def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
-    """Return the result of CuPy's lu_factor; None if no product would gain."""
+    """Return the result of CuPy's lu_factor; None if no speedup is predicted."""
     return linalg.lu_factor(a) if is_square(a) and lu_width(solver_library(a), a, None) else None
 
 
 def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
-    """Return the result of CuPy's lstsq; None if the program sets a rank threshold, or if no product would gain."""
+    """Return the result of CuPy's lstsq; None if the program sets a rank threshold, or if no speedup is predicted."""
     if rcond is not None or not is_tall_system(solver_library(a, b), a, b, None):
         return None
     return tuple(linalg.lstsq(a, b))
@@ -74,7 +74,7 @@ def solve_triangular(
     overwrite_b: bool = False,
     check_finite: bool = True,
 ) -> Any:
-    """Return the result of scipy.linalg.solve_triangular or CuPy's; None if no product would gain."""
+    """Return the result of scipy.linalg.solve_triangular or CuPy's; None if no speedup is predicted."""
     columns = b.shape[1] if b.ndim == 2 else 1
     library = solver_library(a, b)
     if not has_two_axes(a) or not triangular_levels(library, a, columns, None):
@@ -85,17 +85,17 @@ def solve_triangular(
 
 
 def scipy_cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> Any:
-    """Return the result of scipy.linalg.cholesky; None if no product would gain."""
+    """Return the result of scipy.linalg.cholesky; None if no speedup is predicted."""
     return cholesky(checked_matrix(a, check_finite), upper=not lower) if has_two_axes(a) else None
 
 
 def scipy_inv(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
-    """Return the result of scipy.linalg.inv; None if no product would gain."""
+    """Return the result of scipy.linalg.inv; None if no speedup is predicted."""
     return inv(checked_matrix(a, check_finite)) if has_two_axes(a) else None
 
 
 def cho_solve(c_and_lower: Any, b: Any, overwrite_b: bool = False, check_finite: bool = True) -> Any:
-    """Return the result of scipy.linalg.cho_solve; None if no product would gain."""
+    """Return the result of scipy.linalg.cho_solve; None if no speedup is predicted."""
     factor, lower = c_and_lower
     columns = b.shape[1] if b.ndim == 2 else 1
     if not has_two_axes(factor) or not triangular_levels(solver_library(factor, b), factor, columns, None):
@@ -175,7 +175,7 @@ def solver_answer(own: Any, solver: SolverFunction, array_type: type) -> Callabl
 
 
 def is_large_matrix(a: Any, array_type: type) -> bool:
-    """Return True if an array is so large that the products of a solver may gain.
+    """Return True if an array is so large that a solver by products may be faster than the library's own.
 
     `a` is an array, or SciPy's pair of a factor and a flag.
     """

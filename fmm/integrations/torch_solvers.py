@@ -39,7 +39,7 @@ def no_errors(a: Any) -> Any:
 
 
 def cholesky_ex(library: TorchSolvers, a: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
-    """Return the result of torch's operator linalg_cholesky_ex; None if no product would gain."""
+    """Return the result of torch's operator linalg_cholesky_ex; None if no speedup is predicted."""
     if not cholesky_side(library, a, None):
         return None
     # the factor must be column-major; the adjoint of a row-major lower factor is a column-major upper factor
@@ -50,7 +50,7 @@ def cholesky_ex(library: TorchSolvers, a: Any, *, upper: bool = False, check_err
 def solve_triangular(
     library: TorchSolvers, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Any:
-    """Return the result of torch's operator linalg_solve_triangular; None if no product would gain."""
+    """Return the result of torch's operator linalg_solve_triangular; None if no speedup is predicted."""
     columns = b.shape[-1 if left else -2]
     if not triangular_levels(library, a, columns, None):
         return None
@@ -60,12 +60,12 @@ def solve_triangular(
 
 
 def inv_ex(library: TorchSolvers, a: Any, *, check_errors: bool = False) -> Any:
-    """Return the result of torch's operator linalg_inv_ex; None if no product would gain."""
+    """Return the result of torch's operator linalg_inv_ex; None if no speedup is predicted."""
     return (column_major(invert_stacks(library, a, None)), no_errors(a)) if inverse_width(library, a, None) else None
 
 
 def qr(library: TorchSolvers, a: Any, mode: str = "reduced") -> Any:
-    """Return the result of torch's operator linalg_qr; None if no product would gain."""
+    """Return the result of torch's operator linalg_qr; None if no speedup is predicted."""
     if mode not in qr_factors.QR_MODES or not qr_factors.factors_by_products(library, a, mode == "reduced", None):
         return None
     q, r = factor_tall_stacks(library, a, None, mode == "reduced")
@@ -73,7 +73,7 @@ def qr(library: TorchSolvers, a: Any, mode: str = "reduced") -> Any:
 
 
 def lu_factor_ex(library: TorchSolvers, a: Any, *, pivot: bool = True, check_errors: bool = False) -> Any:
-    """Return the result of torch's operator linalg_lu_factor_ex; None if no product would gain."""
+    """Return the result of torch's operator linalg_lu_factor_ex; None if no speedup is predicted."""
     if not pivot or not is_square(a) or (factors := factor_stacks_by_lu(library, a, None)) is None:
         return None
     return column_major(factors.lu), factors.pivots + library.first_pivot, no_errors(a)
@@ -82,7 +82,7 @@ def lu_factor_ex(library: TorchSolvers, a: Any, *, pivot: bool = True, check_err
 def solve_ex(library: TorchSolvers, a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> Any:
     """Return the result of torch's operator _linalg_solve_ex for right-hand sides that are matrices.
 
-    Return None for other right-hand sides, and if no product would gain.
+    Return None for other right-hand sides, and if no speedup is predicted.
     """
     matches = left and is_square(a) and a.dim() == b.dim() and a.shape[:-1] == b.shape[:-1]
     if not matches or (factors := factor_stacks_by_lu(library, a, None)) is None:

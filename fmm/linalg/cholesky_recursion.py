@@ -1,10 +1,10 @@
 """The recursion of Cholesky factors, by halves of the matrix.
 
-One step factors the first half of the rows and columns, solves a triangular system for the panel below this half,
-subtracts the panel times its adjoint from the second half, and factors the second half. The library's own function
-factors the blocks on the diagonal. On a GPU, the blocks on the diagonals of these factors are inverted once, and the
-panels below are computed as products with the inverses. With torch, all kernels are launched before the host waits for
-the GPU.
+One step factors the first half of the rows and columns, and solves a triangular system for the panel below this half.
+Then the step subtracts the panel times its adjoint from the second half, and factors the second half. The library's own
+function factors the blocks on the diagonal. On a GPU, the blocks on the diagonals of these factors are inverted once,
+and the panels below are computed as products with the inverses. With torch, all kernels are launched before the host
+waits for the GPU.
 """
 
 from __future__ import annotations

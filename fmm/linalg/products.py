@@ -29,8 +29,8 @@ def subtract_product(library: NumpySolvers, a: Any, b: Any, c: Any, limit: float
     """Replace c by c - a b.
 
     fmm.gemm with a plan would copy an addend that it overwrites. The product is therefore computed into a new array and
-    then subtracted from c. This moves as many bytes as fmm.gemm, and the call is prepared faster. The new array has the
-    memory order of c.
+    then subtracted from c. The two steps move as many bytes as fmm.gemm, and fmm.matmul prepares its call faster. The
+    new array has the memory order of c.
     """
     if _is_column_major(library, c):
         a, b, c = library.transpose(b), library.transpose(a), library.transpose(c)

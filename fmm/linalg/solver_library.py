@@ -412,8 +412,8 @@ class TorchSolvers(DeviceSolvers):
     def product_type(self, x: Any) -> str:
         """Return the element type of the products of a solver.
 
-        Return an empty text if the program has set a lower precision of float32 products, such as TF32: torch.linalg
-        does not use it.
+        Return an empty text if the program has set a lower precision of float32 products, for example TF32, because
+        torch.linalg does not use this precision.
         """
         from fmm.arrays.torch_library import TYPE_NAMES, float32_precision
 

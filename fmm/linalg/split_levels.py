@@ -1,4 +1,4 @@
-"""Decide how often a solver halves its matrix: as long as the products between the halves are predicted to gain.
+"""Decide how often a solver halves its matrix: as long as a speedup is predicted for the product between the halves.
 
 A solver for a matrix of 2h rows consists of two solvers for h rows and a product of h x h matrices. The library's own
 function does the same work inside, at the speed of the vendor's products. A halving therefore saves the time that the

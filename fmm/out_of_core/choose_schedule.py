@@ -39,7 +39,8 @@ MIN_PRODUCTS_FOR_ONE_BAND = (
     64  # from this number of tile products on, the start and the end of a schedule hardly affect its time
 )
 
-# A function of the workspace limit in bytes. It returns a function from the size of a tile product to its seconds.
+# A function that takes a workspace limit in bytes, and returns a function from the size of a tile product to the
+# product's seconds.
 ProductSecondsByWorkspace = Callable[[int], Callable[[Shape], float]]
 
 

@@ -128,8 +128,8 @@ def explain_conjugating_plan(
         return None
     call, operands = found
     assert call.plan is not None
-    # The model compared plans without conjugation. Their predicted times hold for the conjugating plan too, since a
-    # conjugation while reading takes no time.
+    # The model compared plans without conjugation. The predicted times hold for the conjugating plan too, since
+    # conjugating entries while they are read takes no time.
     decision = _select_gram_call(library, operands, constraints, cached=False)[0].decision
     candidates = tuple(replace(c, plan=call.plan) if c.plan == decision.plan else c for c in decision.candidates)
     kernels = describe_kernels(library, call, *operands[:3])

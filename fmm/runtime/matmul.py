@@ -120,8 +120,8 @@ def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, 
         raise PlanError(call.plan_refusal)
     if RECORDING_SWITCH.on:
         record_call(call.decision, None)
-    # A decision without a problem may be due to an unusual `out`, and would be wrong for the next call. Its decline is
-    # therefore not cached.
+    # A decision without a problem may be due to an unusual `out`, and may be wrong for the next call. A decline by this
+    # decision is therefore not cached.
     if constraints is NO_CONSTRAINTS and (out is None or call.decision.problem is not None):
         remember_decline(library, a, b, call.decision)
     return library.vendor_product(a, b, out)

@@ -412,7 +412,7 @@ def _needs_several_vendor_calls(query: ProblemQuery, work: CallMatrices) -> bool
 
 # ---- the plan and its launches
 
-# Parts of a decision's reason. They say how the result gets inf and NaN exactly where the vendor's product has them, on
+# Texts in a decision's reason that say how the result gets inf and NaN exactly where the vendor's product has them, on
 # the host (True) and on a device (False).
 NONFINITE_HANDLING_TEXTS = {
     True: "NumPy multiplies if numbers may overflow or are not finite, or if NumPy is set to report underflow",

@@ -1,8 +1,9 @@
 """The probe: a short measurement of the rates of products and sums on this processor, at most once per process.
 
-The built-in calibration is a guess: a plan that it chooses can be slower than the vendor. Before a plan of the built-in
-calibration runs, the probe measures the rates in a few tenths of a second. Then the choice is repeated. The measured
-rates favour the vendor: products are rated by their shortest time, sums by their median time, and plans need a margin.
+The built-in calibration is a guess: a plan that is chosen by it can be slower than the vendor. Before the plan runs,
+the probe measures the rates in a few tenths of a second. Then the plan is chosen again by the measured rates. The
+measured rates favour the vendor: products are rated by their shortest time, sums by their median time, and plans need a
+margin.
 """
 
 from __future__ import annotations

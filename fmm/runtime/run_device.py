@@ -263,8 +263,8 @@ class StreamCall:
     def _replay_key(self, addresses: Addresses) -> Hashable:
         """Return the cache key of a graph.
 
-        The key contains the alignment of all addresses, and the addresses that vendor calls read or write, because a
-        graph cannot change the latter.
+        The key contains the alignment of all addresses. It also contains the addresses that vendor calls read or write,
+        because the graph's nodes of vendor calls cannot be changed.
         """
         alignment = addresses.alignment
         fixed = self._fixed.get(alignment)

@@ -273,8 +273,8 @@ class _PlanMultiplier:
     def _copy_for_blas(self, x: Array, pack: bool, arena: Arena) -> Array:
         """Return the matrix, or a copy if the matrix is marked for a copy (`pack`).
 
-        BLAS cannot read a matrix of another type, with negative strides, or with gaps along both axes. NumPy's own
-        product copies such a matrix itself, except for another type.
+        BLAS cannot read a matrix of another type, with negative strides, or with gaps along both axes. If the plan is
+        NumPy's own product, only a matrix of another type is copied here; NumPy copies the others itself.
         """
         if not pack:
             return x

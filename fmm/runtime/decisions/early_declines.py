@@ -28,8 +28,9 @@ from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, Decision
 
 # Limits on the number of multiply-adds. Below a limit, the vendor's product takes less time than the launches of a
 # plan, on any device. The first limit holds for any type, the second for 16-bit types on tensor cores. The third limit
-# holds for 16-bit types with unaligned rows, for which vendors are several times slower. (Unaligned bfloat16 on an
-# H200, with 1.36 * 2^30 multiply-adds: plan 26 microseconds, vendor 38. With 1.2 * 2^30: plan 42, vendor 31.)
+# holds for 16-bit types with unaligned rows, for which vendors are several times slower. In unaligned bfloat16 on an
+# H200, a plan takes 26 microseconds and the vendor 38 for 1.36 * 2^30 multiply-adds; for 1.2 * 2^30 multiply-adds, a
+# plan takes 42 microseconds and the vendor 31.
 SMALL_MULTIPLY_ADDS, SMALL_MULTIPLY_ADDS_16_BIT, SMALL_MULTIPLY_ADDS_UNALIGNED = 1 << 29, 1 << 33, 5 << 28
 
 # The sizes of A and B in bytes can show that a product is below the limits above, since
@@ -168,8 +169,8 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision, beta:
 # Seconds for which the decline of a small call is cached. The next call after this time is decided again, by a config
 # that may have changed.
 CALL_DECLINE_SECONDS = 1.0
-# Declines of calls with a larger alpha or beta of type int are not cached, since torch accepts such numbers as floats
-# only.
+# Largest magnitude of an alpha or beta of type int for which a decline is cached. torch accepts larger numbers as
+# floats only.
 MAX_DECLINED_FACTOR = 1 << 62
 MAX_REMEMBERED_CALLS = 4096  # largest number of prepared and declined calls in a library's cache
 # Types of alpha and beta in cached declines. bool is not among them, since it is an error; NumPy's scalars are not,
@@ -222,7 +223,7 @@ def call_key(
 
 
 def find_declined_call(key: CallKey) -> DeclinedCall | None:
-    """Return the cached decline of a call; None if there is none."""
+    """Return the cached decline of a call; None if no decline is cached."""
     declined: DeclinedCall | None = key.library.cached_calls.get(key.key)
     return declined if declined is not None and declined.expiry > time.monotonic() else None
 

@@ -47,8 +47,8 @@ TILE_SIDE, MIN_TILE_SHARE = 128, 0.5
 # If the vendor computes a stack in fewer seconds, no plan is used: the host alone takes about as long for the call of a
 # plan.
 MIN_VENDOR_SECONDS = 25e-6
-# Factor on the predicted time of the vendor's triangles, computed one matrix after the other. On an H200, the triangles
-# of 49 float64 matrices of 1626 x 264 take 1.5 times as long as predicted.
+# Factor on the predicted time in which the vendor computes the triangles of a stack, one matrix after the other. On an
+# H200, the triangles of 49 float64 matrices of 1626 x 264 take 1.5 times as long as predicted.
 VENDOR_TRIANGLE_SLOWDOWN = 1.5
 # Additional time of the library's product of a stack with alpha or beta, or of two matrices A B that is its own
 # adjoint. The library mirrors the product by about five launches, which read and write C about nine times.
