@@ -32,8 +32,8 @@ class ProductRate:
     flops: float
     fill: float  # number of entries of C with which a product reaches half of the rate `flops`
     pipe: float  # number of steps along the inner dimension with which start-up takes half of the time
-    rows: float = 0.0  # number of rows of C with which reading B takes as long as multiplying
-    cols: float = 0.0  # number of columns of C with which reading A takes as long as multiplying
+    rows: float = 0.0  # number of rows of C for which reading B takes as long as the multiplication
+    cols: float = 0.0  # number of columns of C for which reading A takes as long as the multiplication
     # bytes/s with which thin products read and write operands; 0: the rate of sums, `Calibration.stream`
     memory: float = 0.0
     # The fields from `unaligned` to `copied` are factors on the time of a product; 1 means no loss. `unaligned` is the

@@ -121,9 +121,10 @@ CANDIDATE_FORMS: Final = (
 
 
 # These patterns of levels may be put above any candidate on a GPU. Levels that run one product after the other need the
-# smallest workspace. On an H200 in float32 at n = 65536, one sequential, two overlapped and three one-pass levels have
-# 1.96 times cuBLAS's speed and 51 GiB of workspace. Two sequential levels above three levels in one pass have 1.67
-# times cuBLAS's speed and 31 GiB of workspace. Plans without sequential levels need 156 GiB of workspace.
+# smallest workspace. On an H200 in float32 at n = 65536, a plan of one sequential, two overlapped and three one-pass
+# levels has 1.96 times cuBLAS's speed and 51 GiB of workspace. A plan of two sequential levels above three levels in
+# one pass has 1.67 times cuBLAS's speed and 31 GiB of workspace. Plans without sequential levels need 156 GiB of
+# workspace.
 OUTER_LEVEL_PATTERNS: Final = (
     "{a}.sequential.pad16",
     "{a}.pad16",
@@ -340,7 +341,7 @@ class InnerPlan(NamedTuple):
     plan: Plan
     seconds: float
     overlappable: float  # seconds that a second stream may hide, included in `seconds`
-    hidden_sum_share: float  # the hidden share of the overlappable seconds, for inner plan and outer levels
+    hidden_sum_share: float  # share of `overlappable` that is hidden, for this plan and for the outer levels above it
     workspace: float
     error_growth: float
 

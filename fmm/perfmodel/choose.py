@@ -315,7 +315,8 @@ def shortest_sides(plan: Plan, rate: ProductRate) -> Shape:
 def _has_needed_column_copies(plan: Plan, dtype: str) -> bool:
     """Return True if the plan copies the operands of diagonal blocks for leaves that need it, and for no others.
 
-    A leaf needs a copy if it is slow on a column-major B. The plan has a copy if the leaf has an operand order.
+    A leaf needs a copy if it is slow on a column-major B. The plan makes a copy if the leaf's text ends in an operand
+    order, as in `tile.outer`.
     """
     return all((dtype in use.leaf.slow_columns) == (use.order is not None) for use in _diagonal_leaves(plan))
 

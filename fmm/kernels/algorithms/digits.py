@@ -22,8 +22,9 @@ Three digits by three digits would be nine products of digits. For 64-bit intege
 chosen. Then a_1 b_2, a_2 b_1 and a_2 b_2 have a weight of 2^64 or more and vanish modulo 2^64. Five products remain:
 a_0 b_0, a_1 b_1, (a_0 + a_1) (b_0 + b_1), a_0 b_2 and a_2 b_0. The products a_0 b_2 and a_2 b_0 have equal weights: if
 the planes of a_0 and a_2 are adjacent, and also the planes of b_2 and b_0, one BLAS call of twice the inner length
-computes a_0 b_2 + a_2 b_0. Fewer than five products are impossible for polynomials modulo x^3 over a field. Residues
-would need seven products modulo primes of 21 bits, because residues must determine all 128 + log2 k bits of a product.
+computes a_0 b_2 + a_2 b_0. Polynomials modulo x^3 over a field cannot be multiplied with fewer than five products.
+Residues would need seven products modulo primes of 21 bits, because residues must determine all 128 + log2 k bits of a
+product.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ _this_thread = _ThreadState()
 _thread_numbers = count()
 _idle_inboxes: list[
     Callable[[Job], None]
-] = []  # inboxes of idle workers, for any caller; `pop` acquires a worker, and `append` releases the worker
+] = []  # inboxes of idle workers, which any caller may use; `pop` acquires a worker, and `append` releases it
 _failed_start_times: list[float] = []  # time.monotonic() of the last failed start of a thread; at most one element
 after_fork_in_child(_idle_inboxes.clear)
 after_fork_in_child(_failed_start_times.clear)

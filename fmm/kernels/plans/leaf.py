@@ -124,7 +124,8 @@ class Leaf:
     fills_device: bool = False
 
     # A leaf can run a level together with everything below it, such as `residues(14) > bytes`.
-    only_below_levels: bool = False  # True if the leaf is only part of leaves that run a level, as `bytes` is
+    # True if the leaf can only follow a level that one leaf runs, as `bytes` follows `residues`
+    only_below_levels: bool = False
     # For a leaf that runs a level: this level, and the name of the last leaf below the level (`bytes`).
     level: Level | None = None
     end: str = ""

@@ -60,7 +60,7 @@ class ProductWithSums:
 class ProductBatch:
     """Independent products with equal sizes, plans and parameters.
 
-    Successive left operands have equal distances in memory; so have the right operands, and the results.
+    The left operands are at equal distances in memory, and so are the right operands and the results.
     """
 
     products: tuple[Product, ...]

@@ -6,13 +6,13 @@ and C is reconstructed from the products. fmm.kernels.algorithms.residues proves
 `residues` is for integers; their type and the inner dimension determine the number of moduli. `residues(14)` is for
 float64, with 14 moduli; for float32, 7 to 9 moduli are valid. The rows of A and the columns of B are first scaled by
 the largest powers of two that the moduli allow, and rounded to integers. The method is scheme II of Ozaki, Uchino and
-Imamura (2025), except that the scales follow from norms.
+Imamura (2025), except that norms determine the scales.
 
 `residues2m(15)` is for complex128: a complex product becomes two products of planes for each modulus, where `3m >
-residues(14)` needs three. The level can conjugate its operands when it reads them.
+residues(14)` needs three. The level `residues2m` can conjugate A or B while A or B is read.
 
-Below the level, a plan can have one or two levels of Strassen's algorithm, and ends in the leaf `bytes`. Arithmetic
-below the level is modulo each modulus p and never rounds. The sums of Strassen's levels are computed in registers,
+Below both levels, a plan can have one or two levels of Strassen's algorithm, and ends in the leaf `bytes`. Arithmetic
+below the levels is modulo each modulus p and never rounds. The sums of Strassen's levels are computed in registers,
 when operands are split and when C is joined. One launch multiplies all planes, and reduces its sums to bytes. Therefore
 one leaf runs the level together with everything below it. This module registers a Leaf row for each combination of a
 level, the levels below it, and the leaf `bytes`.
