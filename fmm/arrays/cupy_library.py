@@ -260,8 +260,8 @@ class CupyLibrary(NumpyLikeLibrary):
         dtype = _NUMPY_TYPES.get(call.dtype, a.dtype)
         if call.copies:
             a, b = (x.astype(dtype, order="C") if pack else x for x, pack in zip((a, b), call.packs, strict=True))
-        # The workspace is allocated before C, so that it gets the pool's block that the last call's workspace used. If
-        # C came first, C could take a part of this block.
+        # The workspace is allocated before C, so that the workspace gets the pool's block that the last call's
+        # workspace used, and C does not take a part of that block.
         memory = alloc(call.workspace) if call.workspace else None
         c = ndarray(call.shape, dtype) if out is None else out
         return a.data.ptr, b.data.ptr, c.data.ptr, memory.ptr if memory else 0, c, (a, b, memory)

@@ -327,8 +327,8 @@ class TorchLibrary(_TorchLibraryBase):
         if call.copies:
             row_major = torch.contiguous_format
             a, b = (x.clone(memory_format=row_major) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
-        # The workspace is allocated before C, so that it gets the pool's block that the last call's workspace used. If
-        # C came first, C could take a part of this block.
+        # The workspace is allocated before C, so that the workspace gets the pool's block that the last call's
+        # workspace used, and C does not take a part of that block.
         memory = torch.empty(call.workspace, dtype=torch.uint8, device=a.device) if call.workspace else None
         c = a.new_empty(call.shape) if out is None else out
         workspace = 0 if memory is None else memory.data_ptr()

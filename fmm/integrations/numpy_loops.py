@@ -41,8 +41,8 @@ CPP_SOURCE = Path(__file__).with_suffix(".cpp")
 NO_PLAN_SIDE = 0  # as the smallest side of a type, this value means that NumPy computes all products of the type
 # Smallest number of multiply-adds for which fmm chooses a plan already for the first product of its sizes. The choice
 # takes a millisecond, and a product of this size takes far longer. The limit for integers is lower, since NumPy
-# multiplies integers more slowly. Below the limit, NumPy computes the first product of new sizes, and fmm chooses a plan
-# for the second product.
+# multiplies integers more slowly. Below the limit, NumPy computes the first product of new sizes, and fmm chooses a
+# plan for the second product.
 FIRST_PRODUCT_WORK, FIRST_INTEGER_PRODUCT_WORK = 1 << 31, 1 << 24
 # Functions of these packages run inside fmm's calls. A function of another package in a traceback is a signal handler.
 OWN_PACKAGES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}

@@ -100,7 +100,10 @@ def unwrap_operands(a: Any, b: Any, constraints: PlanConstraints) -> tuple[Any, 
 
 
 def shape_error_note(a: Any, b: Any) -> str:
-    """Return a note for an error about shapes if an operand was prepared for the other side; else an empty text."""
+    """Return a note for an error about shapes if a left operand was prepared as right operand, or the reverse.
+
+    Otherwise return an empty text.
+    """
     note = wrong_side_note(a, b)
     if not note:  # returns before shapes are compared, since a tracer would record the comparison
         return ""
@@ -110,10 +113,10 @@ def shape_error_note(a: Any, b: Any) -> str:
 
 
 def wrong_side_note(a: Any, b: Any) -> str:
-    """Return a text that names the operand that was prepared for the other side, and the correct call.
+    """Return a text for a left operand that was prepared as right operand, or the reverse; else an empty text.
 
-    Return an empty text if no operand was prepared for the other side. An operand on the wrong side gives a correct
-    product if the shapes match, but its prepared form is not used.
+    The text names the operand and the correct call. An operand on the wrong side gives a correct product if the shapes
+    match, but its prepared form is not used.
     """
     for x, side, name in ((a, "left", "a"), (b, "right", "b")):
         if isinstance(x, PreparedOperand) and x.side != side:
