@@ -86,7 +86,7 @@ def compute_dot(*operands: Any, **options: Any) -> Any:
     if arguments is None:
         return numpy_dot(*operands, **options)
     a, b, out = arguments
-    by_fmm = _may_plan_pay(a, b) and _is_valid_out(out, a, b)
+    by_fmm = _may_plan_be_faster(a, b) and _is_valid_out(out, a, b)
     if by_fmm or (is_reporting() and _are_plain_matrices(a, b)):
         return multiply_and_count("numpy.dot", _dot_by_plan if by_fmm else numpy_dot, *operands, **options)
     return numpy_dot(*operands, **options)
@@ -99,7 +99,7 @@ def compute_inner(*operands: Any, **options: Any) -> Any:
     """
     if len(operands) == 2 and not options and type(operands[1]) is ndarray:
         a, b = operands[0], operands[1].T
-        by_fmm = _may_plan_pay(a, b)
+        by_fmm = _may_plan_be_faster(a, b)
         if by_fmm or (is_reporting() and _are_plain_matrices(a, b)):
             return multiply_and_count("numpy.inner", _dot_by_plan if by_fmm else _inner_of_transposed, a, b)
     return numpy_inner(*operands, **options)
@@ -116,7 +116,7 @@ def _inner_of_transposed(a: Any, b: Any) -> Any:
     return numpy_inner(a, b.T)
 
 
-def _may_plan_pay(a: Any, b: Any) -> bool:
+def _may_plan_be_faster(a: Any, b: Any) -> bool:
     """Return True if a and b are two matrices of matching shapes and are large enough for a plan."""
     return not is_small_on_host(a, b) and _are_plain_matrices(a, b) and a.shape[1] == b.shape[0]
 

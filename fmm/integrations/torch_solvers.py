@@ -33,7 +33,7 @@ def column_major(x: Any) -> Any:
     return x.mT.contiguous().mT
 
 
-def no_errors(a: Any) -> Any:
+def zero_info(a: Any) -> Any:
     """Return the `info` of a factorization without errors: a zero for each matrix of a stack."""
     return a.new_zeros(a.shape[:-2], dtype=torch.int32)
 
@@ -44,7 +44,7 @@ def cholesky_ex(library: TorchSolvers, a: Any, *, upper: bool = False, check_err
         return None
     # the factor must be column-major; the adjoint of a row-major lower factor is a column-major upper factor
     factor = factor_stacks(library, library.adjoint(a) if upper else a, None, column_major=not upper)
-    return library.adjoint(factor) if upper else factor, no_errors(a)
+    return library.adjoint(factor) if upper else factor, zero_info(a)
 
 
 def solve_triangular(
@@ -61,7 +61,7 @@ def solve_triangular(
 
 def inv_ex(library: TorchSolvers, a: Any, *, check_errors: bool = False) -> Any:
     """Return the result of torch's operator linalg_inv_ex; None if no speedup is predicted."""
-    return (column_major(invert_stacks(library, a, None)), no_errors(a)) if inverse_width(library, a, None) else None
+    return (column_major(invert_stacks(library, a, None)), zero_info(a)) if inverse_width(library, a, None) else None
 
 
 def qr(library: TorchSolvers, a: Any, mode: str = "reduced") -> Any:
@@ -76,7 +76,7 @@ def lu_factor_ex(library: TorchSolvers, a: Any, *, pivot: bool = True, check_err
     """Return the result of torch's operator linalg_lu_factor_ex; None if no speedup is predicted."""
     if not pivot or not is_square(a) or (factors := factor_stacks_by_lu(library, a, None)) is None:
         return None
-    return column_major(factors.lu), factors.pivots + library.first_pivot, no_errors(a)
+    return column_major(factors.lu), factors.pivots + library.first_pivot, zero_info(a)
 
 
 def solve_ex(library: TorchSolvers, a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> Any:
@@ -88,7 +88,7 @@ def solve_ex(library: TorchSolvers, a: Any, b: Any, *, left: bool = True, check_
     if not matches or (factors := factor_stacks_by_lu(library, a, None)) is None:
         return None
     x = solve_by_factors(library, factors, b, None)
-    return column_major(x), column_major(factors.lu), factors.pivots + library.first_pivot, no_errors(a)
+    return column_major(x), column_major(factors.lu), factors.pivots + library.first_pivot, zero_info(a)
 
 
 TORCH_SOLVERS: dict[str, SolverFunction] = {

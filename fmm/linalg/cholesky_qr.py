@@ -23,7 +23,7 @@ from fmm.linalg.cholesky_recursion import factor_stacks
 from fmm.linalg.qr_steps import BLOCK_ROWS, column_blocks, inverse_halvings, sums_blocks_of_rows
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.solver_steps import StepConditions
-from fmm.linalg.split_levels import first_half
+from fmm.linalg.split_levels import first_half_rows
 from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_without_gradient
 
 MAX_PASSES = 3
@@ -57,7 +57,7 @@ def qr_passes(library: NumpySolvers, a: Any, limit: float | None, max_passes: in
             return None
         if is_last:
             return QrPasses(q, r, factor)
-        q, r = divide_by_adjoint(library, q, factor, limit), next_r(library, factor, r, limit)
+        q, r = divide_by_adjoint(library, q, factor, limit), updated_r(library, factor, r, limit)
     return None
 
 
@@ -69,10 +69,10 @@ def cholesky_qr(library: NumpySolvers, a: Any, limit: float | None, with_q: bool
     if (passes := qr_passes(library, a, limit)) is None:
         return None
     q = divide_by_adjoint(library, passes.q, passes.last_factor, limit, is_last=True) if with_q else None
-    return q, next_r(library, passes.last_factor, passes.r, limit)
+    return q, updated_r(library, passes.last_factor, passes.r, limit)
 
 
-def next_r(library: NumpySolvers, factor: Any, r: Any, limit: float | None) -> Any:
+def updated_r(library: NumpySolvers, factor: Any, r: Any, limit: float | None) -> Any:
     """Return the R of A = Q R after one more pass with the factor L: the product L^H R."""
     upper = library.adjoint(factor)
     return upper if r is None else library.module.triu(api.matmul(upper, r, max_error_growth=limit))
@@ -154,7 +154,7 @@ def invert_lower_in_place(library: NumpySolvers, a: Any, x: Any, halvings: int, 
     if halvings == 0 or n < 2:
         library.solve_block(a, x, True, False)
         return
-    h = first_half(n)
+    h = first_half_rows(n)
     for half in (slice(0, h), slice(h, n)):
         invert_lower_in_place(library, a[half, half], x[half, half], halvings - 1, limit)
     panel = api.matmul(a[h:, :h], x[:h, :h], max_error_growth=limit)
@@ -184,19 +184,19 @@ def factor_tall_stacks(library: NumpySolvers, a: Any, limit: float | None, with_
     If `with_q` is False, Q is not computed and None is returned in its place.
     """
     if a.ndim == 2:
-        return factor_tall(library, a, limit, with_q)
+        return factor_tall_matrix(library, a, limit, with_q)
     *stack, _, n = a.shape
     q = library.empty(tuple(a.shape), a) if with_q else None
     r = library.empty((*stack, n, n), a)
     for i in np.ndindex(*stack):
-        one_q, one_r = factor_tall(library, a[i], limit, with_q)
+        one_q, one_r = factor_tall_matrix(library, a[i], limit, with_q)
         library.write(r[i], one_r)
         if q is not None:
             library.write(q[i], one_q)
     return q, r
 
 
-def factor_tall(library: NumpySolvers, a: Any, limit: float | None, with_q: bool) -> tuple[Any, Any]:
+def factor_tall_matrix(library: NumpySolvers, a: Any, limit: float | None, with_q: bool) -> tuple[Any, Any]:
     """Return Q and R of one matrix; the library's own factors if Cholesky QR fails.
 
     If `with_q` is False, Q is not computed and None is returned in its place.

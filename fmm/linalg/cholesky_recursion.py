@@ -23,7 +23,7 @@ from fmm.linalg.split_levels import (
     INVERTED_RULE,
     POSITIVE_RULE,
     block_side,
-    first_blocks,
+    first_half_in_blocks,
     inverted_side,
     rows_of_blocks,
     solver_levels,
@@ -87,7 +87,7 @@ class CholeskyFactorization:
         if last - first <= self.side:
             self._factor_block(first, last)
             return
-        middle = first + first_blocks(last - first, self.side)
+        middle = first + first_half_in_blocks(last - first, self.side)
         left, rest = slice(first, middle), slice(middle, last)
         self.factor_rows(first, middle)
         self._solve_panel(left, rest)

@@ -17,7 +17,7 @@ from fmm.linalg.split_levels import (
     POSITIVE_INVERSE_RULE,
     TRIANGULAR_RULE,
     block_side,
-    first_blocks,
+    first_half_in_blocks,
     inverted_side,
     solver_levels,
 )
@@ -163,7 +163,7 @@ def invert_triangle_in_place(blocks: TriangularBlocks, a: Any, index: int = 0) -
             library.solve_block(a, inverse, True, False)
         library.write(a, inverse)
         return
-    h = first_blocks(n, side)
+    h = first_half_in_blocks(n, side)
     first, panel, rest = a[:h, :h], a[h:, :h], a[h:, h:]
     invert_triangle_in_place(blocks, rest, index + h // side)
     library.write(panel, api.gemm(rest, panel, alpha=-1, max_error_growth=blocks.limit))

@@ -65,7 +65,7 @@ def lstsq(a: Any, b: Any, /, *, max_error_growth: float | None = None) -> LeastS
     library, (a, b) = common_arrays(a, b)
     if not is_tall_system(library, a, b, max_error_growth):
         return LeastSquares(*library.lstsq(a, b))
-    return solve_tall(library, a, b, max_error_growth) or LeastSquares(*library.lstsq(a, b))
+    return solve_tall_system(library, a, b, max_error_growth) or LeastSquares(*library.lstsq(a, b))
 
 
 def is_tall_system(library: NumpySolvers, a: Any, b: Any, limit: float | None) -> bool:
@@ -77,7 +77,7 @@ def is_tall_system(library: NumpySolvers, a: Any, b: Any, limit: float | None) -
 
 
 @np.errstate(all="ignore")  # numpy.linalg does not warn of inf and NaN
-def solve_tall(library: NumpySolvers, a: Any, b: Any, limit: float | None) -> LeastSquares | None:
+def solve_tall_system(library: NumpySolvers, a: Any, b: Any, limit: float | None) -> LeastSquares | None:
     """Return the solution of one system; None if a may be singular.
 
     With a = Q R after the first pass of Cholesky QR and Q^H Q = L L^H, x is the solution of R x = (L L^H)^-1 Q^H b.

@@ -15,7 +15,7 @@ import numpy as np
 from fmm.linalg.diagonal_inverses import MAX_BLOCK_GROWTH, block_growth, write_inverses
 from fmm.linalg.products import ROW_ALIGNMENT, aligned_copy, multiply_in_place, subtract_product
 from fmm.linalg.solver_library import InvertedBlock, LuFactors, NumpySolvers
-from fmm.linalg.split_levels import HOST_LU_RULE, LU_SIDES, SmallestSides, is_large, middle_column, solver_levels
+from fmm.linalg.split_levels import HOST_LU_RULE, LU_SIDES, SmallestSides, is_large_enough, middle_column, solver_levels
 from fmm.linalg.triangular_recursion import TriangularBlocks, multiplies_by_inverses, solve_blocks
 
 
@@ -23,7 +23,7 @@ def lu_width(library: NumpySolvers, a: Any, limit: float | None, smallest: Small
     """Return the number of columns of a panel; 0 if the library's own function must factor the whole matrix."""
     if library.device(a) == "cpu":
         return library.panel_width(a) if solver_levels(library, a, None, limit, HOST_LU_RULE) else 0
-    return library.panel_width(a) if is_large(library, a, smallest) else 0
+    return library.panel_width(a) if is_large_enough(library, a, smallest) else 0
 
 
 def factor_matrix(library: NumpySolvers, a: Any, width: int, limit: float | None, lu: Any = None) -> LuFactors | None:

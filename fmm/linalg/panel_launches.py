@@ -59,7 +59,7 @@ def panel_launches(shape: PanelShape) -> Iterator[Launch]:
         width = min(block, columns - first)
         yield _factor_launch(shape, first, width, block)
         if width < columns:
-            yield _swap_launch(shape, first, width, block)
+            yield _row_exchange_launch(shape, first, width, block)
         if first + width < columns:
             yield _product_launch(shape, first, width, block)
         first += width
@@ -75,8 +75,8 @@ def _factor_launch(shape: PanelShape, first: int, width: int, block: int) -> Lau
     return _panel_launch("factor_block", kernel, (CLUSTER, 1, 1), shape, first, width)
 
 
-def _swap_launch(shape: PanelShape, first: int, width: int, block: int) -> Launch:
-    kernel = Kernel(swap_source, (shape.dtype, block), "fmm_lu_swap", SWAP_THREADS)
+def _row_exchange_launch(shape: PanelShape, first: int, width: int, block: int) -> Launch:
+    kernel = Kernel(row_exchange_source, (shape.dtype, block), "fmm_lu_swap", SWAP_THREADS)
     return _panel_launch("swap_and_solve", kernel, (-(-shape.columns // SWAP_COLUMNS), 1, 1), shape, first, width)
 
 
@@ -111,7 +111,7 @@ def factor_source(dtype: str, width: int, rows: int) -> str:
     )
 
 
-def swap_source(dtype: str, width: int) -> str:
+def row_exchange_source(dtype: str, width: int) -> str:
     """Return the CUDA source of the kernel that exchanges the rows of the other columns."""
     number = CPP_NUMBERS[dtype]
     body = f"__shared__ fmm::lu::SolveMemory<{number}, {width}> memory;", "fmm::lu::swap_and_solve(p, memory);"
@@ -125,18 +125,18 @@ def product_source(dtype: str, width: int) -> str:
     return entry_source(f"fmm::lu::Panel<{number}>", body, "lu_panel.cuh", (TILE_THREADS,), entry="fmm_lu_product")
 
 
-def trace_launch(count: int, origin: int) -> Launch:
+def exchanged_rows_launch(count: int, origin: int) -> Launch:
     """Return the launch that lists the rows that `count` exchanges move: first their new places, then their old ones.
 
     A pivot with the value `origin` means the first row.
     """
-    kernel = Kernel(trace_source, (), "fmm_lu_trace", TILE_THREADS)
+    kernel = Kernel(exchanged_rows_source, (), "fmm_lu_trace", TILE_THREADS)
     slots = AddressSlot(0, PIVOTS), AddressSlot(1, ROWS), AddressSlot(2, ROWS, 16 * count)
     parameters = struct.pack("<3q2i", 0, 0, 0, count, origin)
     return Launch("product", "trace_rows", kernel, (-(-2 * count // TILE_THREADS), 1, 1), parameters, slots)
 
 
-def trace_source() -> str:
+def exchanged_rows_source() -> str:
     """Return the CUDA source of the kernel that finds the old places of exchanged rows."""
     body = "__shared__ int pivots[fmm::lu::TILE_THREADS];", "fmm::lu::trace_rows(p, pivots);"
     return entry_source("fmm::lu::Exchanges", body, "lu_panel.cuh", (TILE_THREADS,), entry="fmm_lu_trace")
@@ -171,11 +171,11 @@ def inverse_launches(form: BlockForm) -> Iterator[Launch]:
         yield _small_inverse_launch(form)
     small = form.known_side or INVERTED_SIDE
     while small < form.side:
-        yield from _join_launches(form, small)
+        yield from _doubled_inverse_launches(form, small)
         small *= 2
 
 
-def scratch_numbers(form: BlockForm) -> int:
+def scratch_entries(form: BlockForm) -> int:
     """Return the number of matrix entries in the scratch memory of `inverse_launches`."""
     return form.rows * form.side // 4
 
@@ -192,7 +192,7 @@ def _small_inverse_launch(form: BlockForm) -> Launch:
     return Launch("product", "invert_blocks", kernel, (form.rows // INVERTED_SIDE, 1, 1), parameters, slots)
 
 
-def _join_launches(form: BlockForm, small: int) -> Iterator[Launch]:
+def _doubled_inverse_launches(form: BlockForm, small: int) -> Iterator[Launch]:
     """Yield the launches that invert blocks [[A, 0], [C, B]] from the inverses of A and B, which have `small` rows.
 
     The launches compute the products T = C A^-1 and X = -B^-1 T for all such blocks.
@@ -210,7 +210,7 @@ def _join_launches(form: BlockForm, small: int) -> Iterator[Launch]:
     scratch = small, 1, small**2, pairs * small**2
     below, inverse_below = item * small * of_matrix[0], item * small * of_inverses[0]
     second = item * small * sum(of_inverses)
-    kernel = Kernel(join_source, (form.dtype,), "fmm_multiply_blocks", JOIN_THREADS)
+    kernel = Kernel(doubled_inverse_source, (form.dtype,), "fmm_multiply_blocks", JOIN_THREADS)
     grid = count * pairs * (small // JOIN_TILE) ** 2, 1, 1
     for (left, right, dest), all_steps, sign in (
         (((MATRIX, below), (INVERSES, 0), (SCRATCH, 0)), (matrix, inverses, scratch), 1),
@@ -222,7 +222,7 @@ def _join_launches(form: BlockForm, small: int) -> Iterator[Launch]:
         yield Launch("product", "multiply_blocks", kernel, grid, parameters, slots)
 
 
-def join_source(dtype: str) -> str:
+def doubled_inverse_source(dtype: str) -> str:
     """Return the CUDA source of the kernel that multiplies pairs of blocks."""
     number = CPP_NUMBERS[dtype]
     memory = f"__shared__ fmm::triangular::ProductMemory<{number}> memory;"
@@ -281,10 +281,10 @@ def invert_blocks(form: BlockForm, matrix: int, inverses: int, scratch: int, dev
 def _trace_sequence(count: int, origin: int, device: int) -> Any:
     from fmm.kernels.cuda.launch.player import LaunchSequence
 
-    return LaunchSequence([trace_launch(count, origin)], device)
+    return LaunchSequence([exchanged_rows_launch(count, origin)], device)
 
 
-def trace_rows(count: int, origin: int, pivots: int, rows: int, device: int, stream: int) -> None:
+def list_exchanged_rows(count: int, origin: int, pivots: int, rows: int, device: int, stream: int) -> None:
     """Write to `rows`, as int64, the new places and then the old places of the rows that `count` exchanges move.
 
     The exchanges move at most 2 * count rows. `pivots` and `rows` are device addresses.

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from fmm.kernels.plans.plan import VENDOR
 from fmm.linalg.solver_steps import VENDOR_COSTS, Step, StepConditions, predicted_seconds, product_decision
-from fmm.linalg.split_levels import first_half
+from fmm.linalg.split_levels import first_half_rows
 
 # Element types of the matrices that products factor. The vendor's Gram matrices of complex matrices are not accurate
 # enough: Q would be up to 20 times less orthogonal than the Q of Householder's method (complex64 on an H100).
@@ -66,7 +66,7 @@ def inverse_steps(n: int, halvings: int) -> Iterator[Step]:
     if halvings == 0 or n < 2:
         yield Step("solve_triangular", n, n, n)
         return
-    h = first_half(n)
+    h = first_half_rows(n)
     yield from inverse_steps(h, halvings - 1)
     yield from inverse_steps(n - h, halvings - 1)
     yield Step("product", n - h, h, h)

@@ -61,17 +61,19 @@ def refine_solution(
     if precondition is None:
         return None, RefinementReport("", 0, 0, float("nan"))
     system = _System(library, a, b, norm)
-    x, ratio, steps = _refine(system, precondition(b), precondition)
+    x, ratio, steps = _refine_by_residuals(system, precondition(b), precondition)
     cycles = 0
     while 1 < ratio < np.inf and cycles < MAX_GMRES_CYCLES:
         residual, _ = system.residual(x)
-        x, ratio, more = _refine(system, x + gmres_corrections(library, a, residual, precondition), precondition)
+        x, ratio, more = _refine_by_residuals(
+            system, x + gmres_corrections(library, a, residual, precondition), precondition
+        )
         cycles, steps = cycles + 1, steps + more
     report = RefinementReport("float32", steps, cycles * GMRES_DIMENSION, ratio * system.tolerance / norm)
     return (x if ratio <= 1 else None), report
 
 
-def _refine(system: _System, x: Any, precondition: Preconditioner) -> tuple[Any, float, int]:
+def _refine_by_residuals(system: _System, x: Any, precondition: Preconditioner) -> tuple[Any, float, int]:
     """Return refined solutions, the largest ratio of their residuals to the bound, and the number of steps.
 
     After a ratio of 1 has been reached, the steps continue until the backward error is as small as float64's precision,

@@ -308,7 +308,7 @@ class DeviceSolvers(NumpySolvers):
         """Return the new and the old places of the rows that the exchanges by `pivots` move, as two arrays."""
         count, pointer = len(pivots), self.adapter.data_pointer
         rows = self.new_rows(4 * count, pivots)
-        self.launch(pivots, panel_launches.trace_rows, count, origin, pointer(pivots), pointer(rows))
+        self.launch(pivots, panel_launches.list_exchanged_rows, count, origin, pointer(pivots), pointer(rows))
         return rows[: 2 * count], rows[2 * count :]
 
     def new_rows(self, count: int, like: Any) -> Any:
@@ -321,7 +321,7 @@ class DeviceSolvers(NumpySolvers):
             return False
         down, across = self.element_steps(a)
         form = BlockForm(a.shape[0], down, across, dtype, *block)
-        scratch, pointer = self.empty((panel_launches.scratch_numbers(form),), a), self.adapter.data_pointer
+        scratch, pointer = self.empty((panel_launches.scratch_entries(form),), a), self.adapter.data_pointer
         self.launch(a, panel_launches.invert_blocks, form, pointer(a), pointer(stacked), pointer(scratch))
         return True
 

@@ -63,13 +63,13 @@ INVERSE_SIDES = SmallestSides(7168, 5120)
 HOST_LU_RULE = SplitRule(8192, float("inf"))  # no gain is measured on hosts
 
 
-def first_half(n: int) -> int:
+def first_half_rows(n: int) -> int:
     """Return the number of rows of the first half of n rows; the first half is the larger one."""
     half = (n + 1) // 2
     return -(-half // ALIGNMENT) * ALIGNMENT if n >= 8 * ALIGNMENT else half
 
 
-def first_blocks(n: int, side: int) -> int:
+def first_half_in_blocks(n: int, side: int) -> int:
     """Return the number of rows of the first half of n rows, a multiple of `side`; n is larger than `side`."""
     return (-(-n // side) // 2 or 1) * side
 
@@ -86,7 +86,7 @@ def middle_column(first: int, last: int, width: int) -> int:
 def block_side(n: int, levels: int) -> int:
     """Return the number of rows of the blocks on the diagonal after `levels` halvings of n rows."""
     for _ in range(levels):
-        n = first_half(n)
+        n = first_half_rows(n)
     return n
 
 
@@ -98,16 +98,16 @@ def inverted_side(library: NumpySolvers, a: Any, columns: int, limit: float | No
     n = a.shape[-1]
     if n < min(rule.single_smallest, rule.double_smallest) or n * columns < rule.fewest_entries:
         return 0
-    if not is_large(library, a, SmallestSides(rule.single_smallest, rule.double_smallest)):
+    if not is_large_enough(library, a, SmallestSides(rule.single_smallest, rule.double_smallest)):
         return 0
     if library.is_measured(a):
         return rows_of_blocks(library, a, rule)
     dtype, device = library.product_type(a), library.device(a)
-    gain = product_speedup(first_half(n), columns, dtype, device, limit) if n >= UNMEASURED_SMALLEST else 0
+    gain = product_speedup(first_half_rows(n), columns, dtype, device, limit) if n >= UNMEASURED_SMALLEST else 0
     return rows_of_blocks(library, a, rule) if gain >= rule.gain else 0
 
 
-def is_large(library: NumpySolvers, a: Any, smallest: SmallestSides) -> bool:
+def is_large_enough(library: NumpySolvers, a: Any, smallest: SmallestSides) -> bool:
     """Return True if solvers by products support the matrix's type, and the matrix has enough rows."""
     dtype = library.product_type(a)
     return dtype in SOLVER_TYPES and a.shape[-1] >= (smallest.single if dtype in SINGLE_TYPES else smallest.double)
@@ -121,7 +121,7 @@ def rows_of_blocks(library: NumpySolvers, a: Any, rule: InvertedRule) -> int:
 def solver_levels(library: NumpySolvers, a: Any, columns: int | None, limit: float | None, rule: SplitRule) -> int:
     """Return how many times a solver halves the matrices of an array; 0 for small matrices."""
     n = a.shape[-1]
-    if first_half(n) < rule.smallest_half:
+    if first_half_rows(n) < rule.smallest_half:
         return 0
     return count_halvings(n, columns, library.product_type(a), library.device(a), limit, rule)
 
@@ -132,13 +132,13 @@ def count_halvings(n: int, columns: int | None, dtype: str, device: str, limit: 
     Return 0 if the library's own function must compute the whole matrix. `columns` is the number of right-hand sides;
     None if the products of the solver are square. `limit` is the limit on the error growth.
     """
-    levels, half = 0, first_half(n)
+    levels, half = 0, first_half_rows(n)
     if dtype not in SOLVER_TYPES or columns == 0:
         return 0
     while half >= rule.smallest_half:
         if product_speedup(half, columns or half, dtype, device, limit) < rule.gain:
             break
-        levels, half = levels + 1, first_half(half)
+        levels, half = levels + 1, first_half_rows(half)
     return levels
 
 

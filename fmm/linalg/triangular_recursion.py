@@ -14,7 +14,7 @@ from fmm.linalg.split_levels import (
     INVERTED_RULE,
     TRIANGULAR_RULE,
     block_side,
-    first_blocks,
+    first_half_in_blocks,
     inverted_side,
     solver_levels,
 )
@@ -116,7 +116,7 @@ def solve_blocks(blocks: TriangularBlocks, a: Any, x: Any, index: int = 0) -> No
     if n <= side:
         _solve_diagonal_block(blocks, a, x, index)
         return
-    h = first_blocks(n, side)
+    h = first_half_in_blocks(n, side)
     parts = (slice(0, h), index), (slice(h, n), index + h // side)
     (first, first_index), (second, second_index) = parts if blocks.lower else parts[::-1]
     solve_blocks(blocks, a[first, first], x[first], first_index)

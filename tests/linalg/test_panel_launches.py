@@ -80,7 +80,7 @@ def test_diagonal_blocks_are_inverted(known: bool, lower: bool, unit: bool, dtyp
     full = np.random.default_rng(1).standard_normal((n, n + 4)).astype(dtype) / 16 + 3 * np.eye(n, n + 4, dtype=dtype)
     memory = {"matrix": full, "inverses": np.zeros((2, side, side), dtype)}
     form = BlockForm(n, n + 4, 1, dtype, side, side, 0, lower, unit)
-    memory["scratch"] = np.empty(panel_launches.scratch_numbers(form), dtype)
+    memory["scratch"] = np.empty(panel_launches.scratch_entries(form), dtype)
     if known:  # in two steps
         play(list(panel_launches.inverse_launches(form))[:1], memory)
         form = form._replace(known_side=small)
@@ -102,7 +102,7 @@ def test_exchanges_are_traced_to_their_sources() -> None:
     for i, pivot in enumerate(pivots - origin):
         rows[[i, pivot]] = rows[[pivot, i]]
     found = np.full(4 * count, -1, np.int64)
-    play([panel_launches.trace_launch(count, origin)], {"pivots": pivots, "rows": found})
+    play([panel_launches.exchanged_rows_launch(count, origin)], {"pivots": pivots, "rows": found})
     np.testing.assert_array_equal(rows[found[: 2 * count]], found[2 * count :])
     moved = set(np.flatnonzero(rows != np.arange(400)).tolist())
     assert moved <= set(found[: 2 * count].tolist())

@@ -191,7 +191,7 @@ def test_systems_that_may_be_singular_are_numpys() -> None:
 
 def test_a_third_pass_leaves_least_squares_to_the_library() -> None:
     a = matrix_of_condition(200, 20, 1e5, "float32")
-    assert least_squares.solve_tall(NUMPY_SOLVERS, a, np.ones(200, np.float32), None) is None
+    assert least_squares.solve_tall_system(NUMPY_SOLVERS, a, np.ones(200, np.float32), None) is None
 
 
 # ---- steps
