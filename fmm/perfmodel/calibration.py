@@ -79,8 +79,8 @@ class ProductRate:
     # With fewer than `half_least` steps along the inner dimension, the share is `half_below` instead of `half`.
     half_least: float = 0.0
     half_below: float = 1.0
-    # With `half_apart` rows, each of several consecutive triangles takes twice as long, since its last round has few
-    # tiles.
+    # If several triangles are computed one after the other, a triangle of `half_apart` rows takes twice the time of
+    # `half`, since the last round of tiles has few tiles.
     half_apart: float = 0.0
     # `half_by_tiles` is the time of a very large triangle by fmm's own kernels, as a share of the whole product's time;
     # 1 means not measured. With `half_edge` rows, whole tiles on the diagonal and an incomplete last round double the

@@ -49,7 +49,7 @@ class CandidateForm:
     needs: str | None = None  # name of a Python module that must be importable; None: no module
 
     def make_plans(self, level: CandidateLevel, leaf: str) -> Iterator[Plan]:
-        """Yield the plans of this form with a level and a leaf.
+        """Yield the plans of this form that consist of `level` and `leaf`.
 
         Plans with too many products are not parsed, since parsing takes seconds.
         """
@@ -123,8 +123,8 @@ CANDIDATE_FORMS: Final = (
 # These patterns of levels may be put above any candidate on a GPU. Levels that run one product after the other need the
 # smallest workspace. On an H200 in float32 at n = 65536, a plan of one sequential, two overlapped and three one-pass
 # levels has 1.96 times cuBLAS's speed and 51 GiB of workspace. A plan of two sequential levels above three levels in
-# one pass has 1.67 times cuBLAS's speed and 31 GiB of workspace. Plans without sequential levels need 156 GiB of
-# workspace.
+# one pass has 1.67 times cuBLAS's speed and 31 GiB of workspace. For the same product, plans without sequential levels
+# need 156 GiB of workspace.
 OUTER_LEVEL_PATTERNS: Final = (
     "{a}.sequential.pad16",
     "{a}.pad16",
@@ -216,7 +216,8 @@ GRAM_CUT_COUNTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}
 # names of the forms of plans for the products below the diagonal
 GRAM_FORM_NAMES: Final = ("nested", "one pass", "outer")
 GRAM_ALGORITHM_COUNT: Final = 1  # number of algorithms that are tried for the products below the diagonal
-# The name of the form for a leaf that computes a whole triangle of C, but not the blocks of a triangle.
+# The name of the form of plans for a leaf that computes the whole lower triangle of C, but cannot compute a single
+# block of the triangle.
 TRIANGLE_ONLY_FORM: Final = "half"
 
 
@@ -252,7 +253,7 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
 
 
 def device_leaves(device: str) -> list[Leaf]:
-    """Return the leaves of a device, except the leaves that compute triangles alone."""
+    """Return the leaves of a device, except the leaves that compute only triangles."""
     return [leaf for leaf in plan_leaves() if device in leaf.devices and set(leaf.forms) - {TRIANGLE_ONLY_FORM}]
 
 

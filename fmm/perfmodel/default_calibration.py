@@ -114,8 +114,8 @@ def with_concurrent_products(found: Calibration, lanes: int) -> Calibration:
 PEAK_SHARES_BY_TYPE = {"bfloat16": 0.72, "float16": 0.72, "tf32": 0.7}
 DEFAULT_PEAK_SHARE = 0.8
 # The share of the peak on the GPUs of Li, Ranka and Sahni, by compute capability. The cores of these GPUs read one
-# operand of each multiply-add from shared memory, which limits products to about 60 % of the peak. The shares agree
-# with the times of sgemm and dgemm that Li, Ranka and Sahni print.
+# operand of each multiply-add from shared memory, which limits products to about 60 % of the peak. The shares of 0.6
+# and 0.58 agree with the times of sgemm and dgemm that Li, Ranka and Sahni print.
 LI_GPU_PEAK_SHARES = {"1.3": 0.6, "2.0": 0.58}
 SUM_BANDWIDTH_SHARE = 0.75  # share of the datasheet's bandwidth that sums reach
 DATASHEET_MARGIN = 0.03  # margin of a device without any measurement, as a share of the vendor's time
@@ -147,9 +147,9 @@ UNALIGNED_TIME_FACTORS = {
 ODD_ROW_TIME_FACTORS = {"float16": 5.7, "bfloat16": 5.7}
 BATCH_TIME_FACTORS = {"tf32": 1.12}
 # The element types in which the vendor's time grows in steps, by whole rounds of tiles over the multiprocessors. On an
-# H200, for held-out float32 products of middle size or thin shape, the formula with rounds has a median error of 3 %
-# and a third quartile of 7 %. The formula without rounds has a median error of 5 % and a third quartile of 10 %. In
-# float64 and bfloat16 the errors are equal with and without rounds.
+# H200, for held-out float32 products of middle size or thin shape, times predicted with whole rounds have a median
+# error of 3 % and a third quartile of 7 %. Times predicted without rounds have a median error of 5 % and a third
+# quartile of 10 %. In float64 and bfloat16 the errors are equal with and without rounds.
 ROUND_COUNTED_TYPES = ("float32",)
 # A GPU computes C in tiles with TILE_SIDE rows and columns, and a multiprocessor computes TILE_ENTRIES entries of C at
 # a time. A product reaches half of its full rate if C has TILE_ENTRIES / FILLING_TILES_PER_SM entries for each
@@ -169,8 +169,9 @@ SYRK_DOUBLING_ROWS = {"float32": 800.0}
 # The pairs (half_by_tiles, half_edge) of ProductRate for triangles by fmm's own kernels. In bfloat16 a triangle takes
 # 0.65, 0.52 and 0.53 of gemm's time at 4096, 8192 and 16384. In float64 a triangle takes 0.58 of gemm's time at 8192
 # and 16384. In float64 four triangles of 2048 rows take about 0.75 of gemm's time, and 16 triangles of 1024 rows take
-# 0.9. The shares for four and for 16 triangles are derived from times of products that were cut. In float32 two
-# triangles of 4096 rows take 0.52 of gemm's time if they read a copy in the kernel's own layout.
+# 0.9. The shares for four and for 16 triangles are computed from measured times of whole products, cut by levels `gram`
+# into these triangles. In float32 two triangles of 4096 rows take 0.52 of gemm's time if they read a copy in the
+# kernel's own layout.
 KERNEL_TRIANGLE_SHARES = {
     "float32": (0.49, 256.0),
     "float64": (0.55, 600.0),
@@ -278,8 +279,9 @@ F16X3_TILE_EDGE_STEPS = 512.0
 # by a third of the vendor's float16 rate. F16X3_START_SECONDS and F16X3_RATE_FACTOR are fitted together with the times
 # of tiles in fmm.perfmodel.predict.
 F16X3_START_SECONDS, F16X3_RATE_FACTOR = 7.7e-6, 1.08
-# Factor on the time of `f16x3` for a batch of 7 or 49 products. With this factor the predicted time of one level is 5 %
-# too long, and the time of two levels is exact. Three levels with small products take 27 % longer than predicted.
+# Factor on the time of `f16x3` for a batch of 7 or 49 products. With this factor of 1.08, the predicted time of a plan
+# with one level is 5 % too long, and the predicted time of a plan with two levels is correct. Three levels with small
+# products take 27 % longer than predicted.
 F16X3_BATCH_FACTOR = 1.08
 # The time of a very large triangle by `f16x3` as a share of the whole product's time, and the number of rows that
 # doubles this share.
@@ -295,9 +297,9 @@ PLANE_FILL_FACTOR = 12  # factor on `ProductRate.fill` if the vendor multiplies 
 
 # The number of moduli for products of integers depends on the inner dimension. Default rates assume this dimension.
 MODULI_INNER_DIMENSION = 8192
-# The time to split or join one number, without the traffic of its residues, in bytes of memory traffic, for each number
-# of inner levels. The numbers of bytes were measured in float64 at 8192. With two levels a number needs more bytes,
-# since many sums share few registers.
+# The time to split or join one number, for each number of inner levels, without the traffic of the number's residues.
+# The unit is the time in which memory moves one byte. The numbers of bytes were measured in float64 at 8192. With two
+# levels a number needs more bytes, since many sums share few registers.
 SPLIT_BYTES_PER_NUMBER, JOIN_BYTES_PER_NUMBER = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
 # For each byte by which a number is shorter than 8 bytes, splitting and joining save this number of bytes of traffic.
 # Numbers of A and B are read two or three times, and numbers of C are written once.
@@ -306,16 +308,17 @@ SPLIT_BYTES_SAVED_PER_BYTE, JOIN_BYTES_SAVED_PER_BYTE = 2.5, 1.0
 # units these flops take longer than the memory traffic.
 JOIN_FLOAT64_FLOPS_PER_MODULUS = 12.0
 # RESIDUE_START_SECONDS are the seconds of a product by residues that do not grow with the sides, for each number of
-# inner levels. The seconds are measured with 14 moduli; the value for two levels is a guess. Each inner level halves
-# the inner dimension. int8 products lose 13, 5 and 0 % of their rate at inner dimensions of 2048, 4096 and 8192.
+# inner levels. The seconds are measured with 14 moduli, but the seconds for two inner levels are a guess. Each inner
+# level halves the inner dimension. int8 products lose 13, 5 and 0 % of their rate at inner dimensions of 2048, 4096 and
+# 8192.
 RESIDUE_START_SECONDS, RESIDUE_LEVEL_PIPE_STEPS = (25e-6, 135e-6, 250e-6), 200.0
 # The seconds that a product by residues without inner levels saves on Hopper: there, one kernel both computes the norms
 # of the lines of floating-point operands and splits the lines. On an H200 at 1024, the kernel saves 10 (complex128) to
 # 18 microseconds (float64).
 LINE_KERNEL_SAVED_SECONDS = 15e-6
-# Number of columns of a tile of int8 products. The kernel also has narrower tiles, but two narrow tiles take longer
-# than one wide tile. With narrow tiles in the formula, predicted times of products with a half-empty last tile are 10
-# to 25 % too short.
+# Number of columns of a tile of int8 products. The kernel for int8 products also has narrower tiles, but two narrow
+# tiles take longer than one wide tile. A model with narrow tiles predicts times that are 10 to 25 % too short for
+# products that fill only half of the last tile.
 INT8_TILE_COLUMNS = 256.0
 # `half_by_tiles` and `half_edge` of ProductRate for triangles by residues, with splitting and joining.
 RESIDUE_TRIANGLE_SHARE, RESIDUE_TRIANGLE_EDGE_ROWS = 0.55, 256.0

@@ -166,9 +166,9 @@ def _region_counts(
 # ---- formulas: the counts of a level as polynomials in the sides of its blocks
 
 # A level that cuts a side into p parts has blocks of about q = side // p rows. The counts of a level are polynomials in
-# the three block sizes q; sides with equal remainders have equal polynomials. The counts of one problem give all
-# coefficients by Kronecker substitution. The sides q of the counted problem are powers of DIGIT_BASE, so that the
-# coefficients are the digits of the counts.
+# the three block sizes q; the coefficients depend only on the remainders of the sides, modulo p. Kronecker substitution
+# finds all coefficients from the counts of a single problem. The sides q of the counted problem are powers of
+# DIGIT_BASE, so that the coefficients are the digits of the counts.
 
 DIGIT_BASE = 1 << 24
 # exponents of DIGIT_BASE for the three sides; products of two sides have the different exponents 4, 10 and 12
@@ -179,7 +179,7 @@ BaseDigits = tuple[tuple[int, int], ...]  # pairs (power of DIGIT_BASE, coeffici
 def _side_digit_powers(cut: LevelCut, shape: Shape) -> tuple[int, ...] | None:
     """Return the power of DIGIT_BASE for each side; None if the cut pads or leaves empty blocks: no polynomials exist.
 
-    If the steps depend on the order of the block sizes, the powers keep this order.
+    If the level's steps depend on which side of a block is longest, longer sides get larger powers.
     """
     if cut.unit is not None and cut.unit > 1 and not cut.has_equal_blocks(shape):
         return None

@@ -2,8 +2,8 @@
 
 `estimated_work` takes microseconds and adds up the footprints of the levels. A footprint is the number of elements that
 a level's sums move and hold if all blocks of the level have equal size. `counted_work` takes milliseconds and counts
-the plan's steps (fmm.perfmodel.cost). `estimated_work` and `counted_work` estimate the shares in `PlanWork`.
-`estimated_workspace` estimates the bytes of a plan's temporaries.
+the plan's steps (fmm.perfmodel.cost). The shares of traffic in `PlanWork`, such as the share of strided traffic, are
+estimates in both cases. `estimated_workspace` estimates the bytes of a plan's temporaries.
 """
 
 from __future__ import annotations

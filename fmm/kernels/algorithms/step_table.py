@@ -26,8 +26,8 @@ from fmm.kernels.algorithms.text_files import AlgorithmTexts, parse_considered_f
 from fmm.kernels.registry import clear_on_registration
 
 FRINGE_KINDS = ("unequal", "pad")
-# Names of the shipped tables that declare `fringe unequal`. The tests prove these tables for unequal blocks, so that a
-# user's process spends no time on the proof.
+# Names of the shipped tables that declare `fringe unequal`. The tests prove that the tables with these names are
+# correct for unequal blocks, so that a user's process spends no time on the proof.
 TABLES_PROVED_UNEQUAL: Final = ("adaptive-winograd", "hasa", "li-fig13", "li-fig23", "li-fig3")
 KERNELS_FILE = "kernels"  # name of the file in step_tables/ that defines the kernels
 STEP_TABLE_FILES: Final = AlgorithmTexts("step_tables", "step table", except_for=KERNELS_FILE)
@@ -232,7 +232,10 @@ def parse_step_table(text: str, origin: str = "step table") -> StepTable:
 
 
 class TableKernelCall(NamedTuple):
-    """A call in a table: the name of the kernel and the blocks of the call. Closure tables also call `close`."""
+    """A call in a table: the name of the kernel and the blocks of the call.
+
+    Tables for the closure of a matrix also call the kernel `close`.
+    """
 
     name: str
     places: tuple[str, ...]

@@ -268,7 +268,7 @@ class _SumFunction:
         return build.inttoptr(build.add(start, offset), where)
 
     def _emit_load(self, slot: int, places: dict[int, Any], kind: Any) -> dict[int, Any]:
-        """Return a dict from slots to values: the loaded cache line or element of this slot.
+        """Emit the load of a slot's cache line or element; return a dict from slots to loaded values.
 
         If the slot is the real or the imaginary part of a complex matrix, the dict has both parts.
         """

@@ -178,7 +178,10 @@ def _acquire_workers(count: int) -> list[Worker]:
 
 
 def _assign_job(worker: Worker, task: Job, shares: list[WorkerShare]) -> None:
-    """Give the worker a job. The job is added to `shares` first, so that the caller always waits for the job."""
+    """Give the worker a job, and append the job to `shares`.
+
+    The list `shares` gets the job first, so that an interrupted caller still waits for the job.
+    """
     share = WorkerShare(task)
     shares.append(share)
     try:

@@ -25,9 +25,9 @@ BlockSet = frozenset[int]  # indices of blocks of C
 def launch_stages(scheme: Scheme, options: tuple[str, ...] = ()) -> tuple[LaunchStage, ...]:
     """Return the launches of a fused level by stage and stream.
 
-    Without options, each product is a launch, and all launches are on one stream. With `streams`, launches are on two
-    streams. With `atomic`, products add to C atomically, and run on up to MAX_STREAMS streams. With `variants`, a
-    launch computes several products that use the same variant of the kernel.
+    Without options, each product of the level is a launch, and all launches are on one stream. With `streams`, launches
+    are on two streams. With `atomic`, products add to C atomically, and run on up to MAX_STREAMS streams. With
+    `variants`, a launch computes several products that use the same variant of the kernel.
     """
     tasks = (
         group_by_variant(scheme, "atomic" in options) if "variants" in options else [(p,) for p in range(scheme.rank)]

@@ -270,7 +270,7 @@ def plan_leaves() -> tuple[Leaf, ...]:
 @clear_on_registration
 @lru_cache(maxsize=1)
 def leaf_uses() -> dict[str, LeafUse]:
-    """Return a dict from texts to leaves: the leaves in which a plan can end, and the last leaves of families."""
+    """Return a dict from the text of each valid leaf, such as `vendor` or `bytes`, to the leaf."""
     only_below_levels = [leaf for leaf in LEAVES if leaf.only_below_levels]
     return {str(use): use for leaf in (*plan_leaves(), *only_below_levels) for use in leaf.all_uses}
 

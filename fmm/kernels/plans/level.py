@@ -88,7 +88,8 @@ class Level(ABC):
     number_below: Literal["same", "real", "byte"] = "same"
     conjugates: tuple[bool, bool] = (False, False)  # (True if the level conjugates A, True if the level conjugates B)
     named_leaves: tuple[str, ...] = ()  # texts of leaves that the level itself names for some of its products
-    # factor by which the level increases the expected error; the growth of `bilinear` is a further factor
+    # The factor by which the level increases the expected error. If the level computes the scheme `bilinear`, the error
+    # growth of this scheme is a further factor.
     error_growth: float = 1.0
     error_growth_one_sign: float = 1.0  # factor by which the level increases the expected error on numbers of one sign
     error_note: str = ""  # a note on the error that explain prints next to the error growth

@@ -171,7 +171,7 @@ def level_needs(steps: LevelSteps) -> LevelNeeds:
 def steps_with_addend(level: LevelSteps) -> LevelSteps:
     """Return the steps in which the addend D replaces the old numbers of C.
 
-    Raise PlanError for a step that would read parts of D and of C at once.
+    Raise PlanError for a step that would read some blocks of the addend D and other blocks of C.
     """
     written: list[Place] = []
     steps: list[LevelStep] = []

@@ -80,7 +80,7 @@ def whole_matrix(name: str, rows: int, cols: int, part: PlacePart | None = None)
 def operand_blocks(name: str, rows: int, cols: int, parts: tuple[int, int], unit: int | None) -> list[Place]:
     """Return the blocks of an operand, cut into `parts` rows and columns of blocks, in row-major order.
 
-    Block sides are as in `side_cuts`.
+    The function `side_cuts` determines where the blocks begin and end.
     """
     across = side_cuts(cols, parts[1], unit)
     return [Place(name, r, c, h, w) for r, h in side_cuts(rows, parts[0], unit) for c, w in across]
@@ -89,8 +89,8 @@ def operand_blocks(name: str, rows: int, cols: int, parts: tuple[int, int], unit
 def side_cuts(length: int, parts: int, unit: int | None) -> list[tuple[int, int]]:
     """Return (start, size) of each part of a side.
 
-    With unit None, the sizes of the parts differ by at most one. With a unit, the sizes are equal multiples of the
-    unit, except at the end.
+    With unit None, the sizes of the parts differ by at most one. With a unit, all parts except the last parts have the
+    same size, a multiple of the unit.
     """
     if unit is None:
         small, larger = divmod(length, parts)

@@ -128,7 +128,7 @@ def cards() -> PaperTable:
 
 
 def error_notes(found: Iterable[PublishedNumber]) -> Iterator[str]:
-    """Yield a note for each source with the errors of its predictions."""
+    """Yield a note for each paper, with the errors of the predictions of the paper's numbers."""
     by_source: dict[str, list[float]] = {}
     for number in found:
         by_source.setdefault(number.source, []).append(number.ratio)

@@ -275,7 +275,7 @@ def _count_calls(method: str, names: str) -> int:
 def _rounded_reduction_rows(
     text: str, printed: int, levels: Sequence[int], sizes: Sequence[int]
 ) -> list[tuple[Cell, ...]]:
-    """Return the rows for a percentage that the text prints once, rounded, for all three quantities.
+    """Return rows that compare a rounded percentage from the paper's text with the computed reductions of T, V and A.
 
     The difference cell compares whole percents. `text` is the name of the row; the quantity replaces {} in the name.
     """
@@ -294,7 +294,8 @@ SECTION_7_INCREMENTS: Final = {
     "winograd": ("15n^2/4", "41n^2/128", "41n^2"),
 }
 SECTION_7_BLOCKS: Final = {"strassen": 51, "winograd": 41}  # number of blocks that the sums of one level read and write
-# Section 7.1 at n = 16384: number of levels k, smallest and largest of the three reductions in percent.
+# Expectations for n = 16384 in section 7.1 of the paper: number of levels k, then the smallest and the largest
+# reduction in percent; the paper has one reduction for each of T, V and A.
 SECTION_7_EXPECTATIONS: Final = ((3, 26, 33), (4, 29, 41))
 
 

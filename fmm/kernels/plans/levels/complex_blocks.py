@@ -1,8 +1,8 @@
 """The level `3m` and the level of a scheme, computed in one pass, as in `3m(strassen^2.pad16)`.
 
-The split step reads blocks of complex numbers once. For each product of the scheme, it writes the real operands of
-three products. One batch computes all real products. The join step writes blocks of complex numbers. Two separate
-levels, `3m > strassen^2.batched.pad16`, would also write and read real matrices in between.
+The split step reads blocks of complex numbers once. For each product of the scheme, the split step writes the real
+operands of three products. One batch computes all real products. The join step writes blocks of complex numbers. Two
+separate levels, `3m > strassen^2.batched.pad16`, would also write and read real matrices in between.
 """
 
 from __future__ import annotations

@@ -184,8 +184,8 @@ def prepared_plane_layout(
 ) -> tuple[int, int]:
     """Return the bytes of a matrix, and the bytes of the prepared exponents and planes behind the matrix.
 
-    The bytes suffice whether the inner dimension is along the rows or the columns of the matrix. Prepared operands have
-    no levels of recursion below the residues.
+    The numbers of bytes are large enough for both layouts: the inner dimension along the rows or along the columns of
+    the matrix. Prepared operands have no levels of recursion below the residues.
     """
     planes = planes_per_modulus(for_complex) * moduli * round_up(lines, LINE_BYTES) * round_up(length, LINE_BYTES)
     exponents = round_up(EXPONENT_BYTES * max(lines, length), PART_ALIGN_BYTES)

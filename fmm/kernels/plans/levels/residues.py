@@ -93,7 +93,7 @@ PROBED_MODULI: Final = {"float64": 14, "complex128": 15, "complex64": 7}
 # the inner dimension. A scaled number is rounded by at most 1/2, and the scaled norm of a row or column is large: at
 # least 2^26.2, 2^30.1, 2^34.0, 2^49.7 and 2^53.5 with 7, 8, 9, 13 and 14 moduli. For complex numbers, the norm is at
 # least 2^50.7, 2^54.0, 2^57.3 and 2^59 with 14 to 17 moduli. With more moduli, the precision 2^-53 of float64 limits
-# the bounds. The rounding of C to float32 adds 2^-24.
+# the bounds. The rounding of C to float32 adds 2^-24 to the bound.
 NORM_BOUND_BY_MODULI: Final = {
     "float32": {7: "2^-26 sqrt(k) + 2^-24", 8: "2^-30 sqrt(k) + 2^-24", 9: "2^-34 sqrt(k) + 2^-24"},
     "float64": {13: "2^-48 sqrt(k)", 14: "2^-52 sqrt(k)", 15: "2^-52 sqrt(k)", 16: "2^-52 sqrt(k)"},
@@ -148,8 +148,8 @@ class ResiduesLevel(LevelInLeaf):
         """Return the cost of a multiplication of bytes, in multiplications of the product's type.
 
         A real multiplication becomes one multiplication of bytes for each modulus; all of them together cost 1. A
-        complex multiplication becomes two multiplications of bytes for each modulus; all of them together cost half a
-        complex multiplication.
+        complex multiplication becomes two multiplications of bytes for each modulus. All these multiplications of bytes
+        together cost half a complex multiplication.
         """
         moduli = next((step.moduli for step in steps.steps if isinstance(step, JoinFromPlanes)), 1)
         return (0.25 if self.for_complex else 1) / moduli

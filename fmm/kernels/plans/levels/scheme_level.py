@@ -6,9 +6,10 @@ or a step table (`li-fig23`). Options follow after dots.
 The traversal of a scheme is one of these options:
 
 * `stacked`, the default: all sums of A and B, then the products, then one pass that forms C.
-* `overlapped`: the order of `stacked`. On a GPU two products run at a time, so that sums of one product run
-  concurrently with leaf products of the other.
-* `batched`: the order of `stacked`. Every operand is copied to a temporary, and the products are one batch.
+* `overlapped`: sums and products in the order of `stacked`. On a GPU, two products of the level run at a time. The sums
+  of one product then run concurrently with the leaf products of the other product.
+* `batched`: sums and products in the order of `stacked`. Every operand is copied to a temporary, and the level's
+  products are one batch.
 * `fused`: on a GPU, one product at a time with its sums inside the kernel of the leaf, without temporaries.
 * `sequential`: one product at a time, with three temporaries.
 
