@@ -26,7 +26,7 @@ from fmm.runtime.decisions import early_declines
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import call_key, is_small_on_host, was_declined
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
-from fmm.runtime.gemm import run_declined_gemm, run_small_gemm
+from fmm.runtime.gemm import run_cached_gemm, run_small_gemm
 from fmm.runtime.gram import TRIANGLES, Triangle, run_declined_gram, run_small_gram
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand
 
@@ -412,8 +412,8 @@ def gemm(
         ):
             return numpy_matmul(a, b, out)
         key = call_key(library, (a, b, c, out), alpha, beta, "gemm", transpose_a, transpose_b)
-        if key is not None and (declined := run_declined_gemm(key, a, b, c, out)) is not None:
-            return declined
+        if key is not None and (c_new := run_cached_gemm(key, a, b, c, out)) is not None:
+            return c_new
     request.check_operands("gemm", ("a", "b"), (a, b), unknown)
     scalars_and_ops, constraints = (alpha, beta, transpose_a, transpose_b), (plan, max_error_growth, workspace)
     return dispatch.dispatch_gemm(request.check_gemm(a, b, c, out, scalars_and_ops, constraints), key)

@@ -8,7 +8,7 @@ declines the call. Gates 1 to 4 compare no plans.
 1. Early declines in fmm.api, before the arguments are checked.
    * fmm.matmul of NumPy arrays: `MIN_PLAN_ENTRIES`, `is_small_on_host`, and the cached decline (`was_declined`).
    * fmm.gemm: `is_small_on_host` (NumPy), `run_small_gemm` (CuPy and torch), and the cached decline
-     (`run_declined_gemm`).
+     (`run_cached_gemm`, which also runs cached plans).
    * fmm.gram: `run_small_gram` (NumPy), and the cached decline (`run_declined_gram`).
 2. This module, for fmm.matmul. While a tracer or a mode of torch records calls, `_traced_matmul` replaces this gate.
    * `multiply_without_options` (CuPy and torch): `SMALL_BYTES_PRODUCT`, and `is_declined_on_device`, which compares
@@ -47,7 +47,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fmm.arrays.detect import describe_array, is_on_device, type_name
@@ -67,9 +67,9 @@ from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import (
     SMALL_BYTES_PRODUCT,
     CallKey,
+    RecurringCall,
     is_declined_on_device,
     is_small_on_host,
-    remember_declined_call,
 )
 from fmm.runtime.decisions.limits import (
     NO_CONSTRAINTS,
@@ -230,7 +230,7 @@ def dispatch_gram(request: GramRequest, key: CallKey | None = None) -> Any:
 
     If the library computes the call, the decline is cached under `key`.
     """
-    request = _with_decline_key(request, key, request.b, request.out)
+    request = _with_key(request, key, None)
     return (
         torch_functions_module().gram_tensors(*request[1:]) if request.library.is_differentiable else run_gram(*request)
     )
@@ -256,9 +256,9 @@ def dispatch_explain_gram(request: GramRequest) -> Decision:
 def dispatch_gemm(request: GemmRequest, key: CallKey | None = None) -> Any:
     """Return the result of a checked fmm.gemm call.
 
-    If the library computes the call, the decline is cached under `key`.
+    The decline of the call, or its plan on a device, is cached under `key`.
     """
-    request = _with_decline_key(request, key, request.b, request.c, request.out)
+    request = _with_key(request, key, request.c)
     return (
         torch_functions_module().gemm_tensors(*request[1:]) if request.library.is_differentiable else run_gemm(*request)
     )
@@ -275,13 +275,14 @@ def dispatch_explain_gemm(request: GemmRequest) -> Decision:
 RequestT = TypeVar("RequestT", GemmRequest, GramRequest)
 
 
-def _with_decline_key(request: RequestT, key: CallKey | None, *others: Any) -> RequestT:
-    """Return the request, with a callback that caches a decline if all operands have one type."""
-    if key is None or any(x is not None and x.dtype != request.a.dtype for x in others):
+def _with_key(request: RequestT, key: CallKey | None, c: Any) -> RequestT:
+    """Return the request with the key of recurring calls, if all operands have one type; `c` is the addend or None."""
+    arrays = request.a, request.b, c, request.out
+    if key is None or any(x is not None and x.dtype != request.a.dtype for x in arrays):
         return request
     a, b = request.a, request.a if request.b is None else request.b
     is_large = a.nbytes * b.nbytes >= SMALL_BYTES_PRODUCT
-    return request._replace(on_decline=partial(remember_declined_call, key, request.params, is_large))
+    return request._replace(recurring=RecurringCall(key, request.params, arrays, is_large))
 
 
 # ---- decisions without arrays

@@ -22,7 +22,7 @@ from fmm.arrays.select_library import library_of
 from fmm.dtypes import INTEGERS
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.early_declines import OnDecline, ignore_decline
+from fmm.runtime.decisions.early_declines import RecurringCall
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.gemm import TRANSPOSE_MODES, BlasGemmParams
 from fmm.runtime.gram import TRIANGLES, GramParams
@@ -54,7 +54,7 @@ class GemmRequest(NamedTuple):
     out: Any
     params: BlasGemmParams
     constraints: PlanConstraints
-    on_decline: OnDecline = ignore_decline
+    recurring: RecurringCall | None = None
 
 
 class GramRequest(NamedTuple):
@@ -66,7 +66,7 @@ class GramRequest(NamedTuple):
     out: Any
     params: GramParams
     constraints: PlanConstraints
-    on_decline: OnDecline = ignore_decline
+    recurring: RecurringCall | None = None
 
 
 def check_matmul(

@@ -200,11 +200,8 @@ class CupyLibrary(NumpyLikeLibrary):
         return mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where, target
 
     def array_signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
-        mode = get_compute_type(a.dtype) if get_compute_type and a.dtype.kind in "fc" else 0
-        of_a = a.shape, a.strides, a.dtype, a.data.device_id, current_device(), mode
-        of_b = None if b is None else (b.shape, b.strides, b.dtype, b.data.device_id)
-        of_c = None if c is None else (c.shape, c.dtype, c.data.device_id)
-        return of_a, of_b, of_c, None if out is None else (out.shape, out.dtype, out.data.device_id)
+        of_c = None if c is None else (c.shape, c.strides, c.dtype, c.data.device_id, c is out)
+        return self.call_key(a, b, out), of_c
 
     def type_key(self, a: Any, b: Any) -> Hashable:
         dtype, left = a.dtype, a.data

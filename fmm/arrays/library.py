@@ -162,7 +162,10 @@ class Library(Protocol):
         ...
 
     def array_signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
-        """Return the shapes, strides, types and devices of these arrays; all arrays except `a` may be None."""
+        """Return the shapes, strides, types and devices of these arrays; all arrays except `a` may be None.
+
+        On a device, the signature has all properties in `call_key`.
+        """
         ...
 
     def type_key(self, a: Any, b: Any) -> Hashable:
@@ -272,8 +275,8 @@ class Library(Protocol):
         """
         ...
 
-    def is_plain_product(self, a: Any, b: Any, out: Any) -> bool:
-        """Return True if the library's product of these arrays records neither gradients nor a trace."""
+    def is_plain_product(self, a: Any, b: Any, out: Any, c: Any = None) -> bool:
+        """Return True if A B, or A B + C, of plain arrays of these objects records neither gradients nor a trace."""
         ...
 
     def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:

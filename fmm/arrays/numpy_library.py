@@ -33,7 +33,7 @@ class NumpyLikeLibrary(ABC):
     def is_observed(self) -> bool:
         return False
 
-    def is_plain_product(self, a: Any, b: Any, out: Any) -> bool:
+    def is_plain_product(self, a: Any, b: Any, out: Any, c: Any = None) -> bool:
         return True
 
     # ---- arrays made from arrays

@@ -118,10 +118,11 @@ def _fallback_reason(a: Any, b: Any, out: Any) -> str:
     return "deterministic algorithms are required" if is_deterministic() else "the tensors are not plain"
 
 
-def is_plain_call(a: Any, b: Any, out: Any) -> bool:
+def is_plain_call(a: Any, b: Any, out: Any, c: Any = None, allowed_keys: int = _PLAIN_OR_MARKED) -> bool:
     """Return True if all tensors are strided tensors on one device and torch would only multiply them.
 
-    Return False under a transform, forward gradients, autocast, a dispatch mode or deterministic algorithms.
+    `c` is the addend, or None. `allowed_keys` are the dispatcher's keys that the operands may have. Return False under
+    a transform, forward gradients, autocast, a dispatch mode or deterministic algorithms.
     """
     if is_observed() or type(a) not in PLAIN_TENSORS:
         return False
@@ -130,8 +131,12 @@ def is_plain_call(a: Any, b: Any, out: Any) -> bool:
         if type(b) not in PLAIN_TENSORS or a.get_device() != b.get_device():
             return False
         keys |= dispatch_keys(b).raw_repr()
+    if c is not None:
+        if type(c) not in PLAIN_TENSORS or a.get_device() != c.get_device():
+            return False
+        keys |= dispatch_keys(c).raw_repr()
     return (
-        not keys & ~_PLAIN_OR_MARKED
+        not keys & ~allowed_keys
         and (out is None or is_writable_out(out, a))
         and forward_ad._current_level < 0
         and active_transforms() is None

@@ -13,7 +13,14 @@ import torch
 from fmm.arrays import host_memory
 from fmm.arrays.library import MemoryNeeds, Operand, Processor, ProductSetting, contiguous_operand, product_shape
 from fmm.arrays.numpy_library import as_integer_factor, cancel_first_halves, tensor_as_numpy
-from fmm.arrays.torch_calls import TORCH_BMM, TORCH_MATMUL, is_observed, is_plain_call, is_tracing
+from fmm.arrays.torch_calls import (
+    PLAIN_DISPATCH_KEYS,
+    TORCH_BMM,
+    TORCH_MATMUL,
+    is_observed,
+    is_plain_call,
+    is_tracing,
+)
 from fmm.dtypes import DTYPES, INTEGERS, STORED_TYPES
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.cpu.triangle_product import MIRROR_IN_PLACE, mirror_tasks
@@ -205,10 +212,12 @@ class _TorchLibraryBase:
             return out.copy_(_torch_gemm_with_factors(a, b, c, alpha, beta, None))
         return _torch_gemm_with_factors(a, b, c, alpha, beta, out)
 
-    def is_plain_product(self, a: Any, b: Any, out: Any) -> bool:
-        if not is_plain_call(a, b, out) or a.is_neg() or a.is_conj() or b.is_neg() or b.is_conj():
+    def is_plain_product(self, a: Any, b: Any, out: Any, c: Any = None) -> bool:
+        if not is_plain_call(a, b, out, c, PLAIN_DISPATCH_KEYS):
             return False
-        return not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad))
+        if not torch.is_grad_enabled():
+            return True
+        return not (a.requires_grad or b.requires_grad or (c is not None and c.requires_grad))
 
     def gram_function(self, a: Any) -> Callable[[Any, Any], Any]:
         function: Callable[[Any, Any], Any] = self.fast_stack_product if a.ndim == 3 else self.fast_vendor_product
@@ -261,13 +270,19 @@ class _TorchLibraryBase:
             same_address = False
         return dtype, b.dtype, device, same_address, float32_precision() if dtype is float32 and device >= 0 else ""
 
+    def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
+        dtype = a.dtype
+        math: object = float32_precision() if dtype is torch.float32 or dtype is torch.complex64 else ""
+        math = _accumulates_in_float16() if dtype is torch.float16 else math
+        target = None if out is None else (out.shape, out.stride(), out.dtype)
+        if b is None:
+            return math, a.shape, a.stride(), dtype, a.get_device(), target
+        where = a.get_device(), _same_address(a, b)
+        return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, where, target
+
     def array_signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
-        dtype, device = a.dtype, a.get_device()
-        of_b = None if b is None else (b.shape, b.stride(), b.dtype)
-        of_c = None if c is None else (c.shape, c.dtype)
-        of_out = None if out is None else (out.shape, out.dtype)
-        precision = float32_precision() if device >= 0 and dtype is float32 else ""
-        return a.shape, a.stride(), dtype, device, of_b, of_c, of_out, precision
+        of_c = None if c is None else (c.shape, c.stride(), c.dtype, c.get_device(), c is out)
+        return self.call_key(a, b, out), of_c
 
 
 class TorchLibrary(_TorchLibraryBase):
@@ -284,16 +299,6 @@ class TorchLibrary(_TorchLibraryBase):
                 return False
             found = self.cached_calls[key] = is_gram_symmetric(a, self.gram_function(a))
         return found
-
-    def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
-        dtype = a.dtype
-        math: object = float32_precision() if dtype is torch.float32 or dtype is torch.complex64 else ""
-        math = _accumulates_in_float16() if dtype is torch.float16 else math
-        target = None if out is None else (out.shape, out.stride(), out.dtype)
-        if b is None:
-            return math, a.shape, a.stride(), dtype, a.get_device(), target
-        where = a.get_device(), _same_address(a, b)
-        return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, where, target
 
     def product_setting(self, a: Any, b: Any, out: Any) -> ProductSetting:
         device = a.get_device()

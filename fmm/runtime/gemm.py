@@ -8,6 +8,7 @@ before the first computation (fmm.kernels.cuda.record).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable
 from dataclasses import replace
 from math import prod
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 from fmm.arrays.detect import is_complex
 from fmm.arrays.library import Library, product_shape
 from fmm.arrays.select_library import PLAIN_TYPES
+from fmm.config.files import current_settings
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
@@ -23,18 +25,24 @@ from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import (
     SMALL_BYTES_PRODUCT,
     CallKey,
-    OnDecline,
+    DeclinedCall,
+    RecurringCall,
     are_small_matrices,
-    find_declined_call,
-    ignore_decline,
     is_declined_on_device,
     is_small_on_host,
     remember_decline,
+    remember_declined_call,
 )
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.matmul import describe_kernels, run_with_fallback
-from fmm.runtime.operands import byte_span, may_overlap
-from fmm.runtime.prepare import PreparedCall, can_write_into_out, prepare_call, prepare_uncached
+from fmm.runtime.operands import ByteSpan, byte_span, may_overlap
+from fmm.runtime.prepare import (
+    PreparedCall,
+    can_write_into_out,
+    prepare_call,
+    prepare_uncached,
+    prepared_call_expiry,
+)
 
 # The valid values of transpose_a and transpose_b, with BLAS's letter for each value. False has the letter of 0, and
 # True the letter of 1, since False == 0 and True == 1.
@@ -75,7 +83,7 @@ class GemmOperands(NamedTuple):
     conjugates: tuple[bool, bool]
     target: Any
     addend: Any = None
-    on_decline: OnDecline = ignore_decline
+    recurring: RecurringCall | None = None  # the call as the caller made it, if its key is cached
 
 
 def run_gemm(
@@ -86,15 +94,15 @@ def run_gemm(
     out: Any,
     params: BlasGemmParams,
     constraints: PlanConstraints,
-    on_decline: OnDecline = ignore_decline,
+    recurring: RecurringCall | None = None,
 ) -> Any:
     """Return alpha op(a) op(b) + beta c, in `out` unless `out` is None."""
     a, b, c = library.promote_operands(a, b, c if params.beta else None)
     operands = _arrange_operands(library, a, b, c, out, params)
-    operands = operands._replace(on_decline=on_decline)
+    operands = operands._replace(recurring=recurring)
     own = _constraints_with_params(library, operands, params, constraints)
     if constraints is NO_CONSTRAINTS and _has_small_matrices(library, operands):
-        on_decline(library)
+        remember_declined_call(recurring, library)
         result = _run_library_gemm(library, operands, own)
     else:
         result = _run_planned_gemm(library, operands, own)
@@ -140,18 +148,67 @@ def run_small_gemm(library: Library, a: Any, b: Any, c: Any, beta: Any) -> Any:
         return None
 
 
-def run_declined_gemm(key: CallKey, a: Any, b: Any, c: Any, out: Any) -> Any:
-    """Return the library's own result of a call with a cached decline; None for any other call."""
-    declined = find_declined_call(key)
-    if declined is None:
+class PlannedGemm(NamedTuple):
+    """A cached call by a plan on a device. Only what may differ between two calls with one key is checked again."""
+
+    expiry: float  # time.monotonic() at which the prepared call expires
+    settings: object  # the environment variables and configs on which the decision depends
+    library: Library
+    params: BlasGemmParams
+    call: PreparedCall
+    constraints: PlanConstraints
+    addend_span: ByteSpan | None  # bytes of the addend; None if C holds the addend, or if beta is 0
+
+
+def run_cached_gemm(key: CallKey, a: Any, b: Any, c: Any, out: Any) -> Any:
+    """Return the result of a call with a cached plan or a cached decline; None for any other call."""
+    cached: PlannedGemm | DeclinedCall | None = key.library.cached_calls.get(key.key)
+    if cached is None or cached.expiry <= time.monotonic():
         return None
-    library = declined.library
-    alpha, beta, op_a, op_b = declined.params
-    if op_a != "N":
-        a = library.transposed_view(a) if op_a == "T" else library.conjugated_copy(library.transposed_view(a))
-    if op_b != "N":
-        b = library.transposed_view(b) if op_b == "T" else library.conjugated_copy(library.transposed_view(b))
-    return library.fast_vendor_gemm(a, b, c if beta else None, alpha, beta, out)
+    library = cached.library
+    alpha, beta, op_a, op_b = cached.params
+    left = a if op_a == "N" else library.transposed_view(a)
+    right = b if op_b == "N" else library.transposed_view(b)
+    if isinstance(cached, PlannedGemm):
+        is_valid = cached.settings == current_settings() and library.is_plain_product(a, b, out, c)
+        return _run_cached_plan(cached, left, right, c, out) if is_valid else None
+    left = library.conjugated_copy(left) if op_a == "C" else left
+    right = library.conjugated_copy(right) if op_b == "C" else right
+    return library.fast_vendor_gemm(left, right, c if beta else None, alpha, beta, out)
+
+
+def _run_cached_plan(cached: PlannedGemm, a: Any, b: Any, c: Any, out: Any) -> Any:
+    """Return C by the cached plan; None if `out` overlaps an operand, or if the plan cannot read the addend."""
+    library, call = cached.library, cached.call
+    if out is not None and not can_write_into_out(library, call, a, b, out):
+        return None
+    addend = None
+    if cached.addend_span is not None:
+        address = library.data_pointer(c)
+        if address % ADDEND_ALIGNMENT:
+            return None
+        if out is not None and may_overlap(address, cached.addend_span, library.data_pointer(out), call.spans[2]):
+            return None
+        addend = c if c.shape == call.shape else library.broadcast_view(c, call.shape)
+    return _run_call(library, call, GemmOperands(a, b, (False, False), out, addend), cached.constraints)
+
+
+def _remember_planned_gemm(
+    library: Library, call: PreparedCall, operands: GemmOperands, constraints: PlanConstraints
+) -> None:
+    """Cache the plan of a call on a device, if the plan reads the caller's arrays and writes the caller's `out`."""
+    recurring = operands.recurring
+    if recurring is None or library.processor == "cpu":
+        return
+    a, b, c, out = recurring.arrays
+    params: BlasGemmParams = recurring.params
+    copies_addend = params.beta and operands.addend is None and c is not out
+    copies_conjugates = is_complex(a) and "C" in (params.op_a, params.op_b)
+    if operands.target is not out or copies_addend or copies_conjugates or not library.is_plain_product(a, b, out, c):
+        return
+    span = None if operands.addend is None else byte_span(library.describe_operand(operands.addend))
+    expiry = prepared_call_expiry(library, operands.a, operands.b, out, constraints)
+    recurring.remember(PlannedGemm(expiry, current_settings(), library, params, call, constraints, span))
 
 
 def _has_small_matrices(library: Library, operands: GemmOperands) -> bool:
@@ -329,7 +386,13 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
         return _run_planned_gemm(library, operands._replace(target=copy), constraints)
     if any(operands.conjugates):
         return _run_conjugating_plan(library, call, operands, constraints)
-    c = run_with_fallback(library, call, operands.a, operands.b, target, constraints, operands.addend)
+    _remember_planned_gemm(library, call, operands, constraints)
+    return _run_call(library, call, operands, constraints)
+
+
+def _run_call(library: Library, call: PreparedCall, operands: GemmOperands, constraints: PlanConstraints) -> Any:
+    """Return C by the call's plan, else by another plan, else by the library."""
+    c = run_with_fallback(library, call, operands.a, operands.b, operands.target, constraints, operands.addend)
     return _run_library_gemm(library, operands, constraints) if c is None else c
 
 
@@ -338,9 +401,9 @@ def _remember_declined_gemm(library: Library, operands: GemmOperands, params: Ge
 
     On a device, declines of A B and A B + C are also cached where `run_small_gemm` looks them up.
     """
-    if operands.on_decline is ignore_decline:
+    if operands.recurring is None:
         return
-    operands.on_decline(library)
+    remember_declined_call(operands.recurring, library)
     if params.alpha == 1 and params.beta in (0, 1) and library.processor == "cuda":
         remember_decline(library, operands.a, operands.b, decision, beta=1 if params.beta else 0)
 

@@ -6,6 +6,7 @@ transposed product.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -26,10 +27,10 @@ from fmm.problem import Fill
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import (
     CallKey,
-    OnDecline,
-    find_declined_call,
+    DeclinedCall,
+    RecurringCall,
     find_symmetric_gram,
-    ignore_decline,
+    remember_declined_call,
     remember_symmetric_gram,
 )
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, GramKey, PlanConstraints
@@ -67,16 +68,16 @@ def run_gram(
     out: Any,
     params: GramParams,
     constraints: PlanConstraints,
-    on_decline: OnDecline = ignore_decline,
+    recurring: RecurringCall | None = None,
 ) -> Any:
     """Return alpha a^H a + beta out, for any library.
 
     If `params.rows` is True, return alpha a a^H + beta out. If `b` is not None, return alpha a b + beta out.
-    `on_decline` is called if the library must compute this call and all calls with equal shapes and parameters.
+    If the library must compute all calls with the key of `recurring`, their decline is cached.
     """
     c = run_conjugating_plan(library, a, out, params, constraints) if b is None else None
     if c is None:
-        c = _compute_gram(library, _arrange_operands(library, a, b, out, params), constraints, on_decline)
+        c = _compute_gram(library, _arrange_operands(library, a, b, out, params), constraints, recurring)
     return out if out is not None else library.transposed_view(c) if params.fill == "upper" else c
 
 
@@ -149,8 +150,10 @@ def _is_adjoint_left(rows: bool, fill: Triangle) -> bool:
 
 def run_declined_gram(key: CallKey, a: Any, b: Any, out: Any) -> Any:
     """Return the library's own result of a call with a cached decline; None for any other call."""
-    declined = find_declined_call(key)
-    if declined is None or not key.library.is_plain_product(a, a if b is None else b, out):
+    declined: DeclinedCall | None = key.library.cached_calls.get(key.key)
+    if declined is None or declined.expiry <= time.monotonic():
+        return None
+    if not key.library.is_plain_product(a, a if b is None else b, out):
         return None
     library = declined.library
     operands = _arrange_operands(library, a, b, out, declined.params)
@@ -375,13 +378,15 @@ def _whole_product_params(params: GemmParams) -> GemmParams:
     return GemmParams(op=params.op)
 
 
-def _compute_gram(library: Library, operands: GramOperands, constraints: PlanConstraints, on_decline: OnDecline) -> Any:
+def _compute_gram(
+    library: Library, operands: GramOperands, constraints: PlanConstraints, recurring: RecurringCall | None
+) -> Any:
     """Return C, in `out` unless `out` is None."""
     if operands.params.alpha == 0:  # no plan runs, not even a plan that the caller passed
-        on_decline(library)
+        remember_declined_call(recurring, library)
         return _run_vendor(library, operands)
     if constraints is NO_CONSTRAINTS and _has_few_product_rows(library, operands):
-        on_decline(library)
+        remember_declined_call(recurring, library)
         return _run_vendor(library, operands)
     call, chosen = _select_gram_call(library, operands, constraints)
     left, right = chosen.left, chosen.right
@@ -390,10 +395,10 @@ def _compute_gram(library: Library, operands: GramOperands, constraints: PlanCon
         raise PlanError(call.plan_refusal)
     mirrors = call.plan is None and _is_symmetric_by_vendor(library, call, operands)
     if _needs_library_gemm(library, call, operands, constraints):
-        on_decline(library)
+        remember_declined_call(recurring, library)
         return _run_vendor(library, operands)
     if call.plan is None:
-        on_decline(library, mirrors)
+        remember_declined_call(recurring, library, mirrors)
         if mirrors and library.processor == "cuda" and operands.out is None and constraints is NO_CONSTRAINTS:
             remember_symmetric_gram(library, left)
         return _run_vendor(library, operands, mirrors)

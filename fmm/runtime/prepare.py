@@ -157,6 +157,12 @@ def prepare_call(
     return call
 
 
+def prepared_call_expiry(library: Library, a: object, b: object, out: object, constraints: PlanConstraints) -> float:
+    """Return the time.monotonic() at which the cached call for this signature expires; 0 if no call is cached."""
+    cached: CachedCall | None = library.cached_calls.get((constraints, library.call_key(a, b, out), current_settings()))
+    return 0.0 if cached is None else cached.valid_until
+
+
 def _prepare_and_cache(
     library: Library,
     key: Hashable,
@@ -210,7 +216,10 @@ def _has_same_launches(call: PreparedCall, previous: PreparedCall) -> bool:
 
 def can_write_into_out(library: Library, call: PreparedCall, a: object, b: object, out: object) -> bool:
     """Return True if the call's plan can write into `out` directly."""
-    return call.writes_out and not call.can_overlap_out(*(library.data_pointer(x) for x in (a, b, out)))
+    if not call.writes_out:
+        return False
+    address = library.data_pointer
+    return not call.can_overlap_out(address(a), address(b), address(out))
 
 
 # ---- from arrays to a query

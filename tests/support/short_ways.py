@@ -47,6 +47,10 @@ def install() -> Any:
     vars(sys.modules.setdefault("cupy._core", ModuleType("cupy._core")))["_routines_linalg"] = linalg
     found.zeros = lambda shape, dtype: found.ndarray(shape, dtype)
     found.cuda.alloc = lambda nbytes: SimpleNamespace(ptr=1 << 30)
+    found.result_type = np.result_type
+    found.ndarray.__setitem__ = lambda self, index, x: self.host.__setitem__(index, x.host)
+    found.empty = found.ndarray
+    found.broadcast_to = lambda x, shape: found.ndarray(np.broadcast_to(x.host, shape))
     return found
 
 
@@ -102,6 +106,11 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
     middle = draw_array(1500, 1500, dtype="float16")
     yield "a product that is the library's by its sides", lambda: fmm.matmul(middle, middle)
     yield "a product by a plan", lambda: fmm.matmul(tall, tall.T)
+    side, square = draw_array(1000, 1000), draw_array(1000, 1000)
+    yield "a gemm by a plan", lambda: fmm.gemm(side, side)
+    yield "a gemm by a plan with a factor", lambda: fmm.gemm(side, side, alpha=2.5)
+    yield "a gemm by a plan with an addend", lambda: fmm.gemm(side, side, side, beta=1)
+    yield "a gemm by a plan into its addend", lambda: fmm.gemm(side, side.T, square, beta=1, out=square)
     yield "a declined gemm", lambda: fmm.gemm(small, small)
     large = draw_array(1100, 1100, dtype="float64")
     yield "a large declined gemm", lambda: fmm.gemm(large, large)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -222,10 +222,20 @@ def call_key(
     return CallKey(library, key)
 
 
-def find_declined_call(key: CallKey) -> DeclinedCall | None:
-    """Return the cached decline of a call; None if no decline is cached."""
-    declined: DeclinedCall | None = key.library.cached_calls.get(key.key)
-    return declined if declined is not None and declined.expiry > time.monotonic() else None
+class RecurringCall(NamedTuple):
+    """A checked call of fmm.gemm or fmm.gram with its key; calls with this key are later computed after few checks."""
+
+    key: CallKey
+    params: Any  # the checked parameters: alpha, beta and others
+    arrays: tuple[Any, Any, Any, Any]  # a, b, c and out, as in the key
+    is_large: bool  # True if the product may take longer than CALL_DECLINE_SECONDS
+
+    def remember(self, cached: Hashable) -> None:
+        """Store how calls with this key are computed."""
+        calls = self.key.library.cached_calls
+        if len(calls) >= MAX_REMEMBERED_CALLS:
+            calls.clear()
+        calls[self.key.key] = cached
 
 
 class DeclinedGram(NamedTuple):
@@ -260,28 +270,15 @@ def remember_symmetric_gram(library: Library, a: Any) -> None:
     calls[library.gram_signature(library.transposed_view(a)), False] = declined
 
 
-class OnDecline(Protocol):
-    """A function that is called if the library must compute a call and all later calls with the same key."""
-
-    def __call__(self, library: Library, vendor_mirrors: bool = False) -> None: ...
-
-
-def ignore_decline(library: Library, vendor_mirrors: bool = False) -> None:
-    """Do nothing: the declines of calls without a key are not cached."""
-
-
-def remember_declined_call(
-    key: CallKey, params: Any, is_large: bool, library: Library, vendor_mirrors: bool = False
-) -> None:
+def remember_declined_call(call: RecurringCall | None, library: Library, vendor_mirrors: bool = False) -> None:
     """Cache the decline of the calls with this key; until the decline expires, the library computes these calls.
 
     A large call may take longer than CALL_DECLINE_SECONDS, so the decline of a large call is cached for the seconds in
-    DECLINE_MEMORY.
+    DECLINE_MEMORY. A call without a key is None and is not cached.
     """
-    if any(isinstance(x, int) and abs(x) > MAX_DECLINED_FACTOR for x in (params.alpha, params.beta)):
+    if call is None:
         return
-    calls = key.library.cached_calls
-    if len(calls) >= MAX_REMEMBERED_CALLS:
-        calls.clear()
-    seconds = DECLINE_MEMORY[library.processor].seconds if is_large else CALL_DECLINE_SECONDS
-    calls[key.key] = DeclinedCall(time.monotonic() + seconds, params, library, vendor_mirrors)
+    if any(isinstance(x, int) and abs(x) > MAX_DECLINED_FACTOR for x in (call.params.alpha, call.params.beta)):
+        return
+    seconds = DECLINE_MEMORY[library.processor].seconds if call.is_large else CALL_DECLINE_SECONDS
+    call.remember(DeclinedCall(time.monotonic() + seconds, call.params, library, vendor_mirrors))

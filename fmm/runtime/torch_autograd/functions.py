@@ -32,7 +32,7 @@ from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime import gram as array_gram
 from fmm.runtime import matmul as array_matmul
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.early_declines import OnDecline, find_symmetric_gram, ignore_decline
+from fmm.runtime.decisions.early_declines import RecurringCall, find_symmetric_gram, remember_declined_call
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.gemm import BlasGemmParams, explain_gemm, run_gemm
 from fmm.runtime.gram import GramParams, Triangle, explain_conjugating_plan, run_conjugating_plan, run_gram
@@ -132,7 +132,7 @@ def gram_tensors(
     out: Any,
     params: GramParams,
     constraints: PlanConstraints,
-    on_decline: OnDecline = ignore_decline,
+    recurring: RecurringCall | None = None,
 ) -> Any:
     """Return the result of fmm.gram for tensors; gradients are recorded if an operand requires them."""
     if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex()):  # torch takes no int above 64 bits
@@ -146,7 +146,7 @@ def gram_tensors(
         if out is not None:
             return TORCH.vendor_product(a, other, out)  # raises torch's own error
         return Gram.apply(a, b, params, constraints)
-    return run_gram(torch_library_of(a), a, b, out, params, constraints, on_decline)
+    return run_gram(torch_library_of(a), a, b, out, params, constraints, recurring)
 
 
 def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill: Triangle) -> Any:
@@ -241,7 +241,7 @@ def gemm_tensors(
     out: Any,
     params: BlasGemmParams,
     constraints: PlanConstraints,
-    on_decline: OnDecline = ignore_decline,
+    recurring: RecurringCall | None = None,
 ) -> Any:
     """Return alpha op(a) op(b) + beta c; gradients are recorded if an operand requires them."""
     if not _is_plain_gemm(a, b, c, out):
@@ -249,8 +249,8 @@ def gemm_tensors(
             _decide_fallback(_explain_gemm_fallback(a, b, c, out), constraints)  # raises PlanError
         return _gemm_by_torch(a, b, c, out, params)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, c)):
-        return _differentiable_gemm(a, b, c, out, params, constraints, on_decline)
-    return _run_plain_gemm(a, b, c, out, params, constraints, on_decline)
+        return _differentiable_gemm(a, b, c, out, params, constraints, recurring)
+    return _run_plain_gemm(a, b, c, out, params, constraints, recurring)
 
 
 def explain_gemm_tensors(
@@ -268,7 +268,7 @@ def _is_plain_gemm(a: Any, b: Any, c: Any, out: Any) -> bool:
 
     If `c` and `a` have different types, return False: torch computes the call, and raises its own error.
     """
-    return is_plain_call(a, b, out) and (c is None or (is_plain_call(a, c, out) and c.dtype == a.dtype))
+    return is_plain_call(a, b, out, c) and (c is None or c.dtype == a.dtype)
 
 
 def _explain_gemm_fallback(a: Any, b: Any, c: Any, out: Any) -> str:
@@ -286,12 +286,12 @@ def _run_plain_gemm(
     out: Any,
     params: BlasGemmParams,
     constraints: PlanConstraints,
-    on_decline: OnDecline = ignore_decline,
+    recurring: RecurringCall | None = None,
 ) -> Any:
     a, b, params = _conjugate_marks_as_ops(a, b, params)
     if c is not None and c is not out:
         c, _ = resolve_marks(c, c)
-    return run_gemm(torch_library_of(a), a, b, c, out, params, constraints, on_decline)
+    return run_gemm(torch_library_of(a), a, b, c, out, params, constraints, recurring)
 
 
 def _conjugate_marks_as_ops(a: Any, b: Any, params: BlasGemmParams) -> tuple[Any, Any, BlasGemmParams]:
@@ -333,7 +333,7 @@ def _differentiable_gemm(
     out: Any,
     params: BlasGemmParams,
     constraints: PlanConstraints,
-    on_decline: OnDecline,
+    recurring: RecurringCall | None,
 ) -> Any:
     """Return the result of fmm.gemm and record gradients.
 
@@ -346,7 +346,7 @@ def _differentiable_gemm(
     left, right = resolve_marks(a, b)
     own = constraints._replace(params=GemmParams(params.alpha, 0))
     if prepare_call(torch_library_of(a), left.detach(), right.detach(), None, own).plan in (None, VENDOR):
-        on_decline(torch_library_of(a))
+        remember_declined_call(recurring, torch_library_of(a))
         return _gemm_by_torch(a, b, c, out, params)
     return Gemm.apply(a, b, c if params.beta else None, params, constraints)
 

@@ -1,0 +1,49 @@
+"""The cached plan of fmm.gemm: the second of two equal calls runs few functions, and passes on what the first did."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+
+MOST = {"cupy": 21, "torch": 26}  # functions before the launches, without those that read an address
+READS = ("data_pointer", "can_write_into_out", "can_overlap_out", "may_overlap", "transposed_view", "broadcast_view")
+LIBRARIES = ["cupy", "torch"]
+
+
+@cache
+def observed_calls(library: str) -> dict[str, Any]:
+    if library == "torch":
+        pytest.importorskip("torch")
+    command = [sys.executable, "-m", "tests.support.planned_gemms", library]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_second_of_two_equal_calls_is_not_checked_again(library: str) -> None:
+    for title, found in observed_calls(library)["equal"].items():
+        assert found["is_first_checked"], title
+        names = [x for x in found["functions"] if not x.endswith((">", *READS))]
+        assert "fmm.runtime.gemm._run_cached_plan" in names, title
+        assert "fmm.request.check_gemm" not in names, title
+        assert len(names) <= MOST[library], (title, names)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_second_of_two_equal_calls_passes_on_what_the_first_did(library: str) -> None:
+    """The prepared call, the addresses and layouts of A, B, `out` and the addend, and alpha and beta are the same."""
+    for title, found in observed_calls(library)["equal"].items():
+        assert found["is_same"], title
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_call_that_differs_is_checked(library: str) -> None:
+    for title, is_checked in observed_calls(library)["other"].items():
+        assert is_checked, title
