@@ -10,7 +10,7 @@ from distributed import Client, WorkerPlugin
 from fmm.integrations.install_targets import INSTALL_TARGETS, check_target_names, installed
 
 OPEN_CLIENT_STATUSES = "running", "connecting"
-DEFAULT_LIBRARIES_NAME = ""  # library name that stands for the default libraries of fmm.install
+DEFAULT_LIBRARIES_NAME = ""  # the name that means the default libraries of fmm.install
 
 
 class InstallPlugin(WorkerPlugin):

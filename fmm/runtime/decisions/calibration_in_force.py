@@ -67,9 +67,9 @@ def untuned_arithmetic_variables(dtype: str, device: Device) -> str:
 
 
 def tuned_calibration(tuned: Tuning, device: Device) -> Calibration | None:
-    """Return the calibration with which decisions use a tuning; None if the tuning is not trusted.
+    """Return a tuning's calibration for decisions; None if the tuning is not trusted.
 
-    `complete_calibration` adds rates that the tuning did not measure.
+    On a GPU, `complete_calibration` adds rates of leaves that the tuning did not measure.
     """
     real_type_tuning = DTYPES[tuned.dtype].real
     real_tuning = (

@@ -140,7 +140,8 @@ def first_product_entry(identity: Identity, dtype: str) -> Entry | None:
 def first_product_trial(problem: Problem, limits: Limits, device: Device) -> online.OnlineTrial | None:
     """Return the trial by which this product measures its type.
 
-    Return None if the type has been measured, and if a product like this one measures nothing.
+    Return None if the type has been measured, or if no trial is made for this product: if it is small, a triangle or a
+    batch, or if it has factors or a prepared operand.
     """
     if not has_portable_kernels(device) or environment.tuning_mode() != "cache" or problem.flops < MIN_MEASURED_FLOPS:
         return None
