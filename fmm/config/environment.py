@@ -63,15 +63,15 @@ def is_disabled() -> bool:
 
 def is_emulation_allowed() -> bool:
     """Return True unless FMM_EMULATION=0 forbids emulation, which computes a product with products of another type."""
-    return _is_on("FMM_EMULATION", True)
+    return _is_switched_on("FMM_EMULATION", True)
 
 
 def is_componentwise_required() -> bool:
     """Return True if FMM_COMPONENTWISE=1 requires an error bound of each entry relative to (|A| |B|)ij."""
-    return _is_on("FMM_COMPONENTWISE", False)
+    return _is_switched_on("FMM_COMPONENTWISE", False)
 
 
-def _is_on(name: str, default: bool) -> bool:
+def _is_switched_on(name: str, default: bool) -> bool:
     """Return True if an environment variable is on; for an invalid value log a warning and return `default`."""
     value = environment_value(name)
     if not value:

@@ -151,7 +151,7 @@ def gains_by_products(terms: Sequence[LabeledArray], plan: ContractionPlan) -> b
         return plan.has_only_products
     (kept,) = plan.needed_labels
     return not any(
-        prod(x.array.shape) >= LARGE_COPY and NextPair(frozenset(other.labels), kept).copies(x.layout)
+        prod(x.array.shape) >= LARGE_COPY and NextPair(frozenset(other.labels), kept).must_copy(x.layout)
         for x, other in (terms, terms[::-1])
     )
 

@@ -100,7 +100,7 @@ class NextPair(NamedTuple):
     other: frozenset[str]
     kept: frozenset[str]
 
-    def copies(self, operand: LabeledLayout) -> bool:
+    def must_copy(self, operand: LabeledLayout) -> bool:
         """Return True if this pair must copy the operand: the strides of its rows or summed labels do not nest."""
         rows = operand.stored_order(set(operand.labels) - self.other)
         summed = operand.stored_order(self.other - self.kept)
@@ -251,7 +251,7 @@ def plan_pair(
     outer_columns, columns = split_stack(b, columns, summed) if can_stack and not outer_rows else ((), columns)
     stack = batch + outer_rows + outer_columns
     natural, transposed = (contiguous_layout(x, sizes) for x in (stack + rows + columns, stack + columns + rows))
-    if next_pair and next_pair.copies(natural) and not next_pair.copies(transposed):
+    if next_pair and next_pair.must_copy(natural) and not next_pair.must_copy(transposed):
         left, right = matrix_view(a, stack, summed, rows), matrix_view(b, stack, columns, summed)
         return PairPlan("product", transposed.labels, transposed.shape, left, right, is_transposed=True)
     left, right = matrix_view(a, stack, rows, summed), matrix_view(b, stack, summed, columns)

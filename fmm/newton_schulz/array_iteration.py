@@ -14,7 +14,7 @@ from fmm.newton_schulz.coefficients import StepCoefficients
 Step = Callable[[Any, float, float, float], Any]
 
 
-def iterate(x: Any, coefficients: Sequence[StepCoefficients], step: Step) -> Any:
+def run_steps(x: Any, coefficients: Sequence[StepCoefficients], step: Step) -> Any:
     """Return the result of all steps; a matrix with more rows than columns is replaced by its transposed view."""
     is_tall = x.shape[-2] > x.shape[-1]
     y = _transposed(x) if is_tall else x

@@ -50,7 +50,9 @@ def step_coefficients(coefficients: Any, steps: Any) -> tuple[StepCoefficients, 
     """
     if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 0:
         raise ValueError(f"steps must be an integer of at least 0, not {describe_value(steps)}")
-    found = NAMED_COEFFICIENTS.get(coefficients) if isinstance(coefficients, str) else _listed_steps(coefficients)
+    found = (
+        NAMED_COEFFICIENTS.get(coefficients) if isinstance(coefficients, str) else _coefficient_triples(coefficients)
+    )
     if not found:
         names = ", ".join(map(repr, NAMED_COEFFICIENTS))
         raise ValueError(
@@ -60,16 +62,16 @@ def step_coefficients(coefficients: Any, steps: Any) -> tuple[StepCoefficients, 
     return tuple(islice(chain(found, repeat(found[-1])), int(steps)))
 
 
-def _listed_steps(coefficients: Any) -> tuple[StepCoefficients, ...]:
+def _coefficient_triples(coefficients: Any) -> tuple[StepCoefficients, ...]:
     """Return the caller's coefficients as tuples (a, b, c); an empty tuple if the argument is invalid."""
     if not isinstance(coefficients, Iterable):
         return ()
     listed = tuple(coefficients)
-    if _is_step(listed):
+    if _is_coefficient_triple(listed):
         listed = (listed,)
     steps = tuple(tuple(step) if isinstance(step, Iterable) else () for step in listed)
-    return tuple((float(a), float(b), float(c)) for a, b, c in steps) if all(map(_is_step, steps)) else ()
+    return tuple((float(a), float(b), float(c)) for a, b, c in steps) if all(map(_is_coefficient_triple, steps)) else ()
 
 
-def _is_step(step: tuple[Any, ...]) -> bool:
+def _is_coefficient_triple(step: tuple[Any, ...]) -> bool:
     return len(step) == 3 and all(isinstance(x, Real) and isfinite(x) for x in step)

@@ -36,7 +36,7 @@ def orthogonalize_on_hopper(x: Any, coefficients: tuple[StepCoefficients, ...], 
         return None
     stream, context = library.current_stream(device)
     with context or nullcontext():
-        prepared = _prepared_iteration(stack, coefficients, device, stream)
+        prepared = _cached_iteration(stack, coefficients, device, stream)
         return None if prepared is None else prepared.run(library, x, bound, out, stream)
 
 
@@ -58,7 +58,7 @@ _declined: set[_Signature] = set()  # signatures for which `_prepare_iteration` 
 MAX_CACHED = 1024  # largest number of signatures in `_prepared` and in `_declined`
 
 
-def _prepared_iteration(
+def _cached_iteration(
     stack: Stack, coefficients: tuple[StepCoefficients, ...], device: int, stream: int
 ) -> PreparedIteration | None:
     """Return the cached iteration of this signature, prepared on a miss; None if products of arrays are faster.
@@ -115,7 +115,9 @@ class PreparedIteration:
         rows, cols = x.shape[-2:]
         is_padded = (self.stack.rows, self.stack.cols) != (rows, cols)
         shape = (*x.shape[:-2], self.stack.rows, self.stack.cols)
-        writes_out = out is not None and not is_padded and self._may_begin_in(x, out) and _is_writable(library, out)
+        writes_out = (
+            out is not None and not is_padded and self._reads_x_before_out(x, out) and _is_writable(library, out)
+        )
         workspace = _new_array(x, (self.launches.workspace // 2,))
         result = out if writes_out else _new_array(x, shape, is_padded)
         other = _new_array(x, shape, is_padded)
@@ -134,7 +136,7 @@ class PreparedIteration:
         library.copy_into(result, out)
         return out
 
-    def _may_begin_in(self, x: Any, out: Any) -> bool:
+    def _reads_x_before_out(self, x: Any, out: Any) -> bool:
         """Return True if all of x is read before `out` is written, or if `out` is x itself."""
         return self.writes % 2 == 1 or out is x
 

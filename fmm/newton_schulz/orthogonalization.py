@@ -10,7 +10,7 @@ import numpy as np
 
 from fmm.arrays.detect import array_kind, check_dense, mixed_arrays_error, type_name
 from fmm.config.environment import is_disabled
-from fmm.newton_schulz.array_iteration import iterate, step_by_plans, step_by_torch
+from fmm.newton_schulz.array_iteration import run_steps, step_by_plans, step_by_torch
 from fmm.newton_schulz.coefficients import StepCoefficients, step_coefficients
 from fmm.newton_schulz.scaling import check_bound, scaled_array, scaled_tensor
 
@@ -77,14 +77,14 @@ def orthogonalize(
     x = np.asarray(x) if array_kind(x) == "host" else x
     _check_arrays(x, out)
     if x.size == 0 if isinstance(x, np.ndarray) else 0 in x.shape:
-        return _written(x, out)
+        return _copy_to_out(x, out)
     if array_kind(x) != "host" and not is_disabled():
         from fmm.newton_schulz.hopper_iteration import orthogonalize_on_hopper
 
         result = orthogonalize_on_hopper(x, chosen, limit, out)
         if result is not None:
             return result
-    return _written(_by_products(x, chosen, limit), out)
+    return _copy_to_out(_orthogonalize_by_products(x, chosen, limit), out)
 
 
 def _check_arrays(x: Any, out: Any) -> None:
@@ -101,13 +101,13 @@ def _check_arrays(x: Any, out: Any) -> None:
         )
 
 
-def _by_products(x: Any, coefficients: Sequence[StepCoefficients], bound: float | None) -> Any:
+def _orthogonalize_by_products(x: Any, coefficients: Sequence[StepCoefficients], bound: float | None) -> Any:
     """Return the result of all steps, computed by products of arrays."""
     if array_kind(x) != "torch":
-        return iterate(scaled_array(x, bound), coefficients, step_by_plans)
+        return run_steps(scaled_array(x, bound), coefficients, step_by_plans)
     matrices = x.flatten(0, -3) if x.ndim > 3 else x
     step = step_by_plans if _may_plans_win(matrices) else step_by_torch
-    return iterate(scaled_tensor(matrices, bound), coefficients, step).reshape(x.shape)
+    return run_steps(scaled_tensor(matrices, bound), coefficients, step).reshape(x.shape)
 
 
 # Smallest matrix side for which fmm's products may be faster than torch's own products in float32 and float64. For
@@ -123,7 +123,7 @@ def _may_plans_win(x: Any) -> bool:
     return is_wide_type and not records and min(x.shape[-2:]) >= MIN_PLAN_SIDE
 
 
-def _written(result: Any, out: Any) -> Any:
+def _copy_to_out(result: Any, out: Any) -> Any:
     """Return the result; if `out` was passed, copy the result into `out` and return `out`."""
     if out is None:
         return result

@@ -113,7 +113,7 @@ def refit_thresholds(recorded: RecordedSection) -> dict[str, JsonValue] | None:
     if recorded.tuned.calibration is None:
         return None
     journal, dtype = recorded.recorded_journal, recorded.dtype
-    _, strategies = _fit_tiles(recorded)
+    _, strategies = _fit_tile_sizes(recorded)
     intervals, looks = recorded.raw["intervals"] or {}, split_first_look_trials(journal, usable_trials(journal, dtype))
     found = thresholds_with_intervals(recorded.tuned.calibration, dtype, intervals, looks, strategies)
     return {**recorded.raw, "thresholds": found.json_fields}
@@ -123,13 +123,13 @@ def refit_block_model(recorded: RecordedSection) -> dict[str, JsonValue] | None:
     """Return the section with a new block model and new tile sizes; None if the section has no readable thresholds."""
     if read_thresholds(recorded.raw["thresholds"]) is None:
         return None
-    found, strategies = _fit_tiles(recorded)
+    found, strategies = _fit_tile_sizes(recorded)
     thresholds = {**recorded.raw["thresholds"], "block_strategy": strategies}
     blocks = recorded.raw.get("blocks") if found is None else found.json_fields
     return {**recorded.raw, "thresholds": thresholds, "blocks": blocks}
 
 
-def _fit_tiles(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, str]]:
+def _fit_tile_sizes(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, str]]:
     """Return the block model fitted to the trials, and the tile sizes that it selects for fmm's own kernel.
 
     If the trials are too few for a fit, None is returned instead of the block model, and the present block model

@@ -204,10 +204,10 @@ class CpuSession:
         """
         kept = self._spent.setdefault(run.plan, {})
         if run.part not in kept:
-            kept.update(vars(self._timed_steps(run.plan)))
+            kept.update(vars(self._measure_step_seconds(run.plan)))
         return kept.pop(run.part)
 
-    def _timed_steps(self, plan: Plan) -> StepTimes:
+    def _measure_step_seconds(self, plan: Plan) -> StepTimes:
         """Execute a plan; return the seconds spent in its sums, and the seconds spent in its leaf products."""
         m, k, n = self.problem.size
         with host_memory.borrowed_block(plan_workspace_bytes(plan, m, k, n, self.problem.itemsize)) as block:

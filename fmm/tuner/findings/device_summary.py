@@ -81,7 +81,7 @@ class SummaryTable:
             start += 1
         heads = tuple(map(SummaryCell, self.heads))
         for name, cells in ((self.name, heads), *((f"  {name}", cells) for name, cells in self.rows)):
-            texts = (self._padded(cells[i], widths[i], i, colour) for i in range(start, len(cells)))
+            texts = (self._padded_cell_text(cells[i], widths[i], i, colour) for i in range(start, len(cells)))
             yield "".join((name.ljust(first), *(f"{' ' * gap}{text}" for text in texts))).rstrip()
         legend = self.legend_text(MARK_IN_COLOUR if colour else MEASURED_MARK)
         yield from wrap(legend, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
@@ -90,7 +90,7 @@ class SummaryTable:
         """Return the legend with `mark` as the mark of measured numbers."""
         return self.legend.format(mark=mark)
 
-    def _padded(self, cell: SummaryCell, width: int, column: int, colour: bool) -> str:
+    def _padded_cell_text(self, cell: SummaryCell, width: int, column: int, colour: bool) -> str:
         """Return the text of a cell, padded to the width of its column."""
         text = cell.plain_text(not colour)
         blanks = " " * (width - len(text))
@@ -132,7 +132,7 @@ class TypeFindings:
         return {side: decide_square(self.summary.used, side) for side in SUMMARY_SIDES}
 
     @property
-    def detailed(self) -> SquareDecision | None:
+    def detailed_decision(self) -> SquareDecision | None:
         """Among decisions with a gain, the one with the side nearest to DETAILED_SIDE; None if no square has a gain."""
         gains = [x for x in self.decisions.values() if x and x.has_gain]
         return min(gains, key=lambda x: abs(log(x.side / DETAILED_SIDE)), default=None)
@@ -142,7 +142,7 @@ class TypeFindings:
         """Yield the cells of the type's row in the first table: speedups, crossover, error growth and workspace."""
         yield from map(speedup_cell, self.decisions.values())
         yield side_cell(self.summary.first_gain_side if self.summary else None)
-        if (best := self.detailed) is None:
+        if (best := self.detailed_decision) is None:
             yield from (SummaryCell(), SummaryCell())
         else:
             yield SummaryCell(f"{format_error_growth(best.error_growth)}x")

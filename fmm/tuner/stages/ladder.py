@@ -48,7 +48,7 @@ def measure_ladder(journal: Journal, dtype: str, calibration: Calibration, effor
         for levels in LEVEL_COUNTS
         for baseline in ladder_baselines(ranked)
     ]
-    for ladder in sorted(ladders, key=Ladder.predicted_rung):
+    for ladder in sorted(ladders, key=Ladder.predicted_square_index):
         ladder.measure_bracket(end)
 
 
@@ -108,7 +108,7 @@ class Ladder:
 
     def measure_bracket(self, end: float) -> None:
         """Measure squares until the crossover is between two timed squares, no square is left, or the time is up."""
-        rung, ratios = self.predicted_rung(), dict[int, float]()
+        rung, ratios = self.predicted_square_index(), dict[int, float]()
         while 0 <= rung < len(self.squares) and rung not in ratios:
             ratio = self.measure_ratio(self.squares[rung], end)
             if ratio is None:
@@ -116,7 +116,7 @@ class Ladder:
             ratios[rung] = ratio
             rung += -1 if ratio > 1 else 1
 
-    def predicted_rung(self) -> int:
+    def predicted_square_index(self) -> int:
         """Return the index of the smallest square on which more levels are predicted faster; else the last index."""
         first = bisect_left(self.squares, True, key=lambda problem: self.predicted_ratio(problem) > 1)
         return min(first, len(self.squares) - 1)

@@ -81,13 +81,13 @@ def test_a_problem_beyond_the_free_memory_is_a_failure(monkeypatch: pytest.Monke
 
 
 def test_one_run_tells_both_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, timed = [], CpuSession._timed_steps
+    runs, timed = [], CpuSession._measure_step_seconds
 
     def counting(self: CpuSession, plan: Plan) -> Any:
         runs.append(plan)
         return timed(self, plan)
 
-    monkeypatch.setattr(CpuSession, "_timed_steps", counting)
+    monkeypatch.setattr(CpuSession, "_measure_step_seconds", counting)
     with CpuDevice().open_session(Problem(128, 128, 128), 0) as session:
         for part in ("sums", "products", "products", "sums", "sums"):
             session.sample_seconds(TimedRun(WINOGRAD, part))
