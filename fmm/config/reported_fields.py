@@ -1,7 +1,7 @@
 """Check the fields of a config section that only commands of `fmm-tune` read.
 
 The runtime does not read these fields and accepts any value, so no product fails because of a damaged field. The
-commands check these fields before they show, draw or export a section.
+commands of fmm-tune check these fields before they show, draw or export a section.
 """
 
 from __future__ import annotations

@@ -151,9 +151,9 @@ class Thresholds:
     """The thresholds of a tuning, with the papers' names; a threshold that was not measured is None.
 
     tau1, tau2 and tau3 are the tuned model's crossover sides, each as three sides for three predicted gains. For
-    squares of side `low` or larger, the tuned model predicts no loss. From the side `value` on, the model predicts a
-    gain of at least 2 %, the smallest certified gain. From the side `high` on, the model predicts at least the margin,
-    and fmm.matmul chooses the plan. `intervals` has the 95 % intervals of the thresholds.
+    squares of side `low` or larger, the tuned model predicts no loss. For squares of side `value` or larger, the model
+    predicts a gain of at least 2 %, the smallest certified gain. For squares of side `high` or larger, the predicted
+    gain is at least the margin, and fmm.matmul chooses the plan. `intervals` has the 95 % intervals of the thresholds.
     """
 
     alpha: float  # seconds per element of a matrix addition: two reads and one write

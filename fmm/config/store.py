@@ -114,7 +114,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 def _is_special(path: Path) -> bool:
     """Return True if the path is a device, a pipe or a socket, or an open stream such as /dev/stdout.
 
-    An open stream counts even if its output is redirected to a regular file.
+    The result is True for an open stream even if the stream is redirected to a regular file.
     """
     with suppress(OSError):
         mode = path.stat().st_mode

@@ -40,10 +40,10 @@ LABEL_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # If the strides of an operand do not nest, a stack of products avoids a copy of the operand. The copy is made instead
 # if a side of the stack's matrices would be smaller than this number.
 SMALLEST_STACKED_SIDE = 128
-# On a GPU, the time of nearly outer products is the time to write the result, and the library's own einsum computes
-# them: it chooses layouts that are written faster (cuBLAS, H100: 1.5 GB in 0.53 instead of 0.59 ms). In these products,
-# each sum has at most MAX_OUTER_SUM terms, and the result has at least MIN_OUTER_RATIO times as many elements as the
-# operands.
+# On a GPU, a nearly outer product takes the time to write its result. The library's own einsum computes nearly outer
+# products, since einsum chooses layouts that are written faster (cuBLAS, H100: 1.5 GB in 0.53 instead of 0.59 ms). In
+# these products, each sum has at most MAX_OUTER_SUM terms, and the result has at least MIN_OUTER_RATIO times as many
+# elements as the operands.
 MAX_OUTER_SUM, MIN_OUTER_RATIO = 16, 16
 
 

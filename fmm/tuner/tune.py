@@ -390,6 +390,7 @@ class JobResult:
     stopped: str = ""  # why the measurements ended early, and what became of the section
     stopped_by: str = ""  # why the measurements ended early, as a short reason
     # True if the config still has an earlier section, because that section is trusted and has more held-out speedups
+    # than the new one
     earlier_is_used: bool = False
     result: dict[str, Any] | None = None  # the dictionary that --json prints for the job
 

@@ -32,7 +32,7 @@ MAX_WORKER_PROCESSES = 16  # largest number of background processes
 COMPILED_SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
 # For each of these sizes (m, k, n), the block model selects different tile sizes for fmm's own product kernel.
 TILE_KERNEL_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))
-# The sum kernels of a level with at least this number of products compile slowly. Each of these kernels is compiled by
+# If a level has at least this number of products, its sum kernels compile slowly. Each of these kernels is compiled by
 # a job of its own, which has the kernel's label.
 MIN_HEAVY_PRODUCTS = 7**3
 # A first look measures levels with at most this number of products. The kernels of these levels compile first.

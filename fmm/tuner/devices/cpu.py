@@ -41,7 +41,7 @@ from fmm.tuner.devices.device import (
     TimedRun,
 )
 
-# a sample of a shorter call is the mean of as many calls as take about this number of seconds
+# smallest duration of a sample, in seconds: a short call is repeated, and the sample is the mean
 MIN_SAMPLE_SECONDS = 2e-3
 CHECKED_ROWS = 8  # largest number of rows of a result that `_check_result` compares with the exact product
 

@@ -40,7 +40,7 @@ from fmm.tuner.devices.device import (
     TimedRun,
 )
 
-# a sample of a shorter run is the mean of as many executions as take about this number of milliseconds
+# smallest duration of a sample, in milliseconds: a short run is repeated, and the sample is the mean
 MIN_SAMPLE_MILLISECONDS = 5.0
 # After a pause, an H200 runs 5 to 10 % faster until it reaches its power limit again. If the device was idle for more
 # than MAX_IDLE_SECONDS, the session therefore repeats the run for HEAT_MILLISECONDS before the next sample.

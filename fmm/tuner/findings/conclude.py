@@ -48,8 +48,8 @@ from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import DEFAULT_OPERATION, ProductSize, Trial
 
 # The stages of a tuning. The model is fitted to the trials of FITTED_STAGES, and checked on the trials of
-# HELD_OUT_STAGE. The trials of the stage "search" are not fitted: they cover few shapes, and fmm.matmul would never
-# consider many of their plans.
+# HELD_OUT_STAGE. The model is not fitted to the trials of the stage "search": these trials cover few shapes, and
+# fmm.matmul would never consider many of their plans.
 SCALE_STAGE = "scale"  # stage of a tuning's first products; their times determine the sizes of all other products
 PROBE_STAGES = ("rates", "probe", "tiles")
 FITTED_STAGES = (SCALE_STAGE, *PROBE_STAGES)

@@ -32,13 +32,15 @@ from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ranked_plans, smallest_s
 from fmm.tuner.search.certify import paired_samples
 from fmm.tuner.trials.record import DEFAULT_OPERATION, Trial
 
-MAX_COUNTED_LEVELS = LEVEL_COUNTS[-1]  # plans with more levels count as plans with this number of levels
+# plans with more than this number of levels count as plans with this number of levels
+MAX_COUNTED_LEVELS = LEVEL_COUNTS[-1]
 MAX_TIME_RATIO_NEAR_CROSSOVER = (
     1.15  # a sample is near the crossover if its predicted time is at most this multiple of the vendor's predicted time
 )
 MIN_SAMPLES_FOR_TREND = 5  # smallest number of samples for a regression of the error over log2(side)
 MAX_TREND_DOUBLINGS = 2.0  # largest number of doublings of the side over which a trend is extrapolated
-# if fewer samples are near the crossover, this number of samples with the largest effective sides is used instead
+# Smallest number of samples near the crossover. If there are fewer, this number of samples with the largest effective
+# sides is used instead.
 MIN_SAMPLES_NEAR_CROSSOVER = 3
 # The smallest assumed standard deviation of a sample's log(measured / predicted).
 SAMPLE_STANDARD_DEVIATION = 0.015
@@ -48,7 +50,8 @@ SAMPLE_STANDARD_DEVIATION = 0.015
 REQUIRED_STANDARD_ERRORS, UNCONFIRMED_STANDARD_ERRORS = 2.5, 1.0
 # if predicted speedups are too large by more than this share, an extrapolated crossover is not trusted
 MAX_TRUSTED_OPTIMISM = 0.025
-# the check on held-out shapes leaves out plans that the crossovers exclude and that have a larger error
+# the check on held-out shapes leaves out plans that the crossovers exclude if their optimistic error exceeds this
+# number
 MIN_REJECTED_OPTIMISM = 0.04
 
 

@@ -27,16 +27,16 @@ QUIET_STAGE = "undisturbed"
 # Two limits of the slowdown, which is the time by the fitted model divided by the time in the quiet stage. Above the
 # first limit the margin grows. Above the second limit the tuning is rejected.
 TOLERATED_SLOWDOWN, MAX_SLOWDOWN = 1.25, 1.5
-# A tuning is rejected if the upper decile of |log(predicted / measured)| of the vendor's products is larger. On idle
-# devices the decile is 0.05 to 0.13, with one exception: 0.21 for TF32 on an H200.
+# The largest upper decile of |log(predicted / measured)| of the vendor's products with which a tuning is not rejected.
+# On idle devices the decile is 0.05 to 0.13, with one exception: 0.21 for TF32 on an H200.
 MAX_VENDOR_DEVIATION = 0.25
-# a tuning with a larger noise floor (a relative difference of times) is rejected; idle machines have 0.002 to 0.04
+# largest noise floor (a relative difference of times) of a valid tuning; idle machines have 0.002 to 0.04
 MAX_NOISE_FLOOR = 0.08
 # an A/A pair is ignored if its product takes less than this share of the time of the longest pair's product
 MIN_AA_PAIR_SHARE = 0.01
 MIN_MARGIN = 0.01  # smallest margin of any tuning
-MAX_MODEL_ERROR = 0.2  # a model with a larger relative error of predicted speedups is rejected
-MIN_HELD_OUT_PAIRS = 5  # a model with fewer held-out speedups is rejected
+MAX_MODEL_ERROR = 0.2  # largest relative error of predicted speedups with which a model is not rejected
+MIN_HELD_OUT_PAIRS = 5  # smallest number of held-out speedups with which a model is not rejected
 UNCHECKED_MARGIN = 0.08  # margin of a model with fewer than MIN_HELD_OUT_PAIRS held-out speedups
 # The smallest margin of plans with fmm's own leaves, if some held-out plan has a leaf with a rate of its own. An error
 # of the vendor's predicted time cancels in a predicted speedup only if the plan's leaf is also the vendor's product. In
@@ -48,7 +48,8 @@ MIN_OWN_RATE_MARGIN = 0.08
 # The smallest margin if plans are predicted to gain only on sides above EXTRAPOLATION_FACTOR times the largest side
 # that was timed with a plan.
 EXTRAPOLATION_MARGIN, EXTRAPOLATION_FACTOR = 0.05, 3
-MIN_ACCEPTED_SPEEDUP = 0.98  # the margins are raised until no plan with a smaller measured speedup would be chosen
+# the margins are raised until the model chooses no plan with a measured speedup below this number
+MIN_ACCEPTED_SPEEDUP = 0.98
 NOISE_PHRASE = "used the device"  # every diagnostic of a noisy tuning contains this phrase, in old configs too
 OTHER_WORK_PHRASE = f"other work {NOISE_PHRASE}"
 

@@ -44,7 +44,7 @@ from fmm.tuner.fit.parameters import fixed_parameters, parameter_unit, text_with
 NEVER_TEXT, UNDETERMINED_TEXT, NOT_MEASURED_TEXT, NOISY_TEXT = "never", "not determined", "not measured", "noisy"
 # sides of the square products in the table of a device: 1024 to 32768
 SUMMARY_SIDES = tuple(1024 << i for i in range(6))
-# side of the large square product of `TypeSummary`, unless the first side with a gain is larger
+# side of the large square product in a TypeSummary; a larger first side with a gain is used instead
 SUMMARY_SQUARE_SIDE = 16000
 MAX_ODD_ROWS = 4  # largest number of odd sides in the table `squares`
 RESUME_NOTE = "--resume continues"
@@ -364,7 +364,7 @@ def thresholds_of_types(types: Iterable[tuple[str, JsonValue]], intervals: bool 
 def measured_recursion_text(found: Thresholds) -> str:
     """Return the measured recursion point as text.
 
-    If one level was faster on all timed squares, or slower on the largest one, the text is a bound, such as `< 1024`.
+    The text is a bound, such as `< 1024`, if one level was faster on all timed squares or slower on the largest one.
     """
     if found.n1_measured is not None:
         return f"{found.n1_measured:.0f}"

@@ -31,7 +31,8 @@ STRATEGY_SHAPES: tuple[ProductSize, ...] = (
     (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
     (8192, 1024, 256), (256, 1024, 8192), (512, 8192, 512), (4096, 128, 4096),
 )  # fmt: skip
-MAX_BUILT_IN_ERROR = 0.05  # the terms are fitted if the built-in terms have a larger root mean square error
+# largest root mean square error with which the built-in terms remain; above, new terms are fitted
+MAX_BUILT_IN_ERROR = 0.05
 SHOWN_SQUARE_SIDES = (
     512,
     1024,

@@ -110,7 +110,7 @@ class CalibrationFit:
 
 
 VENDOR_TILE_SIDES = (64.0, 128.0, 256.0)  # the sides of a tile of C in the vendor's kernels that the fit tries
-# largest number of evaluations of the residuals in a fit; more evaluations hardly reduce the residuals
+# largest number of evaluations of the residuals in a fit, after which further evaluations hardly reduce the residuals
 MAX_FIT_EVALUATIONS = 60
 SCREENING_EVALUATIONS = 8  # largest number of evaluations of the residuals in a preliminary fit
 # If 95 % intervals of undetermined parameters exceed this multiple of the tolerance, these parameters are fixed
@@ -166,8 +166,8 @@ def _with_fastest_rates(start: Calibration, dtype: str, observed: Sequence[Obser
     ]
     fastest = with_parameters(start, dtype, {"rate.flops": max(rates)}) if rates else start
     fastest = replace(fastest, stream=median(streams)) if streams else fastest
-    # start with a `host` that is large enough to change predicted times: otherwise the residuals have no slope along
-    # `host`
+    # The fit starts with a value of the parameter `host` that is large enough to change predicted times: otherwise the
+    # residuals would have no slope along `host`.
     if start.batches:
         fastest = replace(fastest, host=min((o.seconds for o in observed if o.run_kind == "vendor"), default=0.0))
     return with_parameters(fastest, dtype, {"rate.memory": 4 * fastest.stream})
@@ -203,7 +203,7 @@ def _fit_leaf_rates(fit: CalibrationFit, dtype: str, observed: Sequence[Observat
 
 # ---- the fit of few samples: a scaled calibration
 
-MIN_WHOLE_PLANS = 3  # if fewer whole plans were timed, the fit varies only SCALED_PARAMETERS
+MIN_WHOLE_PLANS = 3  # smallest number of timed whole plans for a fit of all parameters, not only of SCALED_PARAMETERS
 SCALED_PARAMETERS = (FIT_PARAMETERS_BY_NAME["rate.flops"], FIT_PARAMETERS_BY_NAME["stream"])
 
 

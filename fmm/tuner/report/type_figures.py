@@ -95,7 +95,7 @@ def draw_residuals(report: TypeReport) -> Any:
     return figure
 
 
-MIN_DRAWN_SPEEDUP = 0.5  # a plan is not drawn if its measured speedup over the vendor is smaller
+MIN_DRAWN_SPEEDUP = 0.5  # smallest measured speedup over the vendor with which a plan is drawn
 
 
 def draw_speedup(report: TypeReport) -> Any:

@@ -26,7 +26,7 @@ from fmm.tuner.trials.record import DEFAULT_OPERATION, RecordedTuning, Trial
 
 UNLIMITED_BYTES = 1 << 62
 MIN_MAP_SIDE = 256  # smallest matrix side that the plan map shows
-MAX_PREDICTED_MAP_SIDE = 16384  # the plan map shows larger sides only if products of this size were measured
+MAX_PREDICTED_MAP_SIDE = 16384  # the plan map shows sides above this side only if products of that size were measured
 MAP_SIDE_COUNT = 49  # number of sides along an axis of the plan map, before rounding makes some of the sides equal
 MAP_SIDE_MULTIPLE = 128  # sides on the plan map are rounded down to multiples of this number
 MAX_SHOWN_SIDE_RATIO = 2.0  # predictions are shown for sides up to this multiple of the largest measured side

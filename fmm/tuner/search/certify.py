@@ -138,7 +138,7 @@ def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tu
     trials = [t for t in trials if t.part == "whole" and not t.twin]
     vendor = [t.seconds for t in trials if t.plan == peer and t.seconds is not None]
     for plan in dict.fromkeys(t.plan for t in trials if t.plan != peer):
-        rounds = [t.seconds for t in trials if t.plan == plan]  # None if the plan failed
+        rounds = [t.seconds for t in trials if t.plan == plan]  # the seconds of a trial are None if the plan failed
         own = [s for s in rounds if s is not None]
         base = vendor[: len(own)]
         if trials[0].stage in PAIRED_STAGES:

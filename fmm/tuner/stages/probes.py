@@ -39,8 +39,8 @@ TIME_SHARES = {
     "certify": 0.25,
     "halves": 0.1,
 }
-NOISY_SAMPLE_RATIO = 1.1  # a run has a third round if the ratio of its two samples is larger
-MAX_AA_PAIR_DIFFERENCE = 0.03  # an A/A pair with a larger relative difference is measured again
+NOISY_SAMPLE_RATIO = 1.1  # largest ratio of a run's two samples without a third round
+MAX_AA_PAIR_DIFFERENCE = 0.03  # largest relative difference of an A/A pair that is not measured again
 AA_PAIR_TIME_SHARE = 0.08  # share of the planned seconds that additional rounds of A/A pairs may take
 AA_PAIR_RUNS = TimedRun(), TimedRun(twin=1)
 OWN_KERNEL_STRIDE = 2  # a plan with fmm's own kernel is timed on every second random shape
@@ -83,7 +83,7 @@ def measure_largest_side(journal: Journal, dtype: str, effort: Effort) -> int:
         found = shapes.largest_affordable_side(problem, seconds, journal.device, effort) if seconds else side
         if found <= 4 * side or not seconds:
             return found
-        side *= 4  # on a fast device, small products do not run at the full rate: extrapolate from larger products
+        side *= 4  # on a fast device, small products do not run at the full rate: time a larger product
 
 
 def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> None:

@@ -166,10 +166,10 @@ class RoundLimits:
     max_rounds: int = 0  # largest number of rounds while the sum of all samples is below `seconds`
     seconds: float = 0.0
     max_uncertain_rounds: int = 0  # largest number of rounds if the median of a run is uncertain
-    max_uncertainty: float = 0.02  # a median is uncertain if its relative standard error is larger
+    max_uncertainty: float = 0.02  # largest relative standard error of a median that is not uncertain
     # an uncertain median leads to no more rounds if all samples together take this number of seconds
     max_uncertain_seconds: float = float("inf")
-    # there is a third round if the ratio of the two samples of a run is larger
+    # largest ratio of the two samples of a run without a third round
     max_ratio_of_two: float = float("inf")
 
     def needs_more_rounds(self, done: int, samples: SampleSeconds) -> bool:
