@@ -99,7 +99,7 @@ def shared_memory_elements(s: TileSizes, k: int) -> int:
 def registers_needed(s: TileSizes, w: OperandBlocks) -> int:
     """Return the number of elements that a thread holds in registers (left-hand side of Equation 16).
 
-    These are the accumulators, the fragments, and the prefetched elements of A and B.
+    A thread holds its accumulators, its fragments, and the prefetched elements of A and B.
     """
     return s.m_r * s.n_r + (2 + w[0]) * s.m_r + (2 + w[1]) * s.n_r
 

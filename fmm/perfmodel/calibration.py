@@ -83,8 +83,8 @@ class ProductRate:
     # `half`, since the last round of tiles has few tiles.
     half_apart: float = 0.0
     # `half_by_tiles` is the time of a very large triangle by fmm's own kernels, as a share of the whole product's time;
-    # 1 means not measured. With `half_edge` rows, whole tiles on the diagonal and an incomplete last round double the
-    # time of the triangle.
+    # 1 means not measured. For a triangle of `half_edge` rows, this share is twice as large, because tiles on the
+    # diagonal are computed whole and the last round of tiles is incomplete.
     half_by_tiles: float = 1.0
     half_edge: float = 0.0
 

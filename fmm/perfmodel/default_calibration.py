@@ -26,7 +26,7 @@ from fmm.perfmodel.calibration import Calibration, ProductRate
 
 # ---- CPUs
 
-# The ratio of BLAS's rate to the bandwidth of the sums, in flops per byte. Two cores of a server have the ratio 9 in
+# The ratio of BLAS's rate to the bandwidth of the sums, in flops per byte. On two cores of a server, the ratio is 9 in
 # float64 and 18 in float32. The values in BLAS_FLOPS_PER_BYTE are higher, so that a chosen plan is also faster on
 # machines with slow memory.
 BLAS_FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex64": 28.0}
@@ -128,9 +128,9 @@ LAUNCH_SECONDS = 4e-6
 # operands at new addresses. results/nvidia-h200/host.json has the times in the table `host`. No tuning measures the
 # host's seconds. Choices for products that take less than 0.1 ms may therefore be poorer on a slower host.
 LIBRARY_CALL_SECONDS, PLAN_CALL_SECONDS, LEAF_CALL_SECONDS = 18e-6, 40e-6, 40e-6
-# The host's seconds for a recurring call of fmm.gram with the leaf `small`. On the hosts of three H200s a call with 64
-# or 256 rows takes 17 to 30 us. With cuBLAS's syrk, a call for 1024 rows in float64 takes 66 to 78 us, although the
-# device works for only 42 us. results/nvidia-h200/host-transposed.json has the times.
+# The host's seconds for a recurring call of fmm.gram with the leaf `small`. On the hosts of three H200s, a call of
+# fmm.gram with 64 or 256 rows takes 17 to 30 us. With cuBLAS's syrk, a call for 1024 rows in float64 takes 66 to 78 us,
+# although the device works for only 42 us. results/nvidia-h200/host-transposed.json has the times.
 SMALL_LEAF_CALL_SECONDS = 25e-6
 # The share of the time of overlapped sums that products hide. On an H200 an overlapped outer level saves 1 to 5 % of a
 # plan's time.
@@ -164,7 +164,7 @@ SYRK_TIME_SHARES = {"float32": 0.51, "float64": 0.57}
 # gemm's time.
 SYRK_MIN_STEPS, SHORT_SYRK_TIME_SHARES = 256.0, {"float32": 2.0}
 # With this number of rows, a triangle takes twice as long if several triangles run one after the other. The measured
-# time in float32 is 0.65 of gemm's time with 4096 rows, and 0.69 with 2048 rows.
+# time of a float32 triangle is 0.65 of gemm's time with 4096 rows, and 0.69 with 2048 rows.
 SYRK_DOUBLING_ROWS = {"float32": 800.0}
 # The pairs (half_by_tiles, half_edge) of ProductRate for triangles by fmm's own kernels. In bfloat16 a triangle takes
 # 0.65, 0.52 and 0.53 of gemm's time at 4096, 8192 and 16384. In float64 a triangle takes 0.58 of gemm's time at 8192
@@ -287,9 +287,9 @@ F16X3_BATCH_FACTOR = 1.08
 # doubles this share.
 F16X3_TRIANGLE_SHARE, F16X3_TRIANGLE_EDGE_ROWS = 0.5, 256.0
 # The bytes that the kernel of f16_planes.cuh moves for each number of A and of B. A number of A is read once, stays in
-# a register, and its planes are written. A number of B is read twice. The kernel reaches PLANES_STREAM_SHARE of the
-# rate of sums. For 306 products of an H100 and 526 of an H200, the fitted rates are 0.68 and 0.65 of the datasheet's
-# bandwidth for A, and 0.69 and 0.71 for B.
+# a register, and its planes are written. A number of B is read twice. The speed of the kernel in bytes per second is
+# PLANES_STREAM_SHARE times the speed of a plan's sums. For 306 products of an H100 and 526 of an H200, the fitted rates
+# are 0.68 and 0.65 of the datasheet's bandwidth for A, and 0.69 and 0.71 for B.
 LEFT_PLANE_BYTES, RIGHT_PLANE_BYTES, PLANES_STREAM_SHARE = 8.0, 12.0, 0.91
 PLANE_FILL_FACTOR = 12  # factor on `ProductRate.fill` if the vendor multiplies the float16 planes
 
@@ -298,8 +298,8 @@ PLANE_FILL_FACTOR = 12  # factor on `ProductRate.fill` if the vendor multiplies 
 # The number of moduli for products of integers depends on the inner dimension. Default rates assume this dimension.
 MODULI_INNER_DIMENSION = 8192
 # The time to split or join one number, for each number of inner levels, without the traffic of the number's residues.
-# The unit is the time in which memory moves one byte. The numbers of bytes were measured in float64 at 8192. With two
-# levels a number needs more bytes, since many sums share few registers.
+# The unit is the time in which memory moves one byte. The numbers of bytes were measured in float64 at n = 8192. With
+# two inner levels, splitting and joining take much longer, since a thread computes many sums with few registers.
 SPLIT_BYTES_PER_NUMBER, JOIN_BYTES_PER_NUMBER = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
 # For each byte by which a number is shorter than 8 bytes, splitting and joining save this number of bytes of traffic.
 # Numbers of A and B are read two or three times, and numbers of C are written once.
@@ -400,8 +400,8 @@ def f16x3_rate_on_vendor_gemm(float16: ProductRate, stream: float) -> ProductRat
     """Return the rate of float32 products if the vendor computes the three float16 products.
 
     C is read and written for every section of the inner dimension, and the device is partly idle at the start and end
-    of each of the vendor's calls. On an H200 at 1024, 4096 and 8192, the speed is 0.61, 1.79 and 2.21 times SGEMM's
-    speed (predicted 0.6, 1.7 and 2.0).
+    of each of the vendor's calls. On an H200 at n = 1024, 4096 and 8192, these float32 products have 0.61, 1.79 and
+    2.21 times SGEMM's speed (predicted 0.6, 1.7 and 2.0).
     """
     own, flop = (
         _f16x3_rate(float16, stream),

@@ -1,8 +1,8 @@
 """Count the cost of one level of a plan: the level's sums, temporaries and calls of products.
 
 A sum at a fringe is cut into regions. In each region an array is either present or absent; absent arrays are neither
-added nor read. A sum has one region if the level's cut divides all sizes. If the steps of a level depend only on the
-level's cut, the counts are polynomials in the sides of the blocks. The polynomials are computed once and cached.
+added nor read. If the level cuts all sides into equal blocks, a sum has one region. If the steps of a level depend only
+on the level's cut, the counts are polynomials in the sides of the blocks. The polynomials are computed once and cached.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _sum_key(step: Sum | ProductWithSums) -> _SumKey:
 def _product_type_flags(places: Sequence[Place]) -> tuple[bool, ...]:
     """Return for each array: True if its elements have the type of the level's products.
 
-    Temporaries and the real or imaginary parts of complex matrices have this type.
+    Temporaries have the type of the products, and so have the real or imaginary parts of complex matrices.
     """
     return tuple([p.part is not None or p.name not in OPERAND_NAMES for p in places])
 
@@ -234,7 +234,7 @@ class _LevelPolynomials(NamedTuple):
 def _merge_counts(pairs: Iterator[tuple[KeyT, int]]) -> dict[KeyT, int]:
     """Return a dict from keys to counts; the counts of equal keys are added up.
 
-    Keys can be equal if different polynomials have the same value.
+    Keys are evaluated polynomials; different polynomials can have the same value at the sizes of the problem.
     """
     found: dict[KeyT, int] = {}
     for key, times in pairs:

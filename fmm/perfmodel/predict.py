@@ -14,8 +14,8 @@ rate `stream`, the traffic is multiplied by 1 - p + p / r.
 
 H (hidden sums) is overlap * min(P, the part of S below an overlapped level). H is negative if sums delay products.
 
-L (launches) is max(launch * (starts + passes), host * calls - (P + S - H)). The second argument is positive if the host
-needs more time to start the products than the device needs for all its work.
+L (launches) is max(launch * (starts + passes), host * calls - (P + S - H)). The second argument of max is positive if
+the host needs more time to start the products than the device needs for the products and sums.
 
 E (ends) is idle + min(spin, (P + S + idle) (c - 1) / (c + 1)) on a CPU with c products at a time, else 0.
 
@@ -184,8 +184,8 @@ def weighted_sum_bytes(plan: Plan, problem: Problem, work: PlanWork, calibration
 # If rows of C have this alignment in bytes, `f16x3` writes two numbers at a time.
 PAIRED_WRITE_BYTES = 8
 # Factor on the time of the tiled kernel with a column-major B, for types in which the layout of B matters. On an H200
-# in float32, x x^T has 0.74 of syrk's speed, see results/nvidia-h200/tried-gram.md. Plans of six other products take
-# 1.20 to 1.36 times as long as with a row-major B, see tried-choices.md.
+# in float32, x x^T has 0.74 of syrk's speed, see results/nvidia-h200/tried-gram.md. Plans for six products other than x
+# x^T take 1.20 to 1.36 times as long with a column-major B as with a row-major B, see tried-choices.md.
 COLUMN_MAJOR_B_FACTOR = 1.36
 
 
@@ -379,9 +379,9 @@ def _split_k_options(sms: float, m: float, n: float, together: float) -> tuple[t
 # ---- s of the tiled kernel
 
 # Factor on the time of products that wait for each other, since they add to the same block of C. The factor was
-# measured on two H200s for products with sums inside, as the ratio of measured to predicted time. With up to 132 tiles
-# the ratio is 1.04 to 1.34; the median of 12 shapes is 1.14. With more tiles the ratio is 0.95 to 1.11; the median of
-# 65 shapes is 0.99.
+# measured on two H200s for products with sums inside, as the ratio of measured to predicted time. With up to 132 tiles,
+# measured times are 1.04 to 1.34 times the predicted times; the median of 12 shapes is 1.14. With more tiles, measured
+# times are 0.95 to 1.11 times the predicted times; the median of 65 shapes is 0.99.
 WAITING_FACTOR = 1.14
 # A thread block writes a tile of C in the time of TILE_WRITE_STEPS steps along the inner dimension. Without
 # TILE_WRITE_STEPS, predicted times of products with 128 to 208 steps are 10 to 30 % too short on an H200.
@@ -415,9 +415,9 @@ def tiled_slowdown(tiles: LeafTiles, rate: ProductRate, m: float, k: float, n: f
 WIDE_TILE = F16X3_SIZES[0]
 # A tile of half the width takes NARROW_TILE_STEP_SHARE of a wide tile's time for each step, and NARROW_TILE_END_SHARE
 # of a wide tile's time for its beginning and end. The two shares, UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR and the
-# rate of `f16x3` are fitted to 289 products of an H200. The error of the formula is 2.7 % at the median and 7.6 % at
-# the ninth decile. Without rounds and without the fitted constants, the error is 12 % at the median and 31 % at the
-# ninth decile.
+# rate of `f16x3` are fitted to 289 products of an H200. The error of the predicted times is 2.7 % at the median and 7.6
+# % at the ninth decile. In a model without whole rounds and without the fitted constants, the error is 12 % at the
+# median and 31 % at the ninth decile.
 NARROW_TILE_STEP_SHARE, NARROW_TILE_END_SHARE = 0.70, 0.41
 # Factor on the time of a tile's beginning and end if rows of C do not begin at multiples of 8 bytes. If rows of C are
 # not aligned to 8 bytes, the kernel writes each number separately.
@@ -450,9 +450,9 @@ def f16x3_slowdown(rate: ProductRate, m: float, k: float, n: float, together: fl
 # reads the rest of the row twice. Each number costs HELD_NUMBER_BYTES bytes of traffic, and a number that is read twice
 # costs REREAD_BYTES more.
 HELD_ROW_LENGTH, REREAD_BYTES, HELD_NUMBER_BYTES = 4 * SPLIT_THREADS * MAX_REGISTER_LOADS, 4.0, 8.0
-# SPLIT_CLUSTER_BLOCKS thread blocks split a strip of PLANE_CHUNK_LENGTH columns of B. Each thread block moves at most
-# STRIP_BLOCK_BANDWIDTH bytes per second. A B with fewer than about 1000 columns has too few strips to fill the device.
-# STRIP_BLOCK_BANDWIDTH was measured on an H100 for B with 65536 rows and 512 columns.
+# SPLIT_CLUSTER_BLOCKS thread blocks split a strip of PLANE_CHUNK_LENGTH columns of B. Each of these thread blocks moves
+# at most STRIP_BLOCK_BANDWIDTH bytes of B per second. A B with fewer than about 1000 columns has too few strips to fill
+# the device. STRIP_BLOCK_BANDWIDTH was measured on an H100 for B with 65536 rows and 512 columns.
 STRIP_BLOCK_BANDWIDTH, STRIP_NUMBER_BYTES = 17.5e9, 12.0
 
 

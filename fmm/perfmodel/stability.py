@@ -189,14 +189,13 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
     cases: for Strassen's levels on a CPU (Scheme.error_growth_one_sign), and for complex products from three real
     products. The growth does not depend on the sizes: the thin strips of a fringe are counted as if they also had the
     larger error. In types that are summed up in their own precision, the growth is the product of the levels' growths
-    (Scheme.error_growth). The growths of levels include the rounding inside the products. In other types the rounding
-    inside products is small compared with the rounding of stored numbers.
+    (Scheme.error_growth). The growths of levels include the rounding inside the products. In types that are summed up
+    in a wider type, the rounding inside products is small compared with the rounding of stored numbers.
 
     `in_pieces` is True if the vendor's product adds up a long sum in several partial sums, as BLAS does on a CPU. With
     partial sums the vendor's error grows slowly with k, so that the shorter products of a plan gain less accuracy. With
     OpenBLAS, three levels of Winograd's variant in float32 at n = 4096 have a measured error growth of 14.4. The
-    expected growth is 18.5 with `in_pieces` and 9.5 without partial sums. cuBLAS adds up all k terms in one sum; on a
-    GPU three levels of Strassen's algorithm have an error growth of 2.8.
+    expected growth for this product is 18.5 with `in_pieces`; without `in_pieces` it would be 9.5.
     """
     if DTYPES[dtype].exact:
         return 1.0  # integer arithmetic is exact
@@ -267,8 +266,8 @@ def _variance_rounded_in_memory(shares: _VarianceShares, inner: float) -> float:
 class _VarianceShares(NamedTuple):
     """The variance of C's relative error, averaged over its blocks, if each product has the variance 1.
 
-    `plain_left` is the share from products with a single block as left operand, which is not rounded. `plain_right` is
-    the share from products with a single block as right operand.
+    `plain_left` is the share of this variance from products with a single block of A as left operand, which is not
+    rounded. `plain_right` is the share of this variance from products with a single block of B as right operand.
     """
 
     all: float

@@ -3,7 +3,8 @@
 A step table calls kernels, such as `mulIncInc(C12, C21, C11, C22)`. The arguments are blocks of A, B and C (A11, A12
 and so on) and temporaries that the table declares. The file step_tables/kernels.txt defines each kernel: an optional
 product of two blocks, and assignments. Two lines of a table are optional: `consider`, and `fringe unequal`. A table
-with `fringe unequal` is correct even if blocks differ by one row or column. Tables without it run on padded blocks.
+with `fringe unequal` is correct even if blocks differ by one row or column. Tables without `fringe unequal` run on
+padded blocks.
 
 When a step table is read, it is proved that the table computes A B on blocks of equal size. For unequal blocks, the
 tests prove the shipped tables, and the first use proves a user's table. Lowering a table computes the sizes of its

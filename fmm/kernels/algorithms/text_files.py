@@ -1,8 +1,8 @@
 """Algorithms in text form: the files of a folder, and the texts that users register.
 
 An optional line `consider` of a text lists the forms of plans in which the algorithm is a candidate
-(fmm.perfmodel.candidates). Without this line, the forms are DEFAULT_PLAN_FORMS. An algorithm with `consider nothing` is
-never a candidate; it is used only if a caller writes a plan with it.
+(fmm.perfmodel.candidates). Without a line `consider`, the forms are DEFAULT_PLAN_FORMS. An algorithm with `consider
+nothing` is never a candidate; it is used only if a caller writes a plan with it.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class LevelWithSteps(Level):
 
     @property
     def has_same_steps_for_nested_plans(self) -> bool:
-        """Return True if the steps are the same for all inner plans with levels, except the plan of the products."""
+        """Return True if the steps for two inner plans with levels differ only in the plan of the products."""
         return False
 
     def memory_needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:

@@ -31,8 +31,8 @@ class Plan:
     """A plan of a product: levels from the outermost inwards, and the leaf that multiplies below the last level.
 
     If one leaf runs a level together with everything below it, `leaf` is the text of this level and of all that is
-    below. The constructor also accepts such a level in `levels`: it then moves the level, and all later levels, into
-    the text of the leaf.
+    below. The constructor also accepts a level of this kind in `levels`, and then moves the level and all later levels
+    into the text of the leaf.
     """
 
     levels: tuple[Level, ...] = ()

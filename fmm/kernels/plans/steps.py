@@ -43,7 +43,8 @@ class Product:
 class ProductWithSums:
     """A product together with the sums of a step table's kernel.
 
-    The first place that `update` reads is the product. The other places hold old values of blocks.
+    The first place that `update` reads is the product. The other places that `update` reads hold blocks as they were
+    before the step.
     """
 
     product: Product

@@ -54,8 +54,9 @@ def plan_workspace_bytes(
 ) -> int:
     """Return the plan's workspace in bytes: the largest total size of temporaries that exist at the same time.
 
-    The workspace consists of the first level's temporaries, and of the largest workspace of its products. All products
-    use this memory one after the other. If two products run at a time, each product has its own memory.
+    The workspace consists of the first level's temporaries, and of the largest workspace of the level's products. The
+    products run one after the other and use the same memory. If two products run at a time, each product has its own
+    memory.
     """
     needs = None if plan.is_fused else _level_needs(plan, m, k, n, GemmParams(alpha, beta, op, fill))
     if needs is None:

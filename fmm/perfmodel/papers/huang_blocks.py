@@ -159,9 +159,9 @@ def shared_intensity(s: TileSizes, w: OperandBlocks, k: int | None = None) -> fl
 
 
 def _intensity_ratio(numerator: Callable[[int], int], denominator: Callable[[int], int], k: int | None) -> float:
-    """Return top(k) / bottom(k).
+    """Return numerator(k) / denominator(k).
 
-    top and bottom are linear in k, so that the limit of infinite k (None) is the ratio of the slopes.
+    Both functions are linear in k, so the limit of infinite k (None) is the ratio of their slopes.
     """
     if k is None:
         return (numerator(1) - numerator(0)) / (denominator(1) - denominator(0))

@@ -131,7 +131,8 @@ class QuartersLevel(LevelWithSteps):
 def _parse_quarters(text: str) -> QuartersLevel | None:
     if text != QUARTERS_TEXT:
         return None
-    # Each product computes a whole block of C, over all of k. So alpha and beta of the problem apply to each product.
+    # Each product computes a whole block of C, over all of k. Each product therefore has the alpha and beta of the
+    # problem.
     return QuartersLevel(
         text=QUARTERS_TEXT,
         products=1,

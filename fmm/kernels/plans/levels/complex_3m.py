@@ -44,7 +44,8 @@ CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # option -> index of th
 # P - Q, since the operands of R have twice the variance. The mean of both variances is twice the variance of P - Q, so
 # the error in norm grows by the factor sqrt(2). Error growth on numbers of one sign: the error of R is four times as
 # large as the error of P. In units of the variance of P, the variances are 18 for R - P - Q and 2 for P - Q, together
-# 20. With four real products the variances are 2 and 2, together 4. The growth is therefore sqrt(20 / 4).
+# 20. If four real products are computed instead of three, the real and the imaginary part each have the variance 2,
+# together 4. The growth of the error is therefore sqrt(20 / 4).
 COMPLEX_LEVEL_FIELDS: Final[dict[str, Any]] = {
     "types": COMPLEX_TYPES,
     "number_below": "real",
@@ -103,7 +104,7 @@ class Complex3mLevel(ComplexLevel):
     def _sequential_steps(self, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return steps that add each real product to C before the next product begins.
 
-        So the temporaries need a third of the memory that other orders need.
+        The temporaries therefore need a third of the memory of the other orders of products.
         """
         m, k, n = sides
         left, right, dest = whole_matrix("S", m, k), whole_matrix("T", k, n), whole_matrix("M", m, n)

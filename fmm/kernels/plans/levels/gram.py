@@ -1,7 +1,7 @@
 """The level `gram`: one triangle of C as two smaller Gram products and one product below the diagonal.
 
-The level cuts C only, not the inner dimension. Any plan of products can compute the product below the diagonal. If this
-plan has a level of recursion, `gram` needs fewer multiplications than the best published algorithms for A A^T.
+The level cuts C only, not the inner dimension. Any plan can compute the product below the diagonal. If the plan of this
+product has a level of recursion, `gram` needs fewer multiplications than the best published algorithms for A A^T.
 """
 
 from __future__ import annotations

@@ -208,8 +208,8 @@ class SplitIntoPlanes(Sum):
     """A step that forms sums of integers and splits each sum into residues: one plane for each sum and modulus.
 
     Floating-point numbers are first scaled and rounded to integers. The planes of all sums for the first modulus come
-    first, then those for the second modulus, and so on. For complex numbers, the planes of Re + j Im for a modulus
-    precede the planes of Re - j Im for this modulus.
+    first, then the planes of all sums for the second modulus, and so on. For complex numbers, the planes of Re + j Im
+    for a modulus precede the planes of Re - j Im for this modulus.
     """
 
     moduli: int = 0

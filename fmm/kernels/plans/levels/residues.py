@@ -92,8 +92,8 @@ PROBED_MODULI: Final = {"float64": 14, "complex128": 15, "complex64": 7}
 # Bounds of an entry's error relative to the norms of its row of A and its column of B, by the number of moduli; k is
 # the inner dimension. A scaled number is rounded by at most 1/2, and the scaled norm of a row or column is large: at
 # least 2^26.2, 2^30.1, 2^34.0, 2^49.7 and 2^53.5 with 7, 8, 9, 13 and 14 moduli. For complex numbers, the norm is at
-# least 2^50.7, 2^54.0, 2^57.3 and 2^59 with 14 to 17 moduli. With more moduli, the precision 2^-53 of float64 limits
-# the bounds. The rounding of C to float32 adds 2^-24 to the bound.
+# least 2^50.7, 2^54.0, 2^57.3 and 2^59 with 14 to 17 moduli. With 15 or more moduli, the precision 2^-53 of float64
+# limits the bounds. The rounding of C to float32 adds 2^-24 to the bound.
 NORM_BOUND_BY_MODULI: Final = {
     "float32": {7: "2^-26 sqrt(k) + 2^-24", 8: "2^-30 sqrt(k) + 2^-24", 9: "2^-34 sqrt(k) + 2^-24"},
     "float64": {13: "2^-48 sqrt(k)", 14: "2^-52 sqrt(k)", 15: "2^-52 sqrt(k)", 16: "2^-52 sqrt(k)"},

@@ -89,8 +89,8 @@ def _place_products_in_c(
     """Return the products; as many as possible have a block of C as their destination.
 
     A block of C can hold a product until the join computes the block; later lines of the join must not read this
-    product. Products in C save memory. They also save time: the join overwrites numbers that it has just read, and
-    their cache lines are still in the cache.
+    product. Products in C save memory. Products in C also save time: the join overwrites numbers that the join has just
+    read, and the cache lines of these numbers are still in the cache.
     """
     last = {v: line for line, terms in enumerate(program.lines, program.inputs) for _, v in terms}
     homes: dict[int, Place] = {}
