@@ -55,6 +55,7 @@ def matmul(
     max_error_growth: float | None = None,
     workspace: int | None = None,
     componentwise: bool = False,
+    reproducible: bool = False,
     device: str | int | None = None,
     progress: bool | None = False,
     **more: Any,
@@ -83,6 +84,10 @@ def matmul(
         Limit on the plan's workspace, in bytes (default: half of the free memory).
     componentwise : bool, optional
         If True, the error of each entry has a bound relative to (|A| |B|)ij, and not only relative to norms of A and B.
+    reproducible : bool, optional
+        If True, the result has the same bits on every CPU and GPU, for every memory order, stream and thread count.
+        A plan of exact integer products runs (float32, float64, complex64, complex128), even if the vendor is faster.
+        `max_error_growth` (default 1) selects the number of moduli. Operands and result must be finite.
     device : str or int, optional
         A CUDA device (0, "cuda:0") that multiplies NumPy arrays. Submatrices are copied to the device one after the
         other, so the arrays may be larger than the device's memory.
@@ -97,7 +102,7 @@ def matmul(
     Raises
     ------
     PlanError
-        The plan passed as `plan` cannot run on these arrays.
+        The plan passed as `plan` cannot run on these arrays, or no reproducible plan can. (PlanError is a ValueError.)
     ValueError, TypeError
         The call is invalid for numpy.matmul, cupy.matmul or torch.matmul, or an option of fmm is invalid.
 
@@ -113,6 +118,14 @@ def matmul(
     >>> fmm.matmul(a, a.T)
     array([[ 5., 14.],
            [14., 50.]])
+
+    Blocks of a reproducible product have the bits of the whole product:
+
+    >>> rng = np.random.default_rng(1)
+    >>> a, b = rng.standard_normal((90, 60)), rng.standard_normal((60, 80))
+    >>> c = fmm.matmul(a, b, reproducible=True)
+    >>> bool((fmm.matmul(a[:7], b[:, 3:], reproducible=True) == c[:7, 3:]).all())
+    True
     """
     kind = type(a)
     if (
@@ -121,7 +134,7 @@ def matmul(
         and max_error_growth is None
         and workspace is None
         and device is None
-        and componentwise is progress is False
+        and componentwise is reproducible is progress is False
         and not more
         and (out is None or type(out) is kind)
     ):
@@ -136,7 +149,7 @@ def matmul(
             return numpy_matmul(a, b) if out is None else numpy_matmul(a, b, out)
         else:
             return array_matmul.run_matmul(NUMPY, a, b, out, NO_CONSTRAINTS)
-    constraints = plan, max_error_growth, workspace, componentwise
+    constraints = plan, max_error_growth, workspace, componentwise, reproducible
     return dispatch.dispatch_matmul(
         request.check_matmul("matmul", a, b, out, (casting, order, dtype, more), constraints, device, progress)
     )
@@ -160,6 +173,7 @@ def explain(
     max_error_growth: float | None = None,
     workspace: int | None = None,
     componentwise: bool = False,
+    reproducible: bool = False,
     device: str | int | None = None,
     progress: bool | None = False,
     **more: Any,
@@ -168,7 +182,7 @@ def explain(
 
     Parameters
     ----------
-    a, b, out, casting, order, dtype, plan, max_error_growth, workspace, componentwise, device, progress
+    a, b, out, casting, order, dtype, plan, max_error_growth, workspace, componentwise, reproducible, device, progress
         The options of fmm.matmul with these names. If `a` is a function of fmm.linalg, the operands and options of that
         function follow.
 
@@ -200,7 +214,7 @@ def explain(
         operands = (b, out) if out is not None else (b,)
         solver_decision: Decision = explain_call(*operands, **options)
         return solver_decision
-    constraints = plan, max_error_growth, workspace, componentwise
+    constraints = plan, max_error_growth, workspace, componentwise, reproducible
     return dispatch.dispatch_explain_matmul(
         request.check_matmul("explain", a, b, out, (casting, order, dtype, more), constraints, device, progress)
     )

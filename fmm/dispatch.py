@@ -134,6 +134,7 @@ def dispatch_matmul(request: MatmulRequest) -> Any:
     if request.device is not None and (machine := _streaming_machine(request)) is not None:
         from fmm.out_of_core import product
 
+        _refuse_reproducible_streaming(request)
         a, b, _ = unwrap_operands(request.a, request.b, request.constraints)
         library = NUMPY.with_options(request.options)
         return product.streamed_matmul(library, a, b, request.out, machine, request.constraints, request.progress)
@@ -178,6 +179,7 @@ def dispatch_explain_matmul(request: MatmulRequest) -> Decision:
     if machine is not None:
         from fmm.out_of_core import product
 
+        _refuse_reproducible_streaming(request)
         return product.explain_streamed_matmul(
             NUMPY.with_options(request.options), a, b, request.out, machine, constraints
         )
@@ -186,6 +188,14 @@ def dispatch_explain_matmul(request: MatmulRequest) -> Decision:
         explained: Decision = torch_functions_module().explain_tensors(a, b, request.out, constraints)
         return explained
     return matmul.explain_matmul(library, a, b, request.out, constraints)
+
+
+def _refuse_reproducible_streaming(request: MatmulRequest) -> None:
+    """Raise ValueError for reproducible=True: a streamed product adds parts of sums, which rounds."""
+    if request.constraints.reproducible:
+        raise ValueError(
+            f"reproducible=True cannot stream NumPy arrays through device={request.device!r}: pass arrays on the device"
+        )
 
 
 def _streaming_machine(request: MatmulRequest) -> StreamingDevice | None:

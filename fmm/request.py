@@ -82,7 +82,7 @@ def check_matmul(
     """Return the checked call of fmm.matmul or fmm.explain.
 
     `options`: casting, order, dtype and numpy.matmul's other options by name. `constraints`: plan, max_error_growth,
-    workspace, componentwise.
+    workspace, componentwise, reproducible.
     """
     if a is REQUIRED_ARGUMENT or b is REQUIRED_ARGUMENT:
         raise missing_operands_error(function, ("a", "b"), (a, b), options[-1])
@@ -166,19 +166,26 @@ def _gram_params(b: Any, rows: Any, fill: Any, alpha: Any, beta: Any) -> GramPar
 
 
 def check_constraints(
-    plan: Plan | Decision | str | None, max_error_growth: Any, workspace: Any, componentwise: bool = False
+    plan: Plan | Decision | str | None,
+    max_error_growth: Any,
+    workspace: Any,
+    componentwise: bool = False,
+    reproducible: bool = False,
 ) -> PlanConstraints:
     """Return the caller's constraints on the plan; without constraints the object NO_CONSTRAINTS."""
-    if plan is None and max_error_growth is None and workspace is None and componentwise is False:
+    if plan is max_error_growth is workspace is None and componentwise is reproducible is False:
         return NO_CONSTRAINTS
-    if componentwise is not False and not check_flag("componentwise", componentwise):
-        return check_constraints(plan, max_error_growth, workspace)
+    componentwise, reproducible = check_flag("componentwise", componentwise), check_flag("reproducible", reproducible)
+    if plan is max_error_growth is workspace is None and not (componentwise or reproducible):
+        return NO_CONSTRAINTS
+    if reproducible and plan is not None:
+        raise ValueError("reproducible=True selects the plan: pass plan or reproducible, not both")
     growth = None if max_error_growth is None else check_error_growth(max_error_growth)
     nbytes = None if workspace is None else check_workspace(workspace)
     parsed = parse_plan(plan)
     if parsed is not None and any(parsed.conjugated_operands):
         raise PlanError(f"{parsed} multiplies conjugates: use transpose_a='C' or transpose_b='C' of fmm.gemm instead")
-    return PlanConstraints(parsed, growth, nbytes, componentwise=bool(componentwise))
+    return PlanConstraints(parsed, growth, nbytes, componentwise=componentwise, reproducible=reproducible)
 
 
 def parse_plan(plan: Plan | Decision | str | None) -> Plan | None:

@@ -110,7 +110,9 @@ def replace_attributes(values: Iterable[tuple[Any, str, Any]]) -> Callable[[], N
 # ---- arguments of matmul
 
 # Options of fmm.matmul that no library's matmul has.
-FMM_OPTIONS = frozenset(("plan", "max_error_growth", "workspace", "componentwise", "device", "progress"))
+FMM_OPTIONS = frozenset(
+    ("plan", "max_error_growth", "workspace", "componentwise", "reproducible", "device", "progress")
+)
 
 
 def accepts_matmul_call(operands: tuple[Any, ...], options: Mapping[str, Any]) -> bool:

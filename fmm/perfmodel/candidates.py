@@ -237,7 +237,7 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
         names = [x for leaf in device_leaves(device) if form.name in leaf.forms for x in leaf.candidate_names]
         if form.name in GRAM_FORM_NAMES:
             inner += [plan for name in names for level in levels for plan in form.make_plans(level, name)]
-    alone = [x for x in plan_leaves() if device in x.devices and x.forms and x.kernel_triangles]
+    alone = [x for x in plan_leaves() if x.is_candidate_on(device) and x.forms and x.kernel_triangles]
     plans = [VENDOR, *(Plan(leaf=x.name) for x in alone)]
     leaves = device_leaves(device)
     diagonal_leaves = [f".{leaf.name}" for leaf in leaves if leaf.kernel_triangles and not leaf.emulates]
@@ -254,7 +254,7 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
 
 def device_leaves(device: str) -> list[Leaf]:
     """Return the leaves of a device, except the leaves that compute only triangles."""
-    return [leaf for leaf in plan_leaves() if device in leaf.devices and set(leaf.forms) - {TRIANGLE_ONLY_FORM}]
+    return [leaf for leaf in plan_leaves() if leaf.is_candidate_on(device) and set(leaf.forms) - {TRIANGLE_ONLY_FORM}]
 
 
 @clear_on_registration

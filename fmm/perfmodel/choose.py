@@ -57,6 +57,7 @@ class Limits:
     # True to bound the error of each entry of C relative to (|A| |B|)ij, instead of relative to norms of rows and
     # columns
     componentwise: bool = False
+    reproducible: bool = False  # True if the caller's plan must run on its own kernels, without the vendor's products
 
     @property
     def forbids_vendor(self) -> bool:

@@ -173,8 +173,9 @@ def _try_plan(
     Return None if the library must multiply. Return a PlanFailure if the plan fails and the caller did not pass it.
     """
     extra = () if addend is None else (addend,)
+    required = constraints.plan is not None or constraints.reproducible
     try:
-        c = _runner_module(library.processor).run_call(library, call, a, b, out, constraints.plan is not None, *extra)
+        c = _runner_module(library.processor).run_call(library, call, a, b, out, required, *extra)
     except library.out_of_memory_error:
         if constraints.is_plan_required:
             raise

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fmm.arrays.library import Library, Operand, ProductSetting, contiguous_operand, product_shape
 from fmm.config.environment import is_componentwise_required, is_emulation_allowed
 from fmm.config.files import current_settings
-from fmm.dtypes import DTYPES
+from fmm.dtypes import DTYPES, INTEGERS
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.target import address_alignment
@@ -46,6 +46,7 @@ from fmm.runtime.decisions.limits import (
     default_workspace_bytes,
     workspace_valid_until,
 )
+from fmm.runtime.decisions.reproducible import VALID_TYPES_TEXT, reproducible_plan
 from fmm.runtime.decisions.stacks import is_stackable, stacked_decisions
 from fmm.runtime.devices import Device, chip_with_tuned_terms
 from fmm.runtime.operands import (
@@ -231,10 +232,13 @@ def prepare_uncached(library: Library, a: object, b: object, out: object, constr
     Raise PlanError if the caller's plan cannot run.
     """
     setting = library.product_setting(a, b, out)
+    if constraints.reproducible and setting.dtype in INTEGERS:
+        constraints = constraints._replace(reproducible=False)  # integers are exact by any plan
     why: VendorOnlyError
     try:
         if setting.refusal:
-            raise (PlanIgnoredError if setting.refuses_plans else VendorOnlyError)(setting.refusal)
+            ignores_plan = setting.refuses_plans and not constraints.reproducible
+            raise (PlanIgnoredError if ignores_plan else VendorOnlyError)(setting.refusal)
         return prepare_query(_make_query(library, setting, a, b, out, constraints))
     except VendorOnlyError as reason:
         why = reason
@@ -244,7 +248,9 @@ def prepare_uncached(library: Library, a: object, b: object, out: object, constr
         why = VendorOnlyError(str(reason))
     refusal = ""
     if constraints.is_plan_required and constraints.plan != VENDOR and not isinstance(why, PlanIgnoredError):
-        refusal = f"the plan {constraints.plan} cannot run here: {why}"
+        what = "a reproducible product" if constraints.reproducible else f"the plan {constraints.plan}"
+        refusal = f"{what} cannot run here: {why}"
+        refusal += f"; {VALID_TYPES_TEXT}" if constraints.reproducible and setting.dtype is None else ""
         if library.can_multiply_operands(a, b):
             raise PlanError(refusal)
     return PreparedCall(Decision(VENDOR, None, f"{library.name} multiplies: {why}"), setting, plan_refusal=refusal)
@@ -264,9 +270,12 @@ def _make_query(
         result = library.describe_result(a, b, shape, setting.dtype)
     target = None if out is None else library.describe_operand(out)
     componentwise = constraints.componentwise or is_componentwise_required()
-    limits = Limits(nbytes, growth, setting.may_emulate and is_emulation_allowed(), componentwise)
+    emulation, plan = setting.may_emulate and is_emulation_allowed(), constraints.plan
+    if constraints.reproducible and setting.dtype is not None:
+        plan = reproducible_plan("tf32" if setting.math == "tf32" else setting.dtype, constraints.error_growth)
+    limits = Limits(nbytes, growth, emulation, componentwise, constraints.reproducible)
     extra = constraints.params, constraints.prepared_side, constraints.addend_strides
-    return ProblemQuery(left, right, target, setting, device, limits, constraints.plan, result, *extra)
+    return ProblemQuery(left, right, target, setting, device, limits, plan, result, *extra)
 
 
 # ---- from a query to a prepared call
@@ -481,7 +490,7 @@ def _check_required_plan(
 ) -> tuple[Decision, LaunchList | None]:
     """Return the decision for the plan that the caller passed, and its launches.
 
-    Raise PlanError if the plan cannot run, or if the caller requires a componentwise bound that the plan does not have.
+    Raise PlanError if the plan cannot run, or lacks a componentwise bound or an own kernel that the limits require.
     """
     on_host = device.threads > 0
     check_runnable(plan, problem, on_host)
@@ -489,8 +498,12 @@ def _check_required_plan(
         raise PlanError(f"the plan {plan} does not bound each entry's error, as componentwise=True requires")
     unless = "" if plan == VENDOR else f"; {NONFINITE_HANDLING_TEXTS[on_host]}"
     model = calibration_in_force(problem, limits, replace(device, probe=None))  # a plan that was passed needs no probe
-    decision = Decision(plan, problem, f"this plan was passed{unless}", on_cpu=on_host, calibration=model)
-    return decision, launches_on_device(plan, problem, device, True)
+    why = "reproducible=True: the same bits on every device" if limits.reproducible else "this plan was passed"
+    decision = Decision(plan, problem, f"{why}{unless}", on_cpu=on_host, calibration=model)
+    launches = launches_on_device(plan, problem, device, True)
+    if limits.reproducible and launches is not None and not any(x.does == "product" for x in launches.launches):
+        raise PlanError(f"a reproducible product cannot run on this GPU: {launches.step_labels()[-1]}")
+    return decision, launches
 
 
 def launches_on_device(plan: Plan, problem: Problem, device: Device, required: bool) -> LaunchList | None:

@@ -26,10 +26,11 @@ from fmm.kernels.cpu.host_arrays import Arena, Array
 from fmm.kernels.cpu.numpy_backend import ProgressCallback
 from fmm.kernels.cpu.openblas import loaded_openblas
 from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, MIN_CONCURRENT_FLOPS, plan_backend
+from fmm.kernels.cpu.residue_product import NonfiniteError, describe_residues
 from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.cpu.worker_threads import NoThreadError, run_on_worker
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
-from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import count_leaf_products, count_leaf_triangles
 from fmm.problem import Problem, reduced_problem
 from fmm.runtime.call_record import record_fallback
@@ -63,6 +64,8 @@ def run_call(
     again.
     """
     if np.geterr()["under"] != "ignore" and not DTYPES[call.dtype].exact:
+        if call.limits.reproducible:
+            raise PlanError("a reproducible product cannot run while numpy.errstate reports underflow")
         record_fallback("numpy.errstate reports underflow, and a plan's sums would cause reports of their own")
         return None
     assert call.result is not None
@@ -252,7 +255,10 @@ class _PlanMultiplier:
             if not self.in_place:
                 backend.run_check((a, b), partial(self._check_overflow, a, b, backend.threads))
             self.has_begun = True
-            execute_plan(self.plan, a, b, c, backend, arena, *self.params, addend)
+            try:
+                execute_plan(self.plan, a, b, c, backend, arena, *self.params, addend)
+            except NonfiniteError as why:
+                raise _VendorNeededError("an operand or the result has inf or NaN") from why
 
     def _begin_progress(self, progress: Progress, size: int) -> None:
         """Start to count the finished leaf products if there is more than one; `size` is the number of entries of C."""
@@ -287,6 +293,8 @@ class _PlanMultiplier:
     def _check_overflow(self, a: Array, b: Array, threads: ThreadGroup) -> None:
         if DTYPES[self.call.dtype].exact:
             return  # integers are exact modulo 2**bits in any order of sums
+        if self.plan.leaf_use.leaf.level is not None and not self.plan.levels:
+            return  # the product by residues itself finds inf and NaN
         if self.params != PLAIN and not any(level.saves_products for level in self.plan.levels):
             return  # a plan without fast levels has the same sums as the vendor's product
         scale = max(1.0, abs(complex(self.params.alpha)))
@@ -323,7 +331,9 @@ def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, 
         return (f"{vendor}: one product of {whole}{added}",)
     if plan.leaf_use.leaf.host_product_with_scratch is not None:
         leaf_k = min(k for _, k, _ in count_leaf_products(plan, *problem.size)) if 0 not in problem.size else 0
-        return (f"{vendor}; {describe_digits(problem.dtype, leaf_k)}",)
+        level = plan.leaf_use.leaf.level
+        text = describe_digits(problem.dtype, leaf_k) if level is None else describe_residues(problem.dtype, str(level))
+        return (f"{vendor}; {text}",)
     library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= MIN_CONCURRENT_FLOPS
     if large and threads == CONCURRENT_PRODUCTS and library is not None and library.count() == threads:
         return (f"numpy.matmul on one thread, {threads} products at a time, concurrent with sums",)

@@ -49,6 +49,8 @@ BYTE_FUNCTIONS = """
 static double __longlong_as_double(long long x) { return bits<double>(x); }
 static long long __double2ll_rn(double x) { return static_cast<long long>(__builtin_rint(x)); }
 static float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+static double __dmul_rn(double x, double y) { return x * y; }
+static double __dadd_rn(double x, double y) { return x + y; }
 static double sqrt(double x) { return __builtin_sqrt(x); }
 static double fabs(double x) { return __builtin_fabs(x); }
 static unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {

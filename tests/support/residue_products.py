@@ -11,10 +11,10 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from fmm.dtypes import DTYPES
+from fmm.kernels.algorithms.residues import max_scaled_norm
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.residue_planes import (
     ResidueOperand,
-    max_scaled_norm,
     operand_type_cpp,
     residue_split_launch,
 )

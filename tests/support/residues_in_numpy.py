@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cuda.products.residue_planes import max_scaled_norm
-from fmm.kernels.cuda.products.residues import WeightPieces
+from fmm.kernels.algorithms.residues import WeightPieces, max_scaled_norm
 
 Matrix = np.ndarray[Any, Any]
 

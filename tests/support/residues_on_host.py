@@ -30,6 +30,8 @@ static float __int_as_float(int x) { return bits<float>(x); }
 static int __float_as_int(float x) { return bits<int>(x); }
 static long long __double2ll_rn(double x) { return static_cast<long long>(__builtin_rint(x)); }
 static double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y, z); }
+static double __dmul_rn(double x, double y) { return x * y; }
+static double __dadd_rn(double x, double y) { return x + y; }
 static float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 static double rint(double x) { return __builtin_rint(x); }
 static double sqrt(double x) { return __builtin_sqrt(x); }
@@ -88,11 +90,16 @@ def play(launch: Launch, kind: str, bases: dict[str, int]) -> None:
 
 
 PARTS = """
-extern "C" void exponents(const double* x, long long lines, long long length, double top, int* to) {
+extern "C" void exponents(const double* x, long long lines, long long length, double top, int backwards, int checked,
+                          int* to) {
+    fmm::residues::Operand<double> operand{};
+    operand.top = top;
+    operand.length = length;
     for (long long i = 0; i < lines; ++i) {
+        const double* const line = x + i * length;
         fmm::residues::Squares sum{};
-        for (long long k = 0; k < length; ++k) sum.add(x[i * length + k]);
-        to[i] = fmm::residues::exponent_for(sum.root(), top);
+        for (long long k = 0; k < length; ++k) sum.add(line[backwards ? length - 1 - k : k]);
+        to[i] = checked ? line_exponent(sum, operand, line, 1) : fmm::residues::exponent_for(sum.root(), top);
     }
 }
 extern "C" double root(const double* x, long long length) {
@@ -142,11 +149,14 @@ def turned_square(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return to
 
 
-def exponents(lines: np.ndarray[Any, Any], top: float) -> np.ndarray[Any, Any]:
-    """Return the exponents that scale rows."""
+def exponents(
+    lines: np.ndarray[Any, Any], top: float, backwards: bool = False, checked: bool = True
+) -> np.ndarray[Any, Any]:
+    """Return the exponents that scale rows; `backwards`: squares are summed from the row's end, and without `checked`
+    the kernel does not sum them again in doubt."""
     lines, to = np.ascontiguousarray(lines, np.float64), np.empty(len(lines), np.int32)
     sizes = ctypes.c_longlong(lines.shape[0]), ctypes.c_longlong(lines.shape[1])
-    device_functions().exponents(_pointer(lines), *sizes, ctypes.c_double(top), _pointer(to))
+    device_functions().exponents(_pointer(lines), *sizes, ctypes.c_double(top), backwards, checked, _pointer(to))
     return to
 
 

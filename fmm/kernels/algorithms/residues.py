@@ -40,13 +40,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import gcd, prod
+from math import gcd, isqrt, prod, sqrt
 from typing import Final
 
 LARGEST_MODULUS: Final = 256  # the largest modulus, with residues from -128 to 127
 MAX_MODULI_COUNT: Final = 48  # largest number of moduli for which the error bound in the module's docstring holds
 # The product of the moduli must be at least 2 bound (1 + ROUNDING_MARGIN), so that rounding errors cannot change c.
 ROUNDING_MARGIN: Final = Fraction(1, 256)
+# upper bound of the norms of scaled rows or columns; a sum of four scaled numbers then has 62 bits
+MAX_NORM: Final = 2.0**60
+MAX_WEIGHT_PIECES: Final = 4  # largest number of pieces of a weight, as in residue_join.cuh
+FLOAT64_EXACT_BITS: Final = 52  # number of bits of an integer that float64 stores exactly
 
 
 @lru_cache(maxsize=2)
@@ -126,3 +130,58 @@ def symmetric_residue(value: int, modulus: int) -> int:
     """Return the residue of `value` in [-modulus/2, modulus/2). For modulus 256, residues are -128 to 127."""
     half = modulus // 2
     return (value + half) % modulus - half
+
+
+# ---- floating-point numbers, scaled and rounded to integers
+
+
+def max_scaled_norm(moduli: int, k: int, for_complex: bool = False) -> float:
+    """Return the largest norm that a row of A or a column of B may have after scaling.
+
+    The scalar product of an integer row of norm x and an integer column of norm y is at most x y (Cauchy-Schwarz). This
+    scalar product must be smaller than M / 2, where M is the product of all moduli, so each norm must be smaller than
+    sqrt(M / 2). Rounding to integers changes each of the k numbers of a row or column by at most 1/2, and so increases
+    the norm. A complex row or column has 2k real numbers.
+    """
+    half = float(isqrt(remainder_weights(moduli, for_complex).product // 2))
+    return min(half * (1 - 2.0**-20) - sqrt(k * (1 + for_complex)), MAX_NORM)
+
+
+@dataclass(frozen=True)
+class WeightPieces:
+    """The weights of the Chinese remainder theorem, cut into short pieces, so that float64 sums of pieces are exact."""
+
+    moduli: int
+    levels: int
+    for_complex: bool = False
+
+    @property
+    def numbers(self) -> RemainderWeights:
+        """The weights as integers."""
+        return remainder_weights(self.moduli, self.for_complex)
+
+    @property
+    def piece_bits(self) -> int:
+        """Number of bits in a piece of a weight.
+
+        A piece is multiplied by a residue of 7 bits. Each level of Strassen's algorithm adds four residues, so the sum
+        has 2 more bits. For complex numbers, the residues of two planes are added or subtracted, which needs 1 more
+        bit. The sum over all moduli needs log2(number of moduli) more bits.
+        """
+        return FLOAT64_EXACT_BITS - 7 - 2 * self.levels - self.for_complex - (self.moduli - 1).bit_length()
+
+    @property
+    def weight_piece_count(self) -> int:
+        """Number of pieces of a weight."""
+        return -(-self.numbers.product.bit_length() // self.piece_bits)
+
+    @property
+    def inverse_product(self) -> float:
+        """2^(piece_bits (weight_piece_count - 1)) / M, rounded to float64."""
+        return float(2 ** (self.piece_bits * (self.weight_piece_count - 1)) / self.numbers.product)
+
+    def split_number(self, x: int) -> list[float]:
+        """Return the pieces of a number, the most significant piece first, padded with zeros to MAX_WEIGHT_PIECES."""
+        places = range(self.piece_bits * (self.weight_piece_count - 1), -1, -self.piece_bits)
+        pieces = [float(x >> place & (1 << self.piece_bits) - 1) for place in places]
+        return pieces + [0.0] * (MAX_WEIGHT_PIECES - len(pieces))

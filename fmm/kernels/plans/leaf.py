@@ -86,6 +86,7 @@ class Leaf:
 
     # Fields on the conditions under which the leaf is a candidate.
     candidate_types: tuple[str, ...] | None = None  # types for which the leaf is a candidate; None: all types
+    candidate_devices: tuple[str, ...] | None = None  # devices on which the leaf is a candidate; None: all devices
     alignment: int = 1  # bytes; the leaf is a candidate only if every row begins at a multiple of this number
     # The leaf is a candidate only if no side of the product is longer than `longest`, because the leaf's rate is
     # measured only up to this length; 0: no limit.
@@ -129,6 +130,10 @@ class Leaf:
     # For a leaf that runs a level: this level, and the name of the last leaf below the level (`bytes`).
     level: Level | None = None
     end: str = ""
+
+    def is_candidate_on(self, device: str) -> bool:
+        """Return True if plans that the model compares on this device may end in the leaf."""
+        return device in (self.devices if self.candidate_devices is None else self.candidate_devices)
 
     @property
     def kernel_leaf_name(self) -> str:

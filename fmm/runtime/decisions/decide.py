@@ -455,6 +455,8 @@ def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
     for use in plan.leaf_uses:
         if on_cpu and "cpu" not in use.leaf.devices:
             raise PlanError(f"the plan {plan} cannot run here: {use.kernel_text} is a product on a GPU")
+        if on_cpu and use.leaf.level is not None and problem.writes_triangle:
+            raise PlanError(f"the plan {plan} cannot run here: on a CPU, {use.kernel_text} computes no triangle")
     check_plan_type(plan, problem.dtype, "cpu" if on_cpu else "cuda")
     check_product_count(plan, *problem.size)
 

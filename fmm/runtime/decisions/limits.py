@@ -15,7 +15,7 @@ from fmm.config.environment import is_componentwise_required, is_emulation_allow
 from fmm.dtypes import DTYPES
 from fmm.hardware.nvml import nvml_library
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
-from fmm.kernels.plans.plan import Plan
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Layout, Operation, Problem
 
@@ -47,13 +47,19 @@ class PlanConstraints(NamedTuple):
     replaceable: bool = False  # True if another plan may replace the plan, since fmm and not the caller chose it
     componentwise: bool = False  # True to bound the error of each entry relative to (|A| |B|)ij
     prepared_side: PreparedSide | None = None
+    reproducible: bool = False  # True to run only plans whose result has the same bits on every device
     # Strides of the addend in elements, after it was broadcast to C's shape; None if C holds the addend.
     addend_strides: tuple[int, ...] | None = None
 
     @property
     def is_plan_required(self) -> bool:
-        """True if the call must run this plan or raise an error."""
-        return self.plan is not None and not self.replaceable
+        """True if the call must run this plan, or a reproducible plan, or raise an error."""
+        return (self.plan is not None or self.reproducible) and not self.replaceable
+
+    @property
+    def forbids_vendor(self) -> bool:
+        """True if the vendor's product must not replace the plan."""
+        return self.reproducible or self.plan not in (None, VENDOR)
 
 
 NO_CONSTRAINTS = PlanConstraints()

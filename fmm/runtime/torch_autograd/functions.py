@@ -44,7 +44,7 @@ from fmm.runtime.prepare import prepare_call
 def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
     """Return the product of two tensors; gradients are recorded if an operand requires them."""
     if not is_plain_call(a, b, out):
-        if constraints.plan not in (None, VENDOR):
+        if constraints.forbids_vendor:
             must_fail = out is not None and is_refused_out(out)
             TORCH.vendor_product(a, b, out if must_fail else None)  # raises torch's own error if torch rejects the call
             _decide_fallback(explain_torch_fallback(a, b, out), constraints)  # raises PlanError
@@ -55,6 +55,8 @@ def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
     library = torch_library_of(a)
     if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
         return array_matmul.run_matmul(library, a, b, out, constraints)
+    if constraints.reproducible and min(a.dim(), b.dim()) < 2:
+        raise PlanError("a reproducible product of a vector records no gradients: pass a matrix of one row or column")
     # If no plan is faster, torch's own product runs and records gradients. If the call is invalid, it raises the error.
     if out is not None or min(a.dim(), b.dim()) < 2 or prepare_call(library, a, b, None, constraints).plan is None:
         return library.vendor_product(a, b, out)
@@ -98,8 +100,9 @@ def explain_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> D
 
 def _decide_fallback(reason: str, constraints: PlanConstraints, function: str = TORCH.vendor_name) -> Decision:
     """Return the decision for a call that only torch can compute; raise PlanError if the caller passed a plan."""
-    if constraints.plan not in (None, VENDOR):
-        raise PlanError(f"the plan {constraints.plan} cannot run here: {reason}")
+    if constraints.forbids_vendor:
+        what = "a reproducible product" if constraints.reproducible else f"the plan {constraints.plan}"
+        raise PlanError(f"{what} cannot run here: {reason}")
     return Decision(VENDOR, None, f"torch multiplies: {reason}", kernels=(function,))
 
 

@@ -40,6 +40,8 @@ def traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any
 
     While torch.compile compiles a graph, large products call the operator; all other products call torch's own matmul.
     """
+    if constraints.reproducible:
+        raise PlanError("a reproducible product cannot run while torch traces or compiles the call")
     if out is None and not constraints.componentwise and _is_worth_an_operator(a, b):
         plan = None if constraints.plan is None else str(constraints.plan)
         return MATMUL_OPERATOR(a, b, plan, constraints.error_growth, constraints.workspace)

@@ -63,7 +63,7 @@ __device__ __forceinline__ void split_lines(const Operand<Element>& p, const Spl
             sum.add(v.x[i]);
         }
     }
-    const int e = exponent_for(sum_of_group<GROUP>(sum, memory->sums).root(), p.top);
+    const int e = line_exponent(sum_of_group<GROUP>(sum, memory->sums), p, from, 1);
     if (mine == 0 && line < p.lines) p.exponents[layer * p.lines + line] = e;
     const long long plane = static_cast<long long>(p.block_lines) * p.block_length;
     signed char* const to = p.planes + layer * plane + static_cast<long long>(line) * p.block_length;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void split_strip(const Operand<Element>& p, const Spl
         Squares all{};
         for (int i = 0; i < STRIP_BLOCKS; ++i)
             all.add({load_remote(&own->large, i), load_remote(&own->usual, i), load_remote(&own->small, i)});
-        const int e = exponent_for(all.root(), p.top);
+        const int e = line_exponent(all, p, from, p.leading);
         memory->exponents[across] = e;
         if (rank == 0 && inside) p.exponents[layer * p.lines + first + across] = e;
     }

@@ -99,13 +99,25 @@ struct Squares {
         usual += x.usual;
         small += x.small;
     }
+    // Add a square with two roundings, so that all devices compute the same bits. (`add` may be contracted to an FMA.)
+    __device__ __forceinline__ void add_rounded(double x) {
+        x = fabs(x);
+        const bool is_large = x > 0x1p480, is_small = x < 0x1p-480;
+        const double scaled = x * (is_large ? 0x1p-600 : is_small ? 0x1p600 : 1.0), square = __dmul_rn(scaled, scaled);
+        if (is_large)
+            large = __dadd_rn(large, square);
+        else if (is_small)
+            small = __dadd_rn(small, square);
+        else
+            usual = __dadd_rn(usual, square);
+    }
     // Return an upper bound of the root of the sum, rounding errors included; 0 if all numbers are zero.
     __device__ __forceinline__ double root() const {
         if (large == 0 && usual == 0 && small == 0) return 0;
         const double found = large != 0   ? sqrt(large + usual * 0x1p-1000 * 0x1p-200) * 0x1p600
                              : usual != 0 ? sqrt(usual + small * 0x1p-1000 * 0x1p-200)
                                           : sqrt(small) * 0x1p-600;
-        return found * (1 + 0x1p-24) + 0x1p-1074;
+        return __dadd_rn(__dmul_rn(found, 1 + 0x1p-24), 0x1p-1074);
     }
 };
 
@@ -118,6 +130,32 @@ __device__ __forceinline__ int exponent_for(double norm, double top) {
     const int e = static_cast<int>((t >> 52) - (x >> 52)) + (tiny ? 200 : 0);
     const long long fraction = (1ll << 52) - 1;
     return e - ((x & fraction) > (t & fraction));
+}
+
+// Return true if another order of the sum of `count` squares could select another exponent for this norm. Two sums differ
+// by less than count + 16 units in the last place of the norm. `exponent_for` compares the fractions of the norm and of
+// `top`. Norms near the ends of the range of float64 are always in doubt.
+__device__ __forceinline__ bool is_exponent_in_doubt(double norm, double top, long long count) {
+    if (norm == 0 || !(norm < __longlong_as_double(0x7ff0000000000000ll))) return false;
+    if (norm < 0x1p-900 || norm > 0x1p1000) return true;
+    const long long distance = __double_as_longlong(norm) - __double_as_longlong(top), units = 2 * (count + 16);
+    return ((distance + units) & ((1ll << 52) - 1)) <= 2 * units;
+}
+
+// Return the exponent of a line, with the squares of its numbers summed in any order. In doubt, sum the squares again in
+// the order of the line: so every device and every kernel selects the same exponent.
+template <class Element>
+__device__ __forceinline__ int line_exponent(const Squares& sum, const Operand<Element>& p, const Element* line, long long step) {
+    double norm = sum.root();
+    if (is_exponent_in_doubt(norm, p.top, static_cast<long long>(COMPONENTS<Element>) * p.length)) {
+        Squares ordered{};
+#pragma unroll 1
+        for (int i = 0; i < p.length; ++i)
+#pragma unroll 1
+            for (int c = 0; c < COMPONENTS<Element>; ++c) ordered.add_rounded(component(line[i * step], c));
+        norm = ordered.root();
+    }
+    return exponent_for(norm, p.top);
 }
 
 // Multiplication by 2^e as two multiplications, because 2^e may be outside the range of float64.
@@ -194,7 +232,7 @@ __device__ __forceinline__ void measure_lines(const Operand<Element>& p, int blo
         for (Element x : v.x) sum.add(x);
     }
     sum = sum_of_group<GROUP>(sum, shared);
-    if (mine == 0) p.exponents[number] = exponent_for(sum.root(), p.top);
+    if (mine == 0) p.exponents[number] = line_exponent(sum, p, from, 1);
 }
 
 // ---- measure and transpose: operands that are contiguous along the outer dimension
@@ -313,7 +351,8 @@ __device__ __forceinline__ void transpose_numbers(const Operand<Element>& p, int
         for (int i = 1; i < CLUSTER; ++i)
             sum.add({load_remote(&shared[0][across].large, i), load_remote(&shared[0][across].usual, i),
                      load_remote(&shared[0][across].small, i)});
-        if (first + across < p.lines) p.exponents[layer * p.lines + first + across] = exponent_for(sum.root(), p.top);
+        const int own = first + across;
+        if (own < p.lines) p.exponents[layer * p.lines + own] = line_exponent(sum, p, from + own, p.leading);
     }
     // no thread block exits while others read its shared memory
     if constexpr (CLUSTER > 1) cluster_sync();

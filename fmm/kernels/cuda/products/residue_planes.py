@@ -10,25 +10,23 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isqrt, sqrt
 from typing import Literal
 
 from fmm.dtypes import BYTE_TYPE, DTYPES
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme
-from fmm.kernels.algorithms.residues import imaginary_unit, remainder_weights, symmetric_residue
+from fmm.kernels.algorithms.residues import imaginary_unit, max_scaled_norm, symmetric_residue
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import AddressSlot, Kernel, Launch, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOperand
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, ContiguousAxis
 from fmm.kernels.cuda.products.wgmma_tiles import TILE_LINE_BYTES
-from fmm.kernels.plans.levels.residue_planes import INNER_ALGORITHM, PlaneLayout, planes_per_modulus
+from fmm.kernels.plans.levels.residue_planes import INNER_ALGORITHM, PlaneLayout
 from fmm.kernels.plans.memory_layout import round_up
 
-MAX_MODULI, MAX_WEIGHT_PIECES = 20, 4  # as in residue_join.cuh: at most 20 moduli, and at most 4 pieces of a weight
+MAX_MODULI = 20  # largest number of moduli, as in residue_join.cuh
 BYTE_SUM_BOUND = 2**18 + 2**9  # upper bound of the magnitude of weighted sums of eight bytes in modulus.cuh
 FLOAT_2_23_BITS = 0x4B000000  # bit pattern of 2^23 as a float32 number
-MAX_NORM = 2.0**60  # upper bound of the norms of scaled rows or columns; a sum of four scaled numbers then has 62 bits
 RESIDUE_THREADS = 256  # number of threads in a thread block of the kernels that measure, split or join
 RESIDUE_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster; a cluster measures 64 positions of all lines
 # Number of positions that a cluster transposes together: for elements of at most 8 bytes, and for elements of 16 bytes.
@@ -93,18 +91,6 @@ def moduli_table(moduli: tuple[int, ...], for_complex: bool = False) -> bytes:
     """Return the bytes of an array of MAX_MODULI structs Modulus or GaussianModulus; unused structs are zero."""
     table = b"".join((pack_gaussian_modulus if for_complex else pack_modulus)(p) for p in moduli)
     return table + bytes(MAX_MODULI * len(pack_modulus(256)) - len(table))
-
-
-def max_scaled_norm(moduli: int, k: int, for_complex: bool = False) -> float:
-    """Return the largest norm that a row of A or a column of B may have after scaling.
-
-    The scalar product of an integer row of norm x and an integer column of norm y is at most x y (Cauchy-Schwarz). This
-    scalar product must be smaller than M / 2, where M is the product of all moduli, so each norm must be smaller than
-    sqrt(M / 2). Rounding to integers changes each of the k numbers of a row or column by at most 1/2, and so increases
-    the norm. A complex row or column has 2k real numbers.
-    """
-    half = float(isqrt(remainder_weights(moduli, for_complex).product // 2))
-    return min(half * (1 - 2.0**-20) - sqrt(k * planes_per_modulus(for_complex)), MAX_NORM)
 
 
 # ---- one operand

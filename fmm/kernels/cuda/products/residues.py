@@ -11,18 +11,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from types import MappingProxyType
 
 from fmm.dtypes import BYTE_TYPE, DTYPES, RING_TYPES
 from fmm.hardware.chip import Chip
-from fmm.kernels.algorithms.residues import RemainderWeights, remainder_weights
+from fmm.kernels.algorithms.residues import MAX_WEIGHT_PIECES, WeightPieces, remainder_weights
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import FLAG, TENSOR_MAP_WORDS, AddressSlot, Kernel, Launch, LaunchPurpose, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.residue_planes import (
     MAX_MODULI,
-    MAX_WEIGHT_PIECES,
     RESIDUE_CLUSTER_BLOCKS,
     RESIDUE_NAMESPACE,
     RESIDUE_THREADS,
@@ -58,7 +57,6 @@ RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
 TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile together take as long as computing this number of columns
 # A longer product reduces its sums modulo p each time after this number of steps of 128 positions (gemm_residues.cuh).
 MAX_UNREDUCED_STEPS = 512
-FLOAT64_EXACT_BITS = 52  # number of bits of an integer that float64 stores exactly
 NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # alignments by base; empty: no alignment is known
 
 
@@ -389,51 +387,18 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...], s
 # ---- the join: C from its residues
 
 
-@dataclass(frozen=True)
-class WeightPieces:
-    """The weights of the Chinese remainder theorem, cut into short pieces, so that float64 sums of pieces are exact."""
-
-    moduli: int
-    levels: int
-    for_complex: bool = False
-
-    @property
-    def numbers(self) -> RemainderWeights:
-        """The weights as integers."""
-        return remainder_weights(self.moduli, self.for_complex)
-
-    @property
-    def piece_bits(self) -> int:
-        """Number of bits in a piece of a weight.
-
-        A piece is multiplied by a residue of 7 bits. Each level of Strassen's algorithm adds four residues, so the sum
-        has 2 more bits. For complex numbers, the residues of two planes are added or subtracted, which needs 1 more
-        bit. The sum over all moduli needs log2(number of moduli) more bits.
-        """
-        return FLOAT64_EXACT_BITS - 7 - 2 * self.levels - self.for_complex - (self.moduli - 1).bit_length()
-
-    @property
-    def weight_piece_count(self) -> int:
-        """Number of pieces of a weight."""
-        return -(-self.numbers.product.bit_length() // self.piece_bits)
-
-    def split_number(self, x: int) -> list[float]:
-        """Return the pieces of a number, the most significant piece first, padded with zeros to MAX_WEIGHT_PIECES."""
-        places = range(self.piece_bits * (self.weight_piece_count - 1), -1, -self.piece_bits)
-        pieces = [float(x >> place & (1 << self.piece_bits) - 1) for place in places]
-        return pieces + [0.0] * (MAX_WEIGHT_PIECES - len(pieces))
-
-    @cached_property
-    def packed_weights(self) -> bytes:
-        """The bytes of the fields `up` to `weights` of struct Join in residue_join.cuh."""
-        numbers = self.numbers
-        inverse = 2 ** (self.piece_bits * (self.weight_piece_count - 1)) / numbers.product
-        rows = [self.split_number(numbers.product)]
-        for weights in numbers.complex_weights if self.for_complex else (numbers.weights,):
-            rows += [self.split_number(w) for w in weights]
-            rows += [[0.0] * MAX_WEIGHT_PIECES] * (MAX_MODULI - len(weights))
-        flat = [x for row in rows for x in row]
-        return struct.pack(f"<{3 + len(flat)}d", 2.0**self.piece_bits, 2.0**-self.piece_bits, inverse, *flat)
+@lru_cache(maxsize=64)
+def packed_weights(pieces: WeightPieces) -> bytes:
+    """Return the bytes of the fields `up` to `weights` of struct Join in residue_join.cuh."""
+    numbers = pieces.numbers
+    rows = [pieces.split_number(numbers.product)]
+    for weights in numbers.complex_weights if pieces.for_complex else (numbers.weights,):
+        rows += [pieces.split_number(w) for w in weights]
+        rows += [[0.0] * MAX_WEIGHT_PIECES] * (MAX_MODULI - len(weights))
+    flat = [x for row in rows for x in row]
+    return struct.pack(
+        f"<{3 + len(flat)}d", 2.0**pieces.piece_bits, 2.0**-pieces.piece_bits, pieces.inverse_product, *flat
+    )
 
 
 def join_launch(op: ResidueOp, flagged: bool) -> Launch:
@@ -441,7 +406,7 @@ def join_launch(op: ResidueOp, flagged: bool) -> Launch:
     g = op.geometry
     pieces = WeightPieces(g.moduli, g.levels, g.for_complex)
     scalars = [op.factor.real, op.factor.imag, op.keep.real, op.keep.imag][:: 1 if g.for_complex else 2]
-    parameters = _result_bytes(op) + struct.pack(f"<3q{len(scalars)}d", 0, 0, 0, *scalars) + pieces.packed_weights
+    parameters = _result_bytes(op) + struct.pack(f"<3q{len(scalars)}d", 0, 0, 0, *scalars) + packed_weights(pieces)
     slots = [*_result_slots(op), *(AddressSlot(7 + i, x.base, x.exponents) for i, x in enumerate(op.operands))]
     slots += [AddressSlot(9, FLAG)] if flagged else []
     arguments = g.levels, g.moduli, pieces.weight_piece_count, op.dtype

@@ -14,14 +14,14 @@ residues(14)` needs three. The level `residues2m` can conjugate A or B while A o
 Below both levels, a plan can have one or two levels of Strassen's algorithm, and ends in the leaf `bytes`. Arithmetic
 below the levels is modulo each modulus p and never rounds. The sums of Strassen's levels are computed in registers,
 when operands are split and when C is joined. One launch multiplies all planes, and reduces its sums to bytes. Therefore
-one leaf runs the level together with everything below it. This module registers a Leaf row for each combination of a
-level, the levels below it, and the leaf `bytes`.
+one leaf runs the level together with everything below it. `residue_leaf_rows` returns a Leaf row for each combination
+of a level, the levels below it, and the leaf `bytes`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import product
@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import GemmParams
-from fmm.kernels.plans.leaf import Leaf, LeafFamily, register_leaf_family
+from fmm.kernels.plans.leaf import Leaf
 from fmm.kernels.plans.level import LevelKind, PlanError, register_level
 from fmm.kernels.plans.levels.complex_3m import CONJUGATION_OPTIONS, conjugation_option_names
 from fmm.kernels.plans.levels.residue_planes import (
@@ -230,8 +230,16 @@ def depth_below_residues(leaf: str) -> int:
     return residue_leaves()[leaf].depth
 
 
-def _residue_leaf_rows() -> tuple[Leaf, ...]:
-    return tuple(_float_leaf(leaf) if leaf.float_type else _integer_leaf(leaf) for leaf in residue_leaves().values())
+def residue_leaf_rows(host_product: Callable[..., object]) -> tuple[Leaf, ...]:
+    """Return the rows of all residue leaves.
+
+    `host_product` multiplies on a CPU, with the keywords `moduli` and `for_complex`. It computes floating-point types,
+    without levels below residues.
+    """
+    return tuple(
+        _float_leaf(leaf, host_product) if leaf.float_type else _integer_leaf(leaf)
+        for leaf in residue_leaves().values()
+    )
 
 
 def _integer_leaf(leaf: ResidueLeaf) -> Leaf:
@@ -256,15 +264,16 @@ def _integer_leaf(leaf: ResidueLeaf) -> Leaf:
     )
 
 
-def _float_leaf(leaf: ResidueLeaf) -> Leaf:
+def _float_leaf(leaf: ResidueLeaf, host_product: Callable[..., object]) -> Leaf:
     level, depth, dtype = leaf.level, leaf.depth, leaf.float_type
     moduli, for_complex = level.moduli, level.for_complex
     twice = "two " if for_complex else ""
+    on_host = not depth and not any(level.conjugates)
     is_prepared = moduli == PREPARED_MODULI.get(dtype) and not depth and not any(level.conjugates)
     return Leaf(
         leaf.leaf_text,
         f"{dtype} by {twice}products of 8-bit integers modulo {moduli} numbers{_saved_products_text(depth)}",
-        ("cuda",),
+        ("cpu", "cuda") if on_host else ("cuda",),
         # A level that conjugates can only multiply whole operands: below another level, an operand is a block or a sum,
         # and the kernels do not know whether it comes from A or from B.
         types=() if any(level.conjugates) else (dtype,),
@@ -273,7 +282,9 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
         call_text="four launches" if depth else "three or four launches",
         launches=4,
         scratch=partial(residue_workspace_bytes, DTYPES[dtype].itemsize, moduli, depth, for_complex=for_complex),
+        host_product_with_scratch=partial(host_product, moduli=moduli, for_complex=for_complex) if on_host else None,
         orders=(),
+        candidate_devices=("cuda",),  # a CPU's product by residues takes about 10 times the time of BLAS's product
         # Other numbers of moduli are no candidates: with fewer moduli the product is less accurate than the vendor's,
         # and with more moduli it is slower without being more accurate. Two levels below residues are no candidate:
         # split and join take more time than the smaller number of products saves (measured on an H200 up to 16384). A
@@ -316,4 +327,3 @@ def _parse_residues(text: str) -> ResiduesLevel | None:
 
 
 register_level(LevelKind("residues", _parse_residues, lambda: (LEVEL_NAME, COMPLEX_LEVEL_NAME)))
-register_leaf_family(LeafFamily("residues", BYTES_LEAF_NAME, _residue_leaf_rows))

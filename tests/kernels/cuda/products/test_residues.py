@@ -14,13 +14,18 @@ import numpy as np
 import pytest
 
 from fmm.dtypes import DTYPES, INTEGERS, RING_TYPES
-from fmm.kernels.algorithms.residues import first_moduli, imaginary_unit, remainder_weights
+from fmm.kernels.algorithms.residues import (
+    WeightPieces,
+    first_moduli,
+    imaginary_unit,
+    max_scaled_norm,
+    remainder_weights,
+)
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.products.residue_planes import (
     MeasureKernel,
     can_split_lines,
     line_split_launch,
-    max_scaled_norm,
     measure_kernel_source,
     measure_launch,
     pack_gaussian_modulus,
@@ -32,10 +37,10 @@ from fmm.kernels.cuda.products.residues import (
     NO_ALIGNMENT,
     RESIDUE_SIZES,
     ResidueKernel,
-    WeightPieces,
     integer_join_kernel_source,
     join_kernel_source,
     join_launch,
+    packed_weights,
     residue_preparation_launches,
     residue_product_kernel_source,
     residue_product_launch,
@@ -170,7 +175,7 @@ def test_pieces_are_exact(name: str, counts: tuple[int, int]) -> None:
         assert sum(int(c) << pieces.piece_bits * (pieces.weight_piece_count - 1 - i) for i, c in enumerate(cut)) == x
     largest = 128 * (1 + for_complex) * 4**levels * count * 2**pieces.piece_bits
     assert largest <= 2**52 and pieces.weight_piece_count <= 4
-    assert len(pieces.packed_weights) == 8 * (3 + 4 + 80 * len(weights))
+    assert len(packed_weights(pieces)) == 8 * (3 + 4 + 80 * len(weights))
 
 
 # ---- splitting and joining on the host

@@ -1,0 +1,43 @@
+"""Plans for `reproducible=True`: the result has the same bits on every device.
+
+The plans are products by residues without further levels. Their sums are exact, so blocks, streams, threads, memory
+orders and cards have no effect. The element type and the caller's error limit determine the number of moduli, and
+nothing else does: no calibration, no config and no free memory.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from fmm.dtypes import DTYPES
+from fmm.kernels.plans.levels.residues import (
+    BYTES_LEAF_NAME,
+    RELATIVE_ERROR_BY_MODULI,
+    USUAL_MODULI,
+    residues_level,
+)
+from fmm.kernels.plans.plan import Plan, PlanError
+
+# error limit of a reproducible product if the caller passes no limit: the expected error of the vendor's product
+DEFAULT_ERROR_LIMIT: Final = 1.0
+VALID_TYPES_TEXT: Final = f"valid types: {', '.join(USUAL_MODULI)}, integers"
+
+
+@lru_cache(maxsize=64)
+def reproducible_plan(dtype: str, max_error_growth: float | None = None) -> Plan:
+    """Return the reproducible plan for an element type, with the fewest moduli within the error limit.
+
+    Raise PlanError, which names the valid types or limits, if there is no such plan.
+    """
+    if dtype not in USUAL_MODULI:
+        raise PlanError(f"no plan for {dtype} is reproducible; {VALID_TYPES_TEXT}")
+    errors = {moduli: RELATIVE_ERROR_BY_MODULI[dtype].get(moduli, 1.0) for moduli in sorted(USUAL_MODULI[dtype])}
+    limit = DEFAULT_ERROR_LIMIT if max_error_growth is None else max_error_growth
+    found = next((moduli for moduli, error in errors.items() if error <= limit), None)
+    if found is None:
+        least = min(errors.values())
+        raise PlanError(
+            f"no reproducible plan for {dtype} has an error growth of at most {limit:g}; the smallest is {least:g}"
+        )
+    return Plan.parse(f"{residues_level(found, DTYPES[dtype].is_complex)} > {BYTES_LEAF_NAME}")
