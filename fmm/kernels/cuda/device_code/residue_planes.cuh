@@ -150,9 +150,11 @@ __device__ __forceinline__ int line_exponent(const Squares& sum, const Operand<E
     if (is_exponent_in_doubt(norm, p.top, static_cast<long long>(COMPONENTS<Element>) * p.length)) {
         Squares ordered{};
 #pragma unroll 1
-        for (int i = 0; i < p.length; ++i)
-#pragma unroll 1
-            for (int c = 0; c < COMPONENTS<Element>; ++c) ordered.add_rounded(component(line[i * step], c));
+        for (int i = 0; i < p.length; ++i) {
+            const Element x = line[i * step];
+#pragma unroll
+            for (int c = 0; c < COMPONENTS<Element>; ++c) ordered.add_rounded(component(x, c));
+        }
         norm = ordered.root();
     }
     return exponent_for(norm, p.top);
