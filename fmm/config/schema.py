@@ -182,7 +182,7 @@ class Thresholds:
     without_emulation: Mapping[str, float | None] = field(default_factory=dict)
     # Crossovers that were measured instead of predicted; they limit the number of levels of candidates. The key is the
     # candidate's plan without its levels, such as `vendor`. Candidates have no level up to the effective side tau1, at
-    # most one level up to tau2, and at most two levels up to tau3. None instead of a side: no limit.
+    # most one level up to tau2, and at most two levels up to tau3. A crossover of None sets no limit.
     measured_taus: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     # 95 % intervals of the crossovers in `measured_taus`, by the same keys
     measured_intervals: Mapping[str, Mapping[str, ThresholdInterval]] = field(default_factory=dict)
@@ -217,7 +217,8 @@ class Tuning:
     dtype: str
     calibration: Calibration | None
     entries: Mapping[EntryKey, Entry]
-    changed: tuple[str, ...] = ()  # versions that changed since the tuning; after any change the entries are not used
+    # the library versions that changed since the tuning; after any change, the entries of the tuning are not used
+    changed: tuple[str, ...] = ()
     thresholds: Thresholds | None = None
     # the fitted constants of the block model; None for the built-in constants
     fitted: BlockModelConstants | None = None

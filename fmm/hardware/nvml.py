@@ -29,7 +29,7 @@ class InstalledDriver(NamedTuple):
 
 
 class _MemoryInfo(ctypes.Structure):
-    """NVML's nvmlMemory_t."""
+    """The C structure nvmlMemory_t of NVML, with sizes in bytes."""
 
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 

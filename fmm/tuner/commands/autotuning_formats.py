@@ -126,8 +126,8 @@ def t1_document(key: str, device_name: str, dtype: str) -> dict[str, Any]:
         },
         "ConfigurationSpace": {"TuningParameters": parameters, "Conditions": list(space_conditions(space))},
         "KernelSpecification": {
-            # T1 allows OpenCL, CUDA and Vulkan. For a CPU, where plans call BLAS, OpenCL is written: the only language
-            # of the three that runs on CPUs.
+            # The format T1 allows the languages OpenCL, CUDA and Vulkan. For a CPU, where plans call BLAS, OpenCL is
+            # written: the only language of the three that runs on CPUs.
             "Language": "OpenCL" if key.startswith("cpu") else "CUDA",
             "Device": {"Name": device_name},
             "KernelName": "matmul",

@@ -78,8 +78,8 @@ def machine_diagnostics(noise: float | None, slower: float | None, unexplained: 
 def model_diagnostics(error: PredictionError, losing: float, excluded: int = 0) -> Iterator[str]:
     """Yield the reasons to reject a model: too few held-out speedups, or too large errors of their predictions.
 
-    `excluded` is the number of held-out plans with more levels than the measured crossovers allow. They are never
-    chosen, so they count as held-out speedups without an error.
+    `excluded` is the number of held-out plans with more levels than the measured crossovers allow. Excluded plans are
+    never chosen, so they count as held-out speedups without an error.
     """
     if error.count + excluded < MIN_HELD_OUT_PAIRS:
         counts = f"{error.count} held-out speedups, {MIN_HELD_OUT_PAIRS} are needed"

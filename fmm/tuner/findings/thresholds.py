@@ -298,7 +298,7 @@ def _resampled_epsilons(
 
 
 def _crossover_of_sample(chosen_levels_at: Callable[[int], int], levels: int) -> float | None:
-    """Return the smallest side from which a sampled calibration chooses at least `levels` levels; None without one."""
+    """Return the smallest side from which a sampled calibration chooses at least `levels` levels; else None."""
     return finite_or_none(smallest_side_from_which(lambda side: chosen_levels_at(side) >= levels))
 
 

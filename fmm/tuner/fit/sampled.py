@@ -54,7 +54,7 @@ class _ParameterGroup:
 
     problem: LeastSquares
     dtype: str
-    x: Any  # the fitted values, as coordinates of the fit
+    x: Any  # the fitted values of the parameters, as coordinates of the fit
     directions: Any
 
     def sample_calibration(self, calibration: Calibration, random: np.random.Generator) -> Calibration:

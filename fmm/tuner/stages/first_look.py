@@ -56,7 +56,8 @@ def measure_first_look(journal: Journal, dtype: str, effort: Effort) -> None:
         measure_runs(journal, HELD_OUT_STAGE, problem, [TimedRun(), *map(TimedRun, plans)], effort)
     if journal.device.untuned_model().batches:
         measure_ladder(journal, dtype, calibration_so_far(journal, dtype), effort, LADDER_SECONDS)
-    for size in shapes.square_ladder(side)[:1]:  # the largest square of the ladder; on a slow device, there is none
+    # certify a plan for the largest affordable square; on a slow device, the list is empty
+    for size in shapes.square_ladder(side)[:1]:
         certify_compiled_plan(journal, Problem(*size, dtype), effort)
 
 

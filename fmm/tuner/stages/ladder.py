@@ -82,8 +82,8 @@ def fast_plans(ranked: Sequence[Mapping[Plan, float]]) -> list[Plan]:
 def ladder_baselines(ranked: Sequence[Iterable[Plan]]) -> list[str]:
     """Return the baselines for which crossovers are measured: `vendor`, and at most two others.
 
-    The others are the baselines of the fastest plans with levels on the most squares: of all plans, and of plans
-    without emulation.
+    The first other baseline is that of the plans with levels that are the fastest on the most squares. The second one
+    is the same among plans without emulation.
     """
     first = {True: Counter[str](), False: Counter[str]()}
     for plans in ranked:

@@ -151,7 +151,8 @@ def probe_squares(
 def repeat_noisy_aa_pairs(journal: Journal, dtype: str, effort: Effort) -> None:
     """Time additional rounds of the A/A pairs with the largest differences, at a later time.
 
-    The median of two or three rounds may be a sample that other work slowed down. An idle device would then seem noisy.
+    The median of two or three rounds may be a sample that other work slowed down; without additional rounds, the device
+    would seem noisy.
     """
     end = journal.sampled_seconds + AA_PAIR_TIME_SHARE * effort.seconds
     while journal.sampled_seconds < end and (found := aa_pair_differences(journal.recorded)):
