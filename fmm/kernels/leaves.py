@@ -106,8 +106,8 @@ TILE_LEAF = Leaf(
     mirrors=True,
     options=(TILE_STRATEGIES, TILE_COPY_OPTIONS),
     # Types that the leaf `tile` can multiply faster than the vendor. Other types are slower on an H200: in float64,
-    # `tile` has 0.95 of cuBLAS's speed, and 0.78 with sums inside the kernel. In TF32, `tile` needs transposed sums,
-    # and is slower than cuBLASLt's best algorithm.
+    # `tile` has 0.95 of cuBLAS's speed, and 0.78 with sums inside the kernel. In TF32, sums must be written transposed
+    # for `tile`, and `tile` is slower than cuBLASLt's best algorithm.
     candidate_types=("float32", "float16", "bfloat16"),
     alignment=16,  # bytes; if rows are not aligned, the kernel reads them one entry at a time
     forms=("inside", "alone", "one pass", "outer"),

@@ -366,8 +366,8 @@ def compose_levels(
 ) -> list[Plan]:
     """Return compositions of `levels` and `plans` within the limits of workspace and error, the fastest first.
 
-    The order follows a rough estimate of the time. The estimate ignores the alignment of rows and the host's time to
-    start products.
+    The compositions are sorted by a rough estimate of their time. The estimate ignores the alignment of rows and the
+    host's time to start products.
     """
     m, k, n = problem.size
     found: list[Composition] = []
@@ -438,7 +438,7 @@ def _levels_error_growth(levels: tuple[Level, ...], dtype: str) -> float | None:
 
 
 def _drop_dominated(found: Sequence[OuterLevels]) -> list[OuterLevels]:
-    """Return the outer levels without those that are dominated by other outer levels with products of equal size."""
+    """Return the outer levels that are not dominated by other outer levels with products of the same size."""
     best: list[OuterLevels] = []
     for x in sorted(found, key=lambda x: (x.seconds, x.workspace, x.error_growth)):
         if not any(x.sides == other.sides and x.is_dominated_by(other) for other in best):

@@ -36,9 +36,9 @@ from fmm.problem import Layout, Problem, Shape, reduced_problem
 # have 14 times the expected error of the vendor, which rounds each result once. On a CPU three levels of Strassen's
 # algorithm have about 14 times the vendor's error on numbers of one sign.
 CPU_ERROR_GROWTH_LIMIT, GPU_ERROR_GROWTH_LIMIT = 15.0, 16.0
-# For products with at least this number of flops, compositions of levels are candidates even if other plans fit. Only
-# compositions have six levels. The comparison of compositions takes milliseconds, a small share of the time of a
-# product of this size.
+# For products with at least this number of flops, compositions of levels are candidates even if other plans fit. Six
+# levels, as for the largest products, are possible only in compositions. The comparison of compositions takes
+# milliseconds, a small share of the time of a product of this size.
 COMPOSITION_MIN_FLOPS = 2 * 24576**3
 
 
@@ -314,7 +314,7 @@ def shortest_sides(plan: Plan, rate: ProductRate) -> Shape:
 
 
 def _has_needed_column_copies(plan: Plan, dtype: str) -> bool:
-    """Return True if the plan copies the operands of diagonal blocks for leaves that need it, and for no others.
+    """Return True if the plan copies operands of diagonal blocks exactly for the leaves that need a copy.
 
     A leaf needs a copy if it is slow on a column-major B. The plan makes a copy if the leaf's text ends in an operand
     order, as in `tile.outer`.
@@ -417,9 +417,9 @@ TF32_THIN_OPERAND_MARGIN = 8e5
 # Plans that cut a self-adjoint product on a GPU have the additional margin TRIANGLE_CUT_MARGIN. The vendor's syrk is
 # faster relative to gemm than the model predicts, and the products below the diagonal are slower than predicted. On an
 # H200 in float64, plans with a cut take 1.09 times the vendor's time at 5048 x 2716 (predicted 0.93) and 0.96 at 8192
-# (predicted 0.87). The margin is not added if the tiled kernel computes the diagonal blocks from transposed copies,
-# since the model predicts these blocks well. On an H200 in float32, plans with transposed copies take 0.91 of the
-# vendor's time at 8192 (predicted 0.91) and 0.69 at 32768 (predicted 0.69).
+# (predicted 0.87). Plans in which the tiled kernel computes the diagonal blocks from transposed copies have no
+# additional margin, since the model predicts their time well. On an H200 in float32, plans with transposed copies take
+# 0.91 of the vendor's time at 8192 (predicted 0.91) and 0.69 at 32768 (predicted 0.69).
 TRIANGLE_CUT_MARGIN = 0.08
 
 

@@ -272,8 +272,8 @@ PORTABLE_F16X3_PEAK_SHARE, PORTABLE_INT8_PEAK_SHARE = 0.5, 0.5
 SMALL_LEAF_STEP_SECONDS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.38e-6, "bfloat16": 1.38e-6}
 
 # The beginning and end of a tile of the kernel `f16x3` take the time of this number of steps of the inner dimension. On
-# an H200 the beginning and end take 7 us, and 64 steps take 0.9 us. The kernel also has tiles of half the width, so
-# that half the number of wide tiles fills the device.
+# an H200 the beginning and end of a tile take 7 us, and 64 steps take 0.9 us. The kernel also has tiles of half the
+# width, so that half the number of wide tiles fills the device.
 F16X3_TILE_EDGE_STEPS = 512.0
 # F16X3_START_SECONDS are additional seconds at each start of `f16x3`. F16X3_RATE_FACTOR is the rate of `f16x3` divided
 # by a third of the vendor's float16 rate. F16X3_START_SECONDS and F16X3_RATE_FACTOR are fitted together with the times
@@ -384,7 +384,7 @@ def _small_leaf_rate(gpu: Datasheet, seconds: float) -> ProductRate:
 def _f16x3_rate(float16: ProductRate, stream: float) -> ProductRate:
     """Return the rate of float32 products made of three float16 products, each as fast as the vendor's product.
 
-    Before the products, the planes of A and B are computed; the time for this grows with the operands only.
+    The time to compute the planes of A and B before the products is proportional to the sizes of A and B.
     """
     flops = float16.flops / 3
     flops_per_byte = flops / DTYPES["float32"].flops / (PLANES_STREAM_SHARE * stream)

@@ -151,7 +151,7 @@ def hidden_sum_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
     The share is 0 for a leaf with a kernel that occupies every multiprocessor until the kernel's last tile is done. The
     share was tested on an H200 with 61 plans that take 0.8 to 52 ms, with `f16x3` below overlapped and batched levels.
     With 0.58, the share for the vendor's products, the median ratio of predicted to measured time is 0.79. With the
-    share 0 the median ratio is 0.93, and 1.0 for plans of at least 5 ms.
+    share 0, the median ratio is 0.93 for all plans, and 1.0 for plans that take at least 5 ms.
     """
     rate = calibration.find_rate(plan.rate_name(dtype))
     # True if fmm's own kernel multiplies the leaf's planes; False if the vendor does
@@ -305,7 +305,7 @@ def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:
 # The vendor cuts the inner dimension of a product with few tiles and unaligned rows into sections of SPLIT_K_STEPS
 # steps. On an H200 at 1077 x 15493 x 179, the prediction is 1.3 times the measured time in TF32 and 1.1 times in
 # bfloat16. Without the cut in the model, the prediction is 1.7 times the measured time in TF32 and 1.4 times in
-# bfloat16. The times of the vendor's other kernels in TF32 and bfloat16 show no cut.
+# bfloat16. In measured times of the vendor's other kernels for TF32 and bfloat16, there is no sign of a cut.
 SPLIT_K_STEPS = 4096
 
 
@@ -401,7 +401,7 @@ def tiled_slowdown(tiles: LeafTiles, rate: ProductRate, m: float, k: float, n: f
     running = max(together, tiles.together) * number
     start = rate.waves / running + rate.pipe / (k * max(running / (rate.sms or running), 1)) + TILE_WRITE_STEPS / k
     # The next product begins on multiprocessors that the tiles of one product leave idle. Products that add to the same
-    # block of C must wait.
+    # block of C must wait for each other.
     fewer = ceil(m / TMA_FUSED_SIZES.m_s) * ceil(n / TMA_FUSED_SIZES.n_s) <= rate.sms
     waiting = WAITING_FACTOR if tiles.dest > 1 and fewer else 1.0
     return (rate.tiled or 1.0) * whole * (1 + start + rate.inside * added) * waiting

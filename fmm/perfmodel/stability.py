@@ -55,7 +55,10 @@ class _BlockValue:
 
 
 class _ErrorWalk:
-    """Arithmetic on block values; atoms are input blocks and products, each with a magnitude bound and an error."""
+    """Arithmetic on blocks as linear combinations of atoms.
+
+    An atom is an input block or a product, and has a bound on its magnitude and a bound on its error.
+    """
 
     def __init__(self) -> None:
         self.atoms: dict[object, tuple[float, float]] = {}

@@ -63,7 +63,8 @@ def shared_sums_program(rows: Sequence[Sequence[Coefficient]], inputs: int) -> A
     """Return a program that computes common sums once, by greedy elimination of the most frequent pair of terms.
 
     Greedy elimination is deterministic, but does not always find the smallest number of additions. For the shipped
-    schemes it finds the numbers of the literature: 15 for Winograd's variant, 18 for Strassen's scheme.
+    schemes, greedy elimination finds the numbers of additions of the literature: 15 for Winograd's variant, 18 for
+    Strassen's scheme.
     """
     outputs = [{j: integral_as_int(c) for j, c in enumerate(row) if c} for row in rows]
     lines: list[Terms] = []
@@ -143,7 +144,7 @@ def chain_programs(
 def order_lines_by_use(program: AdditionProgram) -> AdditionProgram:
     """Return the program with every line moved directly before the first line that uses its value.
 
-    In this order, fewer values exist at a time.
+    With the moved lines, fewer values must be held at a time.
     """
     rename = {v: v for v in range(program.inputs)}
     lines: list[Terms] = []

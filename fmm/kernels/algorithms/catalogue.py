@@ -149,8 +149,8 @@ def transposed_scheme(scheme: Scheme, name: str) -> Scheme:
 def rotated_scheme(scheme: Scheme, name: str) -> Scheme:
     """Return the scheme <k,n,m> that follows from a scheme <m,k,n>.
 
-    The sum of all A_ij B_jl C_li does not change if A is replaced by B, B by C, and C by A. Therefore the same exchange
-    of the coefficients U, V and W gives a new scheme.
+    The sum of all A_ij B_jl C_li does not change if A is replaced by B, B by C, and C by A. Therefore the coefficients
+    V, W and U, in place of U, V and W, also form a scheme.
     """
     v = _transposed_grid(scheme.w, scheme.m, scheme.n)
     w = _transposed_grid(scheme.u, scheme.m, scheme.k)

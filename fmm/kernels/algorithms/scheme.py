@@ -156,9 +156,9 @@ class Scheme:
         """Return the expected relative error of one level on entries of one sign, as a multiple of the classical error.
 
         If all entries have one sign, partial sums grow with their length. The error of a sum of length k therefore has
-        a variance like k^3. If an operand of a product is a sum of blocks, its entries are proportional to the sum of
-        the blocks' coefficients. The result is 1.22 for Strassen's scheme. For Winograd's scheme, the result is 0.5,
-        because the sums of blocks cancel the mean of the entries.
+        a variance like k^3. If an operand of a product is a sum of blocks, the entries of the operand are proportional
+        to the sum of the blocks' coefficients. The result is 1.22 for Strassen's scheme. For Winograd's scheme, the
+        result is 0.5, because the sums of blocks cancel the mean of the entries.
         """
         if self.factors:
             return prod(f.error_growth_one_sign for f in self.factors)
@@ -277,8 +277,8 @@ def _compose_splits(
 ) -> AdditionProgram:
     """Return the program that forms the outer scheme's sums, and then the inner scheme's sums for every outer product.
 
-    Each block of the outer grid consists of a grid of inner blocks. The outer sums are formed for each position in this
-    inner grid.
+    Each block of the outer grid consists of a grid of inner blocks. The sums of the outer scheme are formed separately
+    for each position of an inner block in its outer block.
     """
     places = prod(inner)
     wiring = [[(place, r) for place in range(places)] for r in range(rank)]
@@ -305,7 +305,8 @@ def _compose_joins(
 def _blocks_by_inner_position(outer: GridSize, inner: GridSize) -> list[int]:
     """Return the row-major indices of all blocks of the composed grid, sorted by inner position, then by outer block.
 
-    A block of the outer grid consists of smaller blocks. The inner position of a smaller block is its place among them.
+    A block of the outer grid consists of smaller blocks. The inner position of a smaller block is its position in its
+    outer block.
     """
     columns = outer[1] * inner[1]
     return [

@@ -62,7 +62,7 @@ class TableKernel:
 
     @cached_property
     def read_blocks(self) -> tuple[str, ...]:
-        """Return the formal blocks with old values that the assignments read, without the operands of the product."""
+        """Return the blocks among the kernel's parameters from which the assignments read old values."""
         written: set[str] = set()
         seen: dict[str, None] = {}
         for target, terms in self.assignments:

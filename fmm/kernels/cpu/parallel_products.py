@@ -262,8 +262,8 @@ def threads_per_product(count: int) -> Iterator[tuple[int, int]]:
 def plan_backend(count: int, flops: int, on_progress: ProgressCallback | None = None) -> Iterator[NumpyBackend]:
     """Yield the backend that runs a plan on `count` threads.
 
-    If possible, the backend runs two products concurrently on worker threads. Otherwise each product runs on all
-    threads.
+    If possible, the backend runs two products concurrently on worker threads. If two products cannot run concurrently,
+    or if the whole product is small, each product runs on all threads.
     """
     if not is_worker_thread():
         yield NumpyBackend(ThreadGroup(count), on_progress=on_progress)
@@ -303,8 +303,9 @@ def _running_queue(
 
 
 # ---- the times of sums and products
-# The tuner and the probe time sums by this code only. Sums are timed within a plan, because the product that runs at
-# the same time changes the time of a sum: the sum has one thread only, and the product uses part of the cache.
+# The tuner and the probe of an untuned machine time sums by the following code. Sums are timed within a plan, because
+# the product that runs at the same time changes the time of a sum: the sum has one thread only, and the product uses
+# part of the cache.
 
 
 @dataclass

@@ -243,8 +243,8 @@ after_fork_in_child(_sum_workers.clear)
 def blas_threads() -> int:
     """Return the number of threads that NumPy's BLAS uses for a product now.
 
-    The number comes from threadpoolctl, if threadpoolctl is installed. Otherwise the environment variables and the
-    processors that this process may use determine the number, as in the BLAS libraries.
+    The number comes from threadpoolctl, if threadpoolctl is installed. Without threadpoolctl, the number follows from
+    the environment variables and from the processors that this process may use, as in the BLAS libraries.
     """
     if (count := openblas.paused_blas_threads()) > 0:
         return count

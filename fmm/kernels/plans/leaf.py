@@ -3,7 +3,7 @@
 The text of a leaf consists of its name, a number for numbered leaves, options, and an operand order: `vendor`, `lt3`,
 `tile.huge.plain`, `vendor.inner`. All properties of a leaf are fields of its row; none is read from its name.
 
-A Gram product, such as a matrix times its adjoint, is its own adjoint. So only one triangle of it must be computed.
+A Gram product, such as a matrix times its adjoint, is its own adjoint, so only one triangle must be computed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Leaf:
     # Up to this number of rows, a GPU computes a batch of Gram products faster as whole products than as triangles.
     whole_product_rows: int = 0
 
-    # Fields on one product by the leaf.
+    # Fields on the execution of a leaf's product.
     call_text: str = "one launch"  # text for one product in explain's table
     launches: int = 1  # number of launches or library calls of one product
     scratch: ScratchFunction = _no_scratch_bytes  # function that returns the bytes of workspace
@@ -116,7 +116,8 @@ class Leaf:
 
     # Fields on the predicted time.
     rate: str = ""  # name of the leaf's rate in a calibration, with `{}` for the type; empty: the type's name
-    # Factor of the predicted time. For a leaf without a rate of its own: the leaf's time as a multiple of the vendor's.
+    # The leaf's predicted time is multiplied by this factor. For a leaf without a rate of its own: the leaf's time as a
+    # multiple of the vendor's.
     relative_time: float = 1.0
     time_formula: Literal["vendor", "tiles"] = "vendor"
     slow_columns: tuple[str, ...] = ()  # types for which a product with a column-major B takes far longer

@@ -125,7 +125,7 @@ class Level(ABC):
     def with_conjugation(self, a: bool, b: bool) -> Level | None:
         """Return the level that multiplies conj(A) in place of A if `a`, and conj(B) in place of B if `b`.
 
-        Return None if the level cannot do this: the operands must then be conjugated before the product.
+        Return None if the level cannot conjugate its operands: the operands must then be conjugated before the product.
         """
         return None
 
@@ -182,7 +182,7 @@ class Level(ABC):
     def has_independent_products(self) -> bool:
         """Return True if all products run after the sums of A and B and before the sums that form C.
 
-        Equal products can then be one batch.
+        If all products have equal sizes, they can therefore be one batch.
         """
         return self.takes_alpha_beta and self.traversal in ("stacked", "overlapped", "batched")
 

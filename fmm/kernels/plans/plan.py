@@ -46,7 +46,7 @@ class Plan:
         self._check_order_of_levels()
 
     def _move_into_leaf(self) -> None:
-        """Move the first level that one leaf runs, and everything below it, into the text of the leaf."""
+        """Move a level that one leaf runs, and all later levels, from `levels` into the text `leaf`."""
         first = next(i for i, level in enumerate(self.levels) if level.is_run_by_leaf)
         ending = " > ".join([*map(str, self.levels[first:]), self.leaf])
         if ending not in leaf_uses():
@@ -88,7 +88,7 @@ class Plan:
     def with_conjugation(self, a: bool, b: bool) -> Plan | None:
         """Return the plan that multiplies conj(A) in place of A if `a`, and conj(B) in place of B if `b`.
 
-        Return None if the plan cannot do this: the operands must then be conjugated before the product.
+        Return None if the plan cannot conjugate its operands: the operands must then be conjugated before the product.
         """
         level = self.levels[0] if self.levels else self.leaf_use.leaf.level
         first = level.with_conjugation(a, b) if level else None
@@ -181,9 +181,9 @@ class Plan:
     def inner_type(self, dtype: str, products: Iterable[Plan]) -> str:
         """Return the type of the first level's temporaries and products, in a product of `dtype`.
 
-        `products` are the plans of the products in the steps. If this plan itself is among them (in a halving of
-        `balanced`, or in the steps that add beta C), the products still run the first level, and the type does not
-        change.
+        `products` are the plans of the products in the first level's steps. The steps of `balanced`, and steps that add
+        beta C separately, contain products by this plan itself. These products still run the first level, and the type
+        does not change.
         """
         return dtype if not self.levels or self in products else self.levels[0].dtype_below(dtype)
 

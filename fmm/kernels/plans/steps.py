@@ -1,8 +1,8 @@
 """Steps of a level: sums and products over named rectangles of matrices.
 
-Steps are the only description of what a plan runs. A walk executes them on arrays or on symbols (to prove the plan), or
-records them for a GPU. The workspace and the counts of a plan are computed from its steps. `lower_level` in lower.py
-returns the steps of a plan's first level.
+Steps are the only description of what a plan runs. A walk executes the steps on arrays or on symbols (to prove the
+plan), or records the steps for a GPU. The workspace and the counts of a plan are computed from its steps. `lower_level`
+in lower.py returns the steps of a plan's first level.
 """
 
 from __future__ import annotations

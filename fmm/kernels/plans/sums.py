@@ -126,8 +126,9 @@ class Sum:
     def in_place_pairs(self) -> tuple[tuple[int, int], ...]:
         """Return the pairs (index of a write, index of a read) with the same place.
 
-        The sums of these pairs are formed in place. An addend outside C (ADDEND) counts as C in these pairs. So
-        additions have the same order with and without an addend, and the results are equal bit for bit.
+        For each pair, the sum is formed in place: the write overwrites the read. An addend outside C (ADDEND) counts as
+        C in these pairs. Additions therefore have the same order with and without an addend, and the results are equal
+        bit for bit.
         """
         read_origins = [("C", *p.origin[1:]) if p.name == ADDEND else p.origin for p in self.reads]
         write_origins = [p.origin for p in self.writes]

@@ -156,7 +156,7 @@ INVENTORY_ROWS: Final = (
 
 
 def table_names(entries: Iterable[SourceEntry] = INVENTORY_ROWS) -> frozenset[str]:
-    """Return the names of the tables that show these entries, from their field `see`."""
+    """Return the names of the tables that fmm prints for these entries of the inventory, from the field `see`."""
     with_names = ("measured", "measurable", "computed")
     return frozenset(name for x in entries if x.done in with_names for name in x.see.split())
 

@@ -67,8 +67,9 @@ class ComplexLevel(LevelWithSteps):
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return the steps of C = alpha A B + beta C.
 
-        If alpha or beta is infinite or NaN, they are applied to the complex A B in another pass, as in BLAS. Applied to
-        P, Q and R, they could make both parts of an entry NaN, where BLAS makes only one part NaN.
+        If alpha or beta is infinite or NaN, a separate pass multiplies the complex A B by alpha and adds beta C, as in
+        BLAS. If P, Q and R were multiplied by this alpha, both parts of an entry could become NaN, where BLAS makes
+        only one part NaN.
         """
         if not (isfinite(alpha) and isfinite(beta)):
             return update_from_temporary(plan, m, k, n, alpha, beta)
@@ -126,7 +127,7 @@ class Complex3mLevel(ComplexLevel):
         return [whole_matrix(f"{letter}{i + 1}", rows, cols) for i in range(3)]
 
     def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        """Return the footprint. Its elements are complex numbers; a real number counts as half an element."""
+        """Return the footprint in complex numbers; a real number counts as half a complex number."""
         counts = _count_blocks_of_level(self, inner)
         moved, held = counts.count_elements(counts.moved, sides), counts.temporary_elements(sides, (True, True, True))
         halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]
@@ -164,7 +165,7 @@ def _count_blocks_of_level(level: Complex3mLevel, inner: Plan) -> BlockCounts:
         """Return the steps for sides rounded up to odd numbers.
 
         `count_blocks` calls this function with odd sides, and, to count the fringe, with sides that are 1 smaller. The
-        level `3m` has no fringe, so both calls return the same steps.
+        level `3m` has no fringe. Therefore odd sides and sides that are 1 smaller lead to the same steps.
         """
         m, k, n = (side | 1 for side in sides)
         return level.level_steps(inner, (m, k, n))
@@ -208,7 +209,7 @@ def _update_step(
 def _complex_sum_program(weights: tuple[complex, ...], beta: complex) -> AdditionProgram:
     """Return the program of a sum of real inputs with complex weights, plus beta times a complex number.
 
-    The last two inputs are the real and the imaginary part of this complex number.
+    The last two inputs of the program are the real and the imaginary part of the complex number that beta multiplies.
     """
     real = [*(w.real for w in weights), beta.real, -beta.imag]
     imaginary = [*(w.imag for w in weights), beta.imag, beta.real]

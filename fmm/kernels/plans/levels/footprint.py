@@ -46,7 +46,7 @@ class BlockCounts:
         return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
 
     def temporary_elements(self, sides: Sides, equal_blocks: tuple[bool, bool, bool]) -> Sides:
-        """Return three numbers of elements: in temporaries with blocks as large as A's, as B's, and of any other size.
+        """Return the elements of all temporaries by the size of their blocks: A's blocks, B's blocks, other blocks.
 
         `sides` are the block sides. `equal_blocks` has three values, for A, B and C: True if the matrix consists of
         equal blocks.

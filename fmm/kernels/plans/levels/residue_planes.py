@@ -100,7 +100,7 @@ class PlaneLayout:
     def moduli_per_pass(self) -> int:
         """Return the number of moduli for which one pass over A and B writes planes.
 
-        This is the number of all moduli, or the largest number for which the workspace fits in MAX_WORKSPACE_BYTES.
+        If the workspace for all moduli exceeds MAX_WORKSPACE_BYTES, fewer moduli are computed in each pass.
         """
         if self._total_bytes(self.moduli) <= MAX_WORKSPACE_BYTES:
             return self.moduli
