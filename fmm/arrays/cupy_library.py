@@ -62,7 +62,7 @@ def _gemm_type(row: DType) -> _GemmType:
     return _GemmType(row.cuda_type, computes, scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize, scalars)
 
 
-# bfloat16 is missing here, since NumPy has no such type.
+# For each element type, the arguments of cublasGemmEx. The table has no bfloat16, since NumPy has no bfloat16.
 _GEMM_TYPES = {np.dtype(name): _gemm_type(DTYPES[name]) for name in STORED_TYPES if name != "bfloat16"}
 
 
@@ -105,7 +105,7 @@ try:  # CuPy's own function, even if a program sets `cupy.matmul = fmm.matmul`
 except ImportError:  # some versions of CuPy lack this attribute
     matmul = cupy.matmul
 
-# bfloat16 is missing here, since NumPy has no such type.
+# For each element type, the arguments of cublasGemmEx. The table has no bfloat16, since NumPy has no bfloat16.
 _NUMPY_TYPES = {name: np.dtype(name) for name in (*STORED_TYPES, *INTEGERS) if name != "bfloat16"}
 NO_OPTIONS: Mapping[str, Any] = {}
 
@@ -159,8 +159,9 @@ class CupyLibrary(NumpyLikeLibrary):
     def _is_gram_symmetric(self, a: Any) -> bool:
         """Return True if the result of CuPy's kernel for A times its transpose is symmetric bit for bit.
 
-        The order of additions in a kernel does not depend on the numbers. The test therefore multiplies a matrix of
-        A's shape and layout with numbers that reveal the order.
+        A kernel adds in an order that depends on the shape and the layout of A, not on A's entries. The test therefore
+        multiplies another matrix of this shape and layout. The product of that matrix and its transpose is not
+        symmetric if the order of additions differs between two mirrored entries.
         """
         is_transposed = not a.flags.c_contiguous
         shape = a.swapaxes(-1, -2).shape if is_transposed else a.shape
@@ -290,7 +291,8 @@ class CupyLibrary(NumpyLikeLibrary):
 def _common_type(a: Any, b: Any) -> str | None:
     """Return the name of the element type of the product of a and b.
 
-    Return None for bfloat16 and another type: CuPy rejects the two types, or casts them by a rule of its own.
+    Return None if one array is bfloat16 and the other is not: CuPy rejects the two types, or casts the arrays by a rule
+    of its own.
     """
     if a.dtype == b.dtype:
         return str(a.dtype.name)

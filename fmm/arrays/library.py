@@ -39,14 +39,14 @@ class ProductSetting(NamedTuple):
     """The device and element type of the library's own product, and reasons why no plan may or need be used."""
 
     device: int  # index of the CUDA device; on the host, the number of BLAS threads
-    # Element type of the product. The type is None if the library rejects the operands' types, or casts them by a rule
-    # of its own.
+    # Element type of the product; None if the library rejects the operands' types, or casts the operands by a rule of
+    # its own.
     dtype: str | None = None
     math: Literal["ieee", "tf32"] = "ieee"
     refusal: str = ""  # reason why only the library may compute the call; empty if a plan may compute it
     refuses_plans: bool = False  # True if the library must compute the call even if the caller names a plan
-    # Reason why the library's product of these arrays is faster than any plan. A plan that the caller passed runs
-    # nevertheless.
+    # Reason why the library's product of these arrays is faster than any plan. A plan runs nevertheless if the caller
+    # passed this plan.
     vendor_advantage: str = ""
     b_is_transposed_a: bool = False  # True if b is a transposed view of a, in the same memory
     # True if the library computes one triangle of A A^T and mirrors it, so that the product is symmetric bit for bit
@@ -130,7 +130,7 @@ class Library(Protocol):
 
     @property
     def is_observed(self) -> Callable[[], bool]:
-        """Function that returns True while a tracer or a mode records calls.
+        """Function that returns True while a tracer (torch.jit.trace) or a function mode of torch records calls.
 
         While calls are recorded, only the vendor's product may run.
         """
@@ -140,7 +140,7 @@ class Library(Protocol):
     def is_tracing(self) -> Callable[[], bool] | None:
         """A faster function than `is_observed`, for code that reads no property of an array except its size.
 
-        The property is None if the library has no tracers.
+        `is_tracing` is None if the library has no tracers.
         """
         ...
 
@@ -252,7 +252,7 @@ class Library(Protocol):
     def fast_vendor_product(self) -> Callable[..., Any]:
         """The library's fastest function for a product of two arrays without options.
 
-        torch's function also takes `out`.
+        The function for torch tensors also takes the argument `out`.
         """
         ...
 
@@ -260,7 +260,8 @@ class Library(Protocol):
     def product_additions(self) -> Mapping[int, Callable[[Any, Any, Any], Any]]:
         """The library's functions f(c, a, b) that return C + A B in a new array.
 
-        The key is the number of axes of A and B. For other numbers of axes, `fast_vendor_gemm` is used.
+        Each function is for matrices (key 2) or for stacks of matrices (key 3); the key is the number of axes of A and
+        B. For all other numbers of axes, `fast_vendor_gemm` is called.
         """
         ...
 

@@ -251,7 +251,8 @@ class NumpyLibrary(NumpyLikeLibrary):
     def _common_type(self, a: Array, b: Array) -> tuple[np.dtype[Any], str, bool]:
         """Return the product's type, the reason why only NumPy can compute the product, and `refuses_plans`.
 
-        The reason is an empty text if a plan can compute the product.
+        The reason is an empty text if a plan can compute the product. `refuses_plans` is True if NumPy must compute the
+        product even if the caller names a plan.
         """
         requested, dtype = self.options.get("dtype"), a.dtype
         try:
@@ -366,8 +367,8 @@ class NumpyLibrary(NumpyLikeLibrary):
 def _layout_key(x: Array) -> tuple[Any, ...]:
     """Return the properties of an array that a prepared call depends on.
 
-    NumPy's type number is among them, since types that compare equal can have different type numbers (`long` and
-    `long long`).
+    The properties include NumPy's type number, since types that compare equal can have different type numbers (`long`
+    and `long long`).
     """
     return x.shape, x.strides, x.dtype, x.dtype.num, x.flags.aligned
 

@@ -14,9 +14,10 @@ from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 
 # The adapter for each of the classes cupy.ndarray, torch.Tensor and torch.nn.Parameter, added at the first call with
-# the class. The adapter of an array of exactly one of these classes is found by this table alone.
+# the class. Callers look up an array's class in this table before they call `library_of`, which takes longer.
 PLAIN_TYPES: dict[type, Library] = {}
-# The adapter for each class with one adapter for all its objects, subclasses of CuPy's and torch's arrays included.
+# The adapter for each class that `library_of` has found once: numpy.ndarray, and the array classes of CuPy and torch
+# with their subclasses.
 _libraries: dict[type, Library] = {np.ndarray: NUMPY}
 
 

@@ -46,8 +46,8 @@ def _key_bits(*names: str) -> int:
     return bits
 
 
-# The keys that torch's dispatcher has for tensors with strided memory. Any other key means another memory layout, or a
-# transform, a trace or a mode that records calls.
+# The keys that torch's dispatcher has for tensors with strided memory. A tensor with any other key has another memory
+# layout, or a transform, a trace or a mode records the tensor's calls.
 PLAIN_DISPATCH_KEYS = _key_bits(
     "CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA", "ADInplaceOrView"
 )
@@ -83,7 +83,8 @@ def is_tracing() -> bool:
 def is_recording() -> bool:
     """Return `is_observed()`, except that compilers count as not recording.
 
-    A compiler does not record the products of its example tensors.
+    While torch.compile or torch.export traces a program, the products of the compiler's example tensors are not
+    recorded.
     """
     return tracing_state() is not None or (count_function_modes() > 0 and _has_recording_mode())
 
@@ -170,8 +171,8 @@ def is_refused_out(out: Any) -> bool:
 def as_plain_tensor(x: Any) -> Any:
     """Return a tensor that NumPy and CuPy can read, with torch's conj and neg bits resolved; bfloat16 becomes float64.
 
-    Raise TypeError for tensors without their values in strided memory: of transforms, with tangents, or in other
-    layouts.
+    Raise TypeError if the tensor is sparse or has another layout without strides, if a transform of torch.func is
+    active, or if the tensor has a tangent (forward gradients).
     """
     if (
         not has_only_dense_dispatch_keys(dispatch_keys(x).raw_repr())

@@ -113,8 +113,8 @@ TYPES_BY_NAME = {name: dtype for dtype, name in TYPE_NAMES.items()}
 HOST_TYPES = tuple(TYPES_BY_NAME[name] for name in STORED_TYPES if not DTYPES[name].sums_wider)
 
 float32 = torch.float32
-# The function of newer versions of torch that returns the precision. In these versions a read of the older setting
-# `allow_tf32` can raise an error.
+# torch's function that returns the precision of float32 products; None in older versions of torch. In versions that
+# have this function, a read of the older setting `allow_tf32` can raise an error.
 _precision_getter: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
@@ -362,8 +362,10 @@ class TorchLibrary(_TorchLibraryBase):
 def is_gram_symmetric(a: Any, multiply: Callable[[Any, Any], Any]) -> bool:
     """Return True if the product of a tensor like `a` and its transpose is symmetric bit for bit.
 
-    `multiply` returns the product of two tensors. The order of additions in a kernel does not depend on the numbers.
-    The test therefore multiplies a tensor of the same shape and layout with numbers that reveal the order.
+    `multiply` returns the product of two tensors. A kernel adds in an order that depends on the shape and the layout of
+    a tensor, not on the tensor's entries. The test therefore multiplies another tensor of this shape and layout. The
+    product of that tensor and its transpose is not symmetric if the order of additions differs between two mirrored
+    entries.
     """
     if a.is_complex() or a.data_ptr() % VECTOR_BYTES:
         return False

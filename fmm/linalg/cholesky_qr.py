@@ -30,13 +30,13 @@ MAX_PASSES = 3
 # Largest ||Q^H Q - I|| before a pass that makes the columns of Q orthonormal to working accuracy.
 MAX_DEVIATION = 0.25
 SHIFT_UNITS = 4.0  # the shift added to the diagonal, in units of the Gram matrix's rounding error: eps * trace(A^H A)
-# Largest ratio of the backward error of a product with an inverse to the backward error of a triangular solve. If the
-# ratio is larger, the library solves the triangular system.
+# The largest accepted ratio of two backward errors: of a product with an inverse, and of a triangular solve. If the
+# ratio is larger, the library's own function solves the triangular system.
 MAX_INVERSE_GROWTH = 8.0
 
 
 class QrPasses(NamedTuple):
-    """The result of all passes except the last division: A = Q R, and the factor L of the last pass, Q^H Q = L L^H."""
+    """The result of all passes, but without the last division by L: A = Q R, and the Cholesky factor L of Q^H Q."""
 
     q: Any
     r: Any
@@ -114,8 +114,8 @@ def shifted_cholesky(library: NumpySolvers, gram: Any, limit: float | None, shif
 def divide_by_adjoint(library: NumpySolvers, a: Any, factor: Any, limit: float | None, is_last: bool = False) -> Any:
     """Return a L^-H: on a GPU by products with the inverse of L if the inverse is accurate enough.
 
-    On the host, and with an inaccurate inverse, a triangular system is solved. In the last pass the inverse is
-    accurate, since L L^H is close to the identity.
+    On the host, and if the inverse is not accurate enough, a triangular system is solved instead. In the last pass the
+    inverse is accurate, since L L^H is close to the identity.
     """
     if divides_by_inverse(library, a):
         inverse = library.identity(factor.shape[0], factor)
@@ -164,9 +164,10 @@ def invert_lower_in_place(library: NumpySolvers, a: Any, x: Any, halvings: int, 
 def inverse_growth(factor: Any, inverse: Any) -> float:
     """Return the factor by which a product with L^-H may exceed the backward error of a triangular solve.
 
-    Entry k of a row of the product a L^-H has an error of eps ||a|| ||column k of L^-H||. Multiplied by L^H, and summed
-    over all rows of A, the error is eps ||A|| g with g^2 = sum over k of ||row k of L^-1||^2 ||column k of L||^2. The
-    function returns g / sqrt(n), which is 1 if L is the identity.
+    If a row a of A is multiplied by L^-H, entry k of the result has an error of eps ||a|| ||column k of L^-H||. The
+    backward error is this error multiplied by L^H. Over all rows of A, the norm of the backward error is eps ||A|| g,
+    where g^2 = sum over k of ||row k of L^-1||^2 ||column k of L||^2. The function returns the factor g / sqrt(n); the
+    factor is 1 if L is the identity.
     """
     rows, columns = (abs(inverse) ** 2).sum(1), (abs(factor) ** 2).sum(0)
     return sqrt(float((rows * columns).mean()))

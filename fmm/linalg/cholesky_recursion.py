@@ -2,9 +2,9 @@
 
 One step factors the first half of the rows and columns, and solves a triangular system for the panel below this half.
 Then the step subtracts the panel times its adjoint from the second half, and factors the second half. The library's own
-function factors the blocks on the diagonal. On a GPU, the blocks on the diagonals of these factors are inverted once,
-and the panels below are computed as products with the inverses. With torch, all kernels are launched before the host
-waits for the GPU.
+function factors the blocks on the diagonal. On a GPU, blocks on the diagonals of the Cholesky factors are inverted
+once. The panel below each factor is then computed by products with these inverses. With torch, all kernels are launched
+before the host waits for the GPU.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def factor_stacks(library: NumpySolvers, a: Any, limit: float | None, column_maj
 class CholeskyFactorization:
     """The state of one factorization: the matrix, and on a GPU the inverses of blocks on its diagonal.
 
-    The library factors blocks of `side` rows. On the diagonals of their factors, blocks of `small` rows are inverted.
+    The library factors blocks of `side` rows. On the diagonal of each factor, blocks of `small` rows are inverted.
     `failures` has a number in device memory for each factored block; the number is not 0 if the block has no factor.
     """
 

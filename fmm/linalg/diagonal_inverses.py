@@ -1,13 +1,14 @@
 """Inverses of the blocks on the diagonal of a triangular matrix, all blocks at once.
 
 The triangular solver of a GPU's library is slow for many right-hand sides. If the blocks on the diagonal are inverted,
-all other work consists of products. On a GPU, one kernel inverts small blocks. Each following step doubles the side of
-the blocks:
+all other work consists of products. On a GPU, one kernel inverts small blocks. Each further step computes the inverses
+of blocks with twice as many rows:
 
     inverse of [[A, 0], [C, B]] = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]
 
-The backward error of the products grows with |A^-1| |A|, where A is a block. `block_growth` returns the largest row sum
-of |A^-1| |A|. The library's own solver is used for blocks with a row sum above `MAX_BLOCK_GROWTH`.
+If right-hand sides are multiplied by the inverse of a block A, the backward error grows with |A^-1| |A|. `block_growth`
+returns the largest row sum of |A^-1| |A|. The library's own solver is used for blocks with a row sum above
+`MAX_BLOCK_GROWTH`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any
 
 from fmm.linalg.solver_library import InvertedBlock, NumpySolvers
 
-# Largest row sum of |A^-1| |A| for a block A that is solved by its inverse. The row sum does not depend on the scales
-# of the rows. In the LU factors of random matrices, the row sum is 2e4 for blocks of 512 rows and 8e4 for blocks of
-# 1024 rows. The backward error of a solution by such inverses is 1.5 to 3 times the backward error of substitution.
+# Largest row sum of |A^-1| |A| for a block A that is solved by its inverse. The row sum of |A^-1| |A| does not change
+# if rows of A are scaled. For blocks of the LU factors of random matrices, the largest row sum of |A^-1| |A| is 2e4
+# (512 rows) and 8e4 (1024 rows). If blocks with these row sums are inverted, the backward error of the solution is 1.5
+# to 3 times the backward error of substitution.
 MAX_BLOCK_GROWTH = 1e5
 
 
@@ -34,7 +36,7 @@ def invert_diagonal_blocks(library: NumpySolvers, a: Any, lower: bool, unit_diag
 def write_inverses(library: NumpySolvers, a: Any, stacked: Any, block: InvertedBlock) -> None:
     """Write the inverses of the diagonal blocks of a to the stack `stacked`.
 
-    For a single block, `stacked` may be a part of one matrix of the stack.
+    If `a` is a single block, `stacked` may be a view of a part of one matrix in the stack.
     """
     if library.invert_blocks(a, stacked, block):
         return

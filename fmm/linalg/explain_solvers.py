@@ -116,7 +116,10 @@ def tall_matrix_decision(
 
 
 def blocks_of_systems(library: NumpySolvers, a: Any, limit: float | None) -> BlocksOfSystem:
-    """Return a function of (rows, right-hand sides) that returns the blocks of a triangular system like a."""
+    """Return a function that describes the diagonal blocks of a triangular system with a matrix like a.
+
+    The arguments of this function are the number of rows and the number of right-hand sides.
+    """
 
     def blocks_of(n: int, columns: int) -> DiagonalBlocks:
         part = a[..., :n, :n]

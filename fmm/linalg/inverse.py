@@ -110,7 +110,7 @@ def inverse_gains(library: NumpySolvers, a: Any, assume_a: str, limit: float | N
 def positive_definite_block_side(library: NumpySolvers, a: Any, limit: float | None) -> int:
     """Return the number of rows of the diagonal blocks in the inversion of positive definite matrices.
 
-    Return 0 if the library's own function must invert them.
+    Return 0 if the library's own function must invert the matrices.
     """
     if multiplies_by_inverses(library, a):
         return inverted_side(library, a, a.shape[-1], limit, POSITIVE_INVERSE_RULE)
@@ -152,8 +152,8 @@ def invert_positive_stacks(library: NumpySolvers, a: Any, limit: float | None) -
 def invert_triangle_in_place(blocks: TriangularBlocks, a: Any, index: int = 0) -> None:
     """Replace a lower triangular matrix L by its inverse Y; the block of Y below the diagonal is -(Y22 L21) L11^-1.
 
-    Because Y22 L21 is computed first, Y L - I is small, and the inverse Y^H Y of L L^H is as accurate as LAPACK's.
-    `index` is the number of the first block of `a` among the blocks on the diagonal.
+    Because Y22 L21 is computed first, Y L - I is small, and the inverse Y^H Y of L L^H is as accurate as LAPACK's. If
+    `a` is a part of a larger triangular matrix, `index` is the number of diagonal blocks above `a`.
     """
     library, side, n = blocks.library, blocks.side, a.shape[0]
     if n <= side:

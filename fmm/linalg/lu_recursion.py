@@ -1,9 +1,9 @@
 """LU factors with partial pivoting, in place, by recursion over the columns.
 
-The first half of the columns is factored. Then the rows of the second half of the columns are exchanged. The upper
-block of the second half is replaced by the solution of a triangular system, and a product is subtracted from its lower
-block. Last, the second half is factored, and the rows of the first half are exchanged. The recursion ends at panels of
-`width` columns.
+One step factors the left columns of the matrix, and exchanges rows of the right columns by the pivots of the left
+columns. Then the step replaces the upper block of the right columns by the solution of a triangular system, and
+subtracts a product from the lower block of the right columns. Last, the step factors this lower block, and exchanges
+rows of the left columns by the new pivots. The recursion ends at panels of `width` columns.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def factor_matrix(library: NumpySolvers, a: Any, width: int, limit: float | None
 class _BlockedFactorization:
     """The state of one factorization: the matrix, its pivots, and the inverses of the diagonal blocks of L.
 
-    A block on the diagonal of L spans two panels. The inverse of the block is computed from the inverses of the two
-    blocks that its panels have on the diagonal.
+    A block on the diagonal of L spans two panels. Each panel has a smaller block on the diagonal, and the inverse of
+    this smaller block is computed first. The inverse of the larger block is computed from the inverses of its two
+    smaller blocks.
     """
 
     def __init__(self, library: NumpySolvers, a: Any, width: int, limit: float | None) -> None:

@@ -28,9 +28,9 @@ def has_aligned_rows(library: NumpySolvers, x: Any) -> bool:
 def subtract_product(library: NumpySolvers, a: Any, b: Any, c: Any, limit: float | None) -> None:
     """Replace c by c - a b.
 
-    fmm.gemm with a plan would copy an addend that it overwrites. The product is therefore computed into a new array and
-    then subtracted from c. The two steps move as many bytes as fmm.gemm, and fmm.matmul prepares its call faster. The
-    new array has the memory order of c.
+    fmm.gemm would copy c before its plan overwrites c. Therefore fmm.matmul computes the product in a new array, and a
+    second step subtracts this array from c. Both ways move the same number of bytes, and fmm.matmul prepares its call
+    faster than fmm.gemm. The new array has the memory order of c.
     """
     if _is_column_major(library, c):
         a, b, c = library.transpose(b), library.transpose(a), library.transpose(c)

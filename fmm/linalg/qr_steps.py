@@ -15,14 +15,16 @@ from fmm.linalg.split_levels import first_half_rows
 GAINING_TYPES = ("float32", "float64")
 MAX_COLUMN_BLOCKS = 8
 MAX_INVERSE_HALVINGS = 4
-# If the library's own QR takes fewer seconds, the library factors the matrix, without a prediction for products.
+# If the library's own QR is predicted to take less than this number of seconds, the library factors the matrix. The
+# time of Cholesky QR is then not predicted.
 LEAST_VENDOR_SECONDS = 2e-3
 LEAST_GAIN = 1.1  # smallest predicted speedup over the library's own QR for which products factor the matrix
-# Smallest ratio of rows to columns of a matrix that products factor. For random square matrices the condition number is
-# too large for two passes.
+# Smallest ratio of rows to columns of a matrix that products factor. For random square matrices, the condition number
+# of the matrix is too large for two passes of Cholesky QR.
 LEAST_ASPECT = 1.5
-# From this ratio of rows to columns on, a Gram matrix by the vendor is computed as a sum over blocks of rows. The
-# vendor's own product of so long a matrix is slow, and its error grows with the number of rows.
+# From this ratio of rows to columns on, a Gram matrix by the vendor is computed as a sum over blocks of rows. For a
+# matrix with a higher ratio, the vendor's Gram product of all rows is slow, and the product's error grows with the
+# number of rows.
 LONG_ASPECT = 32
 BLOCK_ROWS = 4096
 

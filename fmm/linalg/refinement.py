@@ -40,9 +40,10 @@ class _System:
         self.precise_ratio = eps * norm / self.tolerance
 
     def residual(self, x: Any) -> tuple[Any, float]:
-        """Return b - a x, and the largest ratio of a column of b - a x to its bound.
+        """Return the residual b - a x, and the largest ratio of a column of the residual to the column's bound.
 
-        A column is measured by its largest entry. The bound is `tolerance` times the largest entry of x in this column.
+        The ratio of a column is its largest entry divided by the bound. The bound of a column is `tolerance` times the
+        largest entry of the same column of x.
         """
         module = self.library.module
         columns = self.b - module.matmul(self.a, x)
@@ -76,8 +77,8 @@ def refine_solution(
 def _refine_by_residuals(system: _System, x: Any, precondition: Preconditioner) -> tuple[Any, float, int]:
     """Return refined solutions, the largest ratio of their residuals to the bound, and the number of steps.
 
-    After a ratio of 1 has been reached, the steps continue until the backward error is as small as float64's precision,
-    or no longer falls.
+    Solutions with a ratio of at most 1 are accurate enough. The steps still continue until the backward error is as
+    small as float64's precision, or until the ratio no longer falls.
     """
     residual, ratio = system.residual(x)
     steps = 0

@@ -30,13 +30,16 @@ from fmm.linalg.panel_launches import (
 PANEL_WIDTH = 256  # columns of a panel of an LU factorization
 SINGLE_TYPES = ("float32", "complex64")
 SOLVER_TYPES = ("float32", "float64", "complex64", "complex128")
-# Smallest number of multiprocessors of a GPU on which a cluster of thread blocks can hold a panel. Parts of a GPU (MIG)
-# have fewer multiprocessors.
+# Smallest number of multiprocessors of a GPU on which a cluster of thread blocks can hold a panel. A partition of a GPU
+# (MIG) has fewer multiprocessors and does not use the kernel for panels.
 MIN_MULTIPROCESSORS = 100
 
 
 class InvertedBlock(NamedTuple):
-    """The blocks of a triangular matrix to invert, by the last five fields of panel_launches.BlockForm."""
+    """The blocks to invert on the diagonal of a triangular matrix.
+
+    The fields are the last five fields of panel_launches.BlockForm.
+    """
 
     stacked_side: int
     side: int
@@ -559,7 +562,7 @@ NUMPY_SOLVERS = NumpySolvers()
 
 
 # The library's functions for each of the classes numpy.ndarray, cupy.ndarray and torch.Tensor, added at the first call
-# with the class. The library of an array of exactly one of these classes is found by this table alone.
+# with the class. `solver_library` examines an array only if the array's class is not in this table.
 _libraries_by_class: dict[type, NumpySolvers] = {np.ndarray: NUMPY_SOLVERS}
 
 

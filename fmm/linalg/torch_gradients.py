@@ -60,7 +60,7 @@ class CholeskyFactor(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, gradient: Any) -> Any:
         """Return the gradient of a from the gradient g of L: the Hermitian part of L^-H P L^-1.
 
-        P is the lower triangle of L^H g, with its diagonal divided by 2.
+        In this formula, P is the lower triangle of L^H g, with its diagonal divided by 2.
         """
         (factor,), limit = ctx.saved_tensors, ctx.limit
         product = api.matmul(factor.mH, gradient, max_error_growth=limit).tril()

@@ -37,7 +37,7 @@ class TriangularBlocks(NamedTuple):
     side: int  # rows of a block on the diagonal
     limit: float | None  # largest error growth of the products
     inverses: Any = None  # stacked inverses of the blocks; None if the library's own function solves all blocks
-    # For each block on the diagonal, True if its inverse is accurate. None means that all inverses are accurate.
+    # For each block on the diagonal, True if its inverse is accurate; None if all inverses are accurate.
     is_usable: Sequence[bool] | None = None
 
 
@@ -110,7 +110,7 @@ def multiplies_by_inverses(library: NumpySolvers, a: Any) -> bool:
 def solve_blocks(blocks: TriangularBlocks, a: Any, x: Any, index: int = 0) -> None:
     """Replace x by the solution y of a y = x: one half of y, the product of a block with this half, the second half.
 
-    `index` is the number of the first block of `a` among the blocks on the diagonal.
+    If `a` is a part of a larger triangular matrix, `index` is the number of diagonal blocks above `a`.
     """
     n, side = a.shape[0], blocks.side
     if n <= side:
