@@ -169,7 +169,8 @@ def _accepts_type_above(level: Level, plans: Sequence[Plan], dtype: str) -> bool
 def ranking_problem(problem: Problem, gpu: bool) -> Problem:
     """Return the problem for which candidates are ranked, with row-major matrices and without alpha, beta and addend.
 
-    A column-major B stays column-major on a GPU in types with a leaf that is slow on a column-major B.
+    A column-major B counts as column-major only on a GPU, and only in types with a leaf that is slow on a column-major
+    B.
     """
     plain = reduced_problem(problem)
     if (
@@ -194,7 +195,7 @@ def _types_slow_on_column_major_b() -> frozenset[str]:
 # allowed side is therefore too short even after padding.
 UNPADDED_SIDE_SHARE = 0.7
 # The shortest allowed sides (m, k, n) of a product on a GPU, in rows. For thinner products the predicted time of the
-# vendor is too long, so that plans seem to win. The numbers are measured on an H100, see
+# vendor is too long, so that plans seem to win. The shortest sides were measured on an H100, see
 # results/nvidia-h100-80gb-hbm3/thin.json and held-out.jsonl.gz.
 # Level 3m: the formula of a datasheet's calibration ignores that the vendor cuts a long inner side of complex products.
 # For 128 to 240 rows or columns of C the vendor's predicted time is 1.5 to 2.8 times its measured time. Level 3m in

@@ -34,8 +34,8 @@ CPU_STREAM_BANDWIDTH = 10e9  # nominal bytes/s of one thread's sums; choices dep
 # NumPy's loops over every second number use no vector instructions: two cores with AVX-512 reach 0.49 to 0.73 of the
 # rate of contiguous sums.
 CPU_COMPLEX_PARTS_SHARE = 0.5
-# The time of syrk with fmm's copy of the triangle, as a share of gemm's time. The measured share in float64 is 0.545 at
-# 4096 and 0.51 at 8192, and in float32 0.65 at 4096.
+# The time of syrk with fmm's copy of the triangle, as a share of gemm's time. The measured time of syrk in float64 is
+# 0.545 of gemm's time at n = 4096 and 0.51 at n = 8192, and in float32 0.65 at n = 4096.
 CPU_SYRK_TIME_SHARES = {"float64": 0.53, "float32": 0.65}
 BUILT_IN_SOURCE_TEXT = "built-in recursion point, device not tuned"
 
@@ -149,7 +149,7 @@ BATCH_TIME_FACTORS = {"tf32": 1.12}
 # The element types in which the vendor's time grows in steps, by whole rounds of tiles over the multiprocessors. On an
 # H200, for held-out float32 products of middle size or thin shape, times predicted with whole rounds have a median
 # error of 3 % and a third quartile of 7 %. Times predicted without rounds have a median error of 5 % and a third
-# quartile of 10 %. In float64 and bfloat16 the errors are equal with and without rounds.
+# quartile of 10 %. In float64 and bfloat16, predictions with and without whole rounds have equal errors.
 ROUND_COUNTED_TYPES = ("float32",)
 # A GPU computes C in tiles with TILE_SIDE rows and columns, and a multiprocessor computes TILE_ENTRIES entries of C at
 # a time. A product reaches half of its full rate if C has TILE_ENTRIES / FILLING_TILES_PER_SM entries for each
@@ -267,13 +267,13 @@ PORTABLE_MIN_CAPABILITY = 8.0
 # chips the datasheet's peak is the peak of these instructions; no other chip was measured.
 PORTABLE_F16X3_PEAK_SHARE, PORTABLE_INT8_PEAK_SHARE = 0.5, 0.5
 # The seconds that a thread block of the leaf `small` takes for SMALL_TILE_SIDE steps of the inner dimension. Two thread
-# blocks share the multiprocessor. The seconds are derived from products of 512 rows and columns without the launch: 26
-# us in float32 and bfloat16, 37 us in float64.
+# blocks of the leaf share a multiprocessor. These seconds follow from the times of products with 512 rows and columns,
+# without the launch: 26 us in float32 and bfloat16, 37 us in float64.
 SMALL_LEAF_STEP_SECONDS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.38e-6, "bfloat16": 1.38e-6}
 
 # The beginning and end of a tile of the kernel `f16x3` take the time of this number of steps of the inner dimension. On
-# an H200 the beginning and end of a tile take 7 us, and 64 steps take 0.9 us. The kernel also has tiles of half the
-# width, so that half the number of wide tiles fills the device.
+# an H200 the beginning and end of a tile take 7 us, and 64 steps take 0.9 us. The kernel `f16x3` also has tiles of half
+# the width, so that half the number of wide tiles fills the device.
 F16X3_TILE_EDGE_STEPS = 512.0
 # F16X3_START_SECONDS are additional seconds at each start of `f16x3`. F16X3_RATE_FACTOR is the rate of `f16x3` divided
 # by a third of the vendor's float16 rate. F16X3_START_SECONDS and F16X3_RATE_FACTOR are fitted together with the times
@@ -295,7 +295,8 @@ PLANE_FILL_FACTOR = 12  # factor on `ProductRate.fill` if the vendor multiplies 
 
 # ---- GPUs: constants of products that are computed with residues: float64 and integer products
 
-# The number of moduli for products of integers depends on the inner dimension. Default rates assume this dimension.
+# The number of moduli for products of integers depends on the inner dimension. Default rates of integers assume an
+# inner dimension of MODULI_INNER_DIMENSION.
 MODULI_INNER_DIMENSION = 8192
 # The time to split or join one number, for each number of inner levels, without the traffic of the number's residues.
 # The unit is the time in which memory moves one byte. The numbers of bytes were measured in float64 at n = 8192. With
@@ -419,8 +420,8 @@ def _residue_rates(
 ) -> Iterator[tuple[str, ProductRate]]:
     """Yield the name and the rate of every leaf that runs a whole level of residues.
 
-    The number of moduli for an integer type is large enough for products with a long inner dimension. Floating-point
-    products without inner levels start `saved_seconds` sooner.
+    The number of moduli for an integer type is large enough for products with a long inner dimension. A floating-point
+    product without inner levels takes `saved_seconds` less time to start than other products.
     """
     for row in plan_leaves():
         if (found := residue_leaves().get(row.name)) is not None:

@@ -65,7 +65,8 @@ def _scaled_rate(
 
     `bandwidth` and `multiprocessors` are the ratios for numbers that a datasheet's calibration does not have.
     """
-    # The ratio for `rows` and `cols`: the sides of C with which reading an operand takes as long as multiplying.
+    # `rows` and `cols` are sides of C for which reading an operand takes as long as multiplying. `reads` is the ratio
+    # of these sides on the two devices.
     reads = of_relative.flops / of_measured.flops / bandwidth
     without_datasheet = {"memory": bandwidth, "rows": reads, "cols": reads, "waves": multiprocessors}
     scaled = {}

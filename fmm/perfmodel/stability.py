@@ -227,7 +227,8 @@ class _ErrorGrowths(NamedTuple):
 # shorter partial sums. At k = 32 to 2048, a complex product from four real products has up to 1.6 times the vendor's
 # error on random numbers. On positive numbers, a complex product from four real products has up to 2.3 times the
 # vendor's error. A complex product from three real products has up to 5.9 times the vendor's error on positive numbers.
-# The maximum is at k = 291, where a complex product adds up two partial sums and a real product has a single sum.
+# The factors on positive numbers are largest at k = 291, where a complex product adds up two partial sums and a real
+# product has a single sum.
 SHORTER_PIECES_GROWTH: Final = _ErrorGrowths(1.6, 2.7)
 
 

@@ -1,1 +1,4 @@
-"""Algorithms as data: schemes, step tables, and programs of their additions. Each one is proved when it is read."""
+"""Algorithms as data: schemes, step tables, and programs of their additions.
+
+Each scheme and each step table is proved when its text is read.
+"""

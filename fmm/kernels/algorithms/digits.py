@@ -19,12 +19,12 @@ Two digits by two digits, (a_0 + 2^w a_1) (b_0 + 2^w b_1), need three products i
 a_0 b_1 + a_1 b_0 = (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1.
 
 Three digits by three digits would be nine products of digits. For 64-bit integers, digits of 22, 20 and 22 bits are
-chosen. Then a_1 b_2, a_2 b_1 and a_2 b_2 have a weight of 2^64 or more and vanish modulo 2^64. Five products remain:
-a_0 b_0, a_1 b_1, (a_0 + a_1) (b_0 + b_1), a_0 b_2 and a_2 b_0. The products a_0 b_2 and a_2 b_0 have equal weights: if
-the planes of a_0 and a_2 are adjacent, and also the planes of b_2 and b_0, one BLAS call of twice the inner length
-computes a_0 b_2 + a_2 b_0. Polynomials modulo x^3 over a field cannot be multiplied with fewer than five products.
-Residues would need seven products modulo primes of 21 bits, because residues must determine all 128 + log2 k bits of a
-product.
+chosen. With digits of these widths, a_1 b_2, a_2 b_1 and a_2 b_2 have a weight of 2^64 or more and vanish modulo 2^64.
+Five products remain: a_0 b_0, a_1 b_1, (a_0 + a_1) (b_0 + b_1), a_0 b_2 and a_2 b_0. The products a_0 b_2 and a_2 b_0
+have equal weights: if the planes of a_0 and a_2 are adjacent, and also the planes of b_2 and b_0, one BLAS call of
+twice the inner length computes a_0 b_2 + a_2 b_0. Polynomials modulo x^3 over a field cannot be multiplied with fewer
+than five products. Residues would need seven products modulo primes of 21 bits, because residues must determine all 128
++ log2 k bits of a product.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RealType = Literal["float32", "float64"]
 MANTISSA_BITS: Final[dict[RealType, int]] = {"float32": 24, "float64": 53}
 # time of a product of planes of this type, as a multiple of the time of a float64 product
 RELATIVE_TIME: Final[dict[RealType, float]] = {"float32": 0.5, "float64": 1.0}
-# Time to add a product of planes to C: as long as a product of planes with this inner dimension.
+# Adding a product of planes to C takes as long as multiplying planes with this inner dimension.
 ADDITION_COST_IN_TERMS: Final = 80
 LOW_BITS, MIDDLE_BITS = 22, 20  # widths of the digits of 64-bit integers, in bits: 2 LOW_BITS + MIDDLE_BITS = 64
 DigitSum = tuple[int, ...]  # indices of the digits that are added to form a plane

@@ -35,7 +35,8 @@ SLOWDOWN_TEXTS = {("AVX2", "AVX-512"): "about half the speed"}
 def slow_kernel_warning() -> str:
     """Return a warning if OpenBLAS runs a kernel for an older type of processor.
 
-    Otherwise, or if the kernel or the processor's instruction set is unknown, return an empty string.
+    Return an empty string if the kernel fits the processor, and if the kernel or the processor's instruction set is
+    unknown.
     """
     return kernel_warning_text(openblas_kernel(), processor_flags(), os.environ.get("OPENBLAS_CORETYPE", ""))
 

@@ -38,8 +38,8 @@ THREAD_VARIABLES = (
 # Largest number of threads for sums. Sums are memory-bound and share the GIL, so more threads are not faster.
 MAX_SUM_THREADS = 8
 # Size of NumPy's iterator buffer during sums: the smallest possible. NumPy copies operands into the buffer if their
-# rows are shorter than the buffer (8192 elements by default), even without a cast. With these copies, sums of blocks
-# take two to three times as long.
+# rows are shorter than the buffer (8192 elements by default), even without a cast. With copies into the buffer, sums of
+# blocks take two to three times as long.
 NUMPY_BUFFER_ELEMENTS = 16
 # Interruptible tasks run in groups that take about TURN_SECONDS seconds each (turns); signal handlers can run between
 # two turns. A turn has at most MAX_TURN_GROWTH times as many tasks as the previous turn.
@@ -205,7 +205,7 @@ def start_on_workers(count: int, task: Job) -> list[WorkerShare]:
 def _keep_off_callers_processor(workers: Sequence[Worker]) -> None:
     """Forbid the workers to run on the caller's processor.
 
-    Linux often wakes workers on this processor, where they would wait for the caller.
+    Linux often wakes workers on the caller's processor, where the workers would wait for the caller.
     """
     if not sys.platform.startswith("linux"):
         return

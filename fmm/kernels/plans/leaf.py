@@ -229,8 +229,8 @@ class LeafUse:
 class LeafFamily:
     """A family of leaves: each leaf runs one level of a certain kind together with everything below this level.
 
-    `leaves` returns a row for each leaf. All leaves of a family end in the same last leaf, `end`. Lists of leaves have
-    the family's leaves in place of `end`.
+    `leaves` returns a row for each leaf. All leaves of a family end in the same last leaf, `end`. Where leaves are
+    listed, the leaves of the family replace the leaf `end`.
     """
 
     name: str

@@ -90,7 +90,7 @@ class LevelWithSteps(Level):
 class LevelInLeaf(LevelWithSteps):
     """A level that one leaf runs together with everything below the level.
 
-    Its steps are only counted by the model and printed by explain. A walk never executes them.
+    The model counts the steps of this level and explain prints these steps, but a walk never executes the steps.
     """
 
     @abstractmethod

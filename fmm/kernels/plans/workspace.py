@@ -73,8 +73,8 @@ def plan_workspace_bytes(
 def _level_needs(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> LevelNeeds | None:
     """Return the memory needs of the plan's first level; None if one call of the leaf computes the product.
 
-    The model compares many plans that begin with the same level. If the level's steps do not depend on the plan below
-    the level, the steps are computed only once for all these plans.
+    If the level's steps do not depend on the plan below the level, the steps are computed only once for all plans that
+    begin with this level.
     """
     if plan.levels and params == PLAIN:
         first = require_level_with_steps(plan.levels[0])

@@ -146,7 +146,7 @@ class PlaneLayout:
 def planes_per_modulus(for_complex: bool) -> int:
     """Return the number of an operand's planes for one modulus: 2 for complex numbers, else 1.
 
-    The number of products of planes for one modulus is the same.
+    The number of products of planes for one modulus is equal to this number of planes.
     """
     return 2 if for_complex else 1
 
@@ -174,7 +174,7 @@ def integer_workspace_bytes(levels: int, itemsize: int, m: int, k: int, n: int, 
 def residue_workspace_bytes(
     item: int, moduli: int, levels: int, m: int, k: int, n: int, count: int, for_complex: bool = False
 ) -> int:
-    """Return the bytes of workspace for a batch of products, enough for C and for the transpose of C."""
+    """Return the bytes of workspace for a batch of products: enough to compute C, or C's transpose in place of C."""
     layouts = (PlaneLayout(*size, count, moduli, levels, item, for_complex) for size in ((m, k, n), (n, k, m)))
     return max(layout.workspace_bytes for layout in layouts)
 

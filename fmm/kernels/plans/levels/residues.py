@@ -75,14 +75,14 @@ USUAL_MODULI: Final = {"float64": (14, 15, 16), "float32": (8,), "complex128": (
 # errors measured in the Frobenius norm on normal data:
 # - float64 and DGEMM, H200: 0.5 to 0.7 with 14 moduli (0.03 on uniform data), and 15 times as much with 13 moduli.
 # - float64 and DGEMM, H100, sides of 1024 to 8192: 0.045 to 0.068 with 15 moduli. The error is 0.019 to 0.044 with 16
-# moduli; this is the error of rounding C to float64.
+#   moduli; this is the error of rounding C to float64.
 # - float32 and SGEMM, H200: 0.17 to 0.26 with 7 moduli, and 0.013 to 0.023 with 8 moduli. With 9 moduli, the rounding
-# of C to float32 causes most of the error.
+#   of C to float32 causes most of the error.
 # - complex128 and ZGEMM, H100: 0.48 with 15 moduli, and 0.016 to 0.032 with 17 moduli. With 17 moduli, the error
-# relative to C is about 2^-54.
-# - complex64 and CGEMM, H200, sides of 1024 to 8192: 0.2 to 0.45 with 7 moduli (0.13 to 0.28 on uniform data), and 0.02
-# to 0.07 with 8 moduli. At 500 x 16384 x 600, CGEMM adds up several partial sums. The error is then 1.34 times CGEMM's
-# error with 7 moduli, and 0.18 times with 8 moduli.
+#   relative to C is about 2^-54.
+# - complex64 and CGEMM, H200, sides of 1024 to 8192: 0.2 to 0.45 with 7 moduli (0.13 to 0.28 on uniform data), and
+#   0.02 to 0.07 with 8 moduli. At 500 x 16384 x 600, CGEMM adds up several partial sums. The error is then 1.34 times
+#   CGEMM's error with 7 moduli, and 0.18 times with 8 moduli.
 RELATIVE_ERROR_BY_MODULI: Final = {
     "float64": {13: 11.0, 15: 0.07, 16: 0.04},
     "float32": {7: 0.3, 8: 0.02, 9: 0.02},

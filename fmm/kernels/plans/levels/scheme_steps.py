@@ -266,7 +266,8 @@ class _TableLowering:
     def _can_fuse(self, places: Sequence[Place]) -> bool:
         """Return True if the leaf can form the sums of a kernel at these places.
 
-        No place may be a block of A or B, and a place that is read and written must have the same size both times.
+        No place may be a block of A or B. If a kernel both reads and writes a place, the size of the place must be the
+        same.
         """
         if self.plan.levels or not self.plan.leaf_use.leaf.can_compute_sums:
             return False
