@@ -120,7 +120,7 @@ class Entry:
 
     @property
     def json_fields(self) -> dict[str, Any]:
-        """The fields of the entry that are written to a section."""
+        """The fields of this entry that are written to the config; a plain product has no field `op`."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("op", DEFAULT_OPERATION)}
 
     @property
@@ -180,9 +180,10 @@ class Thresholds:
     intervals: Mapping[str, ThresholdInterval] = field(default_factory=dict)
     # tau1, tau2 and tau3 if FMM_EMULATION=0 forbids emulation; empty if no candidate uses emulation
     without_emulation: Mapping[str, float | None] = field(default_factory=dict)
-    # Crossovers that were measured instead of predicted; they limit the number of levels of candidates. The key is the
-    # candidate's plan without its levels, such as `vendor`. Candidates have no level up to the effective side tau1, at
-    # most one level up to tau2, and at most two levels up to tau3. A crossover of None sets no limit.
+    # Crossovers that were measured instead of predicted; they limit the number of levels of candidates. The key of the
+    # dictionary is the candidate's plan without its levels, such as `vendor`. Candidates have no level up to the
+    # effective side tau1, at most one level up to tau2, and at most two levels up to tau3. A crossover of None sets no
+    # limit.
     measured_taus: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     # 95 % intervals of the crossovers in `measured_taus`, by the same keys
     measured_intervals: Mapping[str, Mapping[str, ThresholdInterval]] = field(default_factory=dict)

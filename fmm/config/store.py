@@ -65,7 +65,8 @@ def join_sections(old: JsonValue, new: dict[str, JsonValue]) -> dict[str, JsonVa
 def _read_devices(path: Path) -> dict[str, dict[str, JsonValue]]:
     """Return the devices in a config file; an empty dictionary for a missing file.
 
-    A damaged file is renamed. ConfigError is raised for the file of a later version of fmm.
+    A damaged config file is renamed to *.damaged, and is then treated as missing. ConfigError is raised for the file of
+    a later version of fmm.
     """
     if not path.exists():
         return {}

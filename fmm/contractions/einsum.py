@@ -157,7 +157,7 @@ def gains_by_products(terms: Sequence[LabeledArray], plan: ContractionPlan) -> b
 
 
 def is_product(terms: Sequence[Labels], kept: frozenset[str]) -> bool:
-    """Return True if the contraction of these terms is one product: there are two, and both have every summed label."""
+    """Return True if the contraction is one product: there are two operands, and both have all summed labels."""
     if len(terms) != 2 or any(len(set(labels)) < len(labels) for labels in terms):
         return False
     a, b = map(set, terms)

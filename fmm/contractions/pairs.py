@@ -37,8 +37,9 @@ from fmm.contractions.array_module import (
 
 Labels = tuple[str, ...]
 LABEL_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-# If the strides of an operand do not nest, a stack of products avoids a copy of the operand. The copy is made instead
-# if a side of the stack's matrices would be smaller than this number.
+# If an operand cannot be viewed as one matrix without a copy, the pair can be computed as a stack of products. If a
+# side of the stack's matrices would be smaller than SMALLEST_STACKED_SIDE, the operand is copied, because products of
+# small matrices are slow.
 SMALLEST_STACKED_SIDE = 128
 # On a GPU, a nearly outer product takes the time to write its result. The library's own einsum computes nearly outer
 # products, since einsum chooses layouts that are written faster (cuBLAS, H100: 1.5 GB in 0.53 instead of 0.59 ms). In
@@ -56,7 +57,7 @@ class LabeledLayout(NamedTuple):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size of each label."""
+        """The size of each dimension, by the dimension's label."""
         return dict(zip(self.labels, self.shape, strict=True))
 
     def stored_order(self, labels: Collection[str]) -> Labels:
@@ -90,7 +91,7 @@ class MatrixView(NamedTuple):
     shape: tuple[int, ...]
 
     def apply(self, array: Any) -> Any:
-        """Return the array as a matrix or stack; the reshape copies the elements only if the strides do not nest."""
+        """Return the array as a matrix or stack: as a view if the strides allow a view, else as a copy."""
         return permute_dimensions(array, self.order).reshape(self.shape)
 
 
@@ -196,7 +197,7 @@ def contract_pair(
 
 @lru_cache(maxsize=4096)
 def must_reduce(a: LabeledLayout, b: LabeledLayout, kept: frozenset[str]) -> bool:
-    """Return True if an operand has a repeated label, a broadcast label, or a summed label that the other lacks."""
+    """Return True if an operand must be reduced before the product: by a diagonal, a broadcast label or a lone sum."""
     sizes_a, sizes_b = a.sizes, b.sizes
     is_repeated = len(sizes_a) < len(a.labels) or len(sizes_b) < len(b.labels)
     lone_is_summed = not kept.issuperset(sizes_a.keys() ^ sizes_b.keys())
@@ -276,10 +277,11 @@ def summed_order(a: LabeledLayout, b: LabeledLayout, labels: Collection[str]) ->
 def split_stack(operand: LabeledLayout, free: Labels, summed: Labels) -> tuple[Labels, Labels]:
     """Return the free labels in two parts: labels that number the matrices of a stack, and labels of a matrix side.
 
-    The free labels are those that only this operand has. If their strides do not nest, one matrix with all free labels
-    as a side needs a copy of the operand. A stack needs no copy: the outermost free labels number its matrices, and the
-    other free labels form a side of each matrix. The stack is chosen if its matrices are large. An operand that must be
-    copied for its summed labels becomes one matrix, since one product is faster than a stack.
+    The free labels are those that only this operand has. If these labels cannot become one dimension without a copy,
+    one matrix with all free labels as a side needs a copy of the operand. A stack needs no copy: the outermost free
+    labels number its matrices, and the other free labels form a side of each matrix. Stacks of small matrices are slow:
+    the stack is chosen only if both sides of its matrices are large. An operand that must be copied for its summed
+    labels becomes one matrix, since one product is faster than a stack.
     """
     if not operand.strides_nest(summed):
         return (), free

@@ -1,6 +1,7 @@
 """Describe the installed NVIDIA GPUs and their driver, by NVIDIA's management library (NVML), a part of the driver.
 
-NVML needs neither CuPy nor a CUDA context. A process may therefore fork after it has used NVML.
+NVML needs neither CuPy nor a CUDA context. A CUDA context would not survive a fork; a process that has only used NVML
+can still fork.
 """
 
 from __future__ import annotations

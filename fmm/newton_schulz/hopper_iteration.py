@@ -111,7 +111,7 @@ class PreparedIteration:
     launches: Any  # the RecurringLaunches
 
     def run(self, library: DeviceLibrary, x: Any, bound: float | None, out: Any, stream: int) -> Any:
-        """Return the result, in `out` if `out` was passed."""
+        """Return the orthogonalized stack: in `out` if `out` was passed, else in a new array."""
         rows, cols = x.shape[-2:]
         is_padded = (self.stack.rows, self.stack.cols) != (rows, cols)
         shape = (*x.shape[:-2], self.stack.rows, self.stack.cols)

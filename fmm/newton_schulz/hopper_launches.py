@@ -102,7 +102,8 @@ def iteration_launches(stack: Stack, units: tuple[StepUnit, ...], multiprocessor
     """Return the launches of all steps; None if fmm's kernel cannot compute one of the products.
 
     The launches read the scaled stack at base address "A" of the launch list; the workspace contains the symmetric
-    matrices. The result is at base address "C" if the number of units is odd, else at "A".
+    matrices. A unit is one step or a pair of steps. The result is at base address "C" if the number of units is odd,
+    else at "A".
     """
     steps: list[LaunchStep] = []
     for op, shift in _iteration_products(stack, units):
@@ -120,7 +121,10 @@ def iteration_launches(stack: Stack, units: tuple[StepUnit, ...], multiprocessor
 
 
 def _iteration_products(stack: Stack, units: Sequence[StepUnit]) -> Iterator[tuple[GemmOp, float]]:
-    """Yield all products in order, each with the number a (or 0) of the matrix a I that is added to the product."""
+    """Yield (product, a) for all products of the iteration in order.
+
+    The kernel of a product adds the matrix a I to the result; a is 0 if nothing is added.
+    """
     x, y = (stack_view(base, stack.rows, stack.cols, stack.dtype) for base in "AC")
     is_tall, side = stack.rows > stack.cols, stack.small_side
     gram, first, second = (stack_view("W", side, side, stack.dtype, i * stack.symmetric_bytes) for i in range(3))
@@ -154,8 +158,8 @@ def _gram_factors(x: DeviceView, is_tall: bool) -> tuple[DeviceView, DeviceView]
 LIBRARY_STEP_SECONDS = 4e-5
 # Smallest ratio of the predicted time of the vendor's products to the predicted time of the launches with which the
 # launches are used. The ratio may be below 1, because a step of the library also copies the addend of a product with
-# beta. On an H200, the launches are 1.1 to 6.8 times as fast as torch's products for 24 random stacks with ratios of
-# 0.91 to 1.2.
+# beta. MIN_TIME_RATIO was chosen on an H200 with 24 random stacks that have a ratio from 0.91 to 1.2: the launches are
+# 1.1 to 6.8 times as fast as torch's products.
 MIN_TIME_RATIO = 0.9
 
 

@@ -50,8 +50,8 @@ from fmm.tuner.tune_type import TIME_UP_TEXT, TuningOutcome, tune_type
 # packages that a tuning needs; a missing package ends the command before the measurements
 REQUIRED_PACKAGES = ("scipy", "optuna", "tqdm")
 EXIT_INTERRUPTED = 130
-# Shares of a tuning's time that samples take on a CPU and on a GPU. The rest is for operands, warm-ups, checks and
-# fits. (On an H200, the share is 0.36 to 0.46 until the held-out shapes are measured.)
+# Shares of a tuning's time that samples take on a CPU and on a GPU. The tuner needs the rest of the time to create
+# operands, to warm up, to check results and to fit the model.
 CPU_SAMPLING_SHARE, GPU_SAMPLING_SHARE = 0.75, 0.33
 # key of the planned seconds of all stages in the conditions that a tuning records
 PLANNED_SECONDS_KEY = "planned_seconds"

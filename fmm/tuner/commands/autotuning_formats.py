@@ -126,8 +126,8 @@ def t1_document(key: str, device_name: str, dtype: str) -> dict[str, Any]:
         },
         "ConfigurationSpace": {"TuningParameters": parameters, "Conditions": list(space_conditions(space))},
         "KernelSpecification": {
-            # The format T1 allows the languages OpenCL, CUDA and Vulkan. For a CPU, where plans call BLAS, OpenCL is
-            # written: the only language of the three that runs on CPUs.
+            # The format T1 allows the languages OpenCL, CUDA and Vulkan. On a CPU, plans call BLAS, and none of the
+            # three languages is true. OpenCL is written, because OpenCL also runs on CPUs.
             "Language": "OpenCL" if key.startswith("cpu") else "CUDA",
             "Device": {"Name": device_name},
             "KernelName": "matmul",
@@ -158,10 +158,10 @@ def space_conditions(space: SearchSpace) -> Iterator[dict[str, Any]]:
 
 
 def _excluding_expression(names: Sequence[str], excluded: Sequence[Sequence[str]]) -> str:
-    """Return a Python expression that is false exactly for these combinations of values.
+    """Return a Python expression that is false if the parameters have one of the excluded combinations of values.
 
-    Names of leaves contain < and >. Kernel Tuner splits an expression with several of these signs, unless the
-    expression contains ` and `.
+    Names of leaves contain < and >. Kernel Tuner splits an expression that contains several comparison signs, unless
+    the expression contains ` and `.
     """
     clauses = (" and ".join(f"{name} == {x!r}" for name, x in zip(names, values, strict=True)) for values in excluded)
     return " and ".join(f"not ({clause})" for clause in clauses)

@@ -299,7 +299,7 @@ def _compared_values(key: str, dtype: str, sections: RawSections) -> Iterator[tu
 
 
 def _speedup_values(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ComparedValue]]:
-    """Yield (name, value) for the crossover side and the speedup of the model in use."""
+    """Yield (name, value) for the smallest side with a gain, and for the speedup on a large square."""
     summary = TypeSummary(dtype, used)
     if used.calibration is None:
         yield from (("faster from side", NO_VALUE), ("speedup", NO_VALUE))

@@ -27,8 +27,8 @@ from fmm.perfmodel.candidates import device_candidates
 
 MAX_WORKER_PROCESSES = 16  # largest number of background processes
 # Three sizes (m, k, n) for which a plan needs different kernels. In the first size, the block size of every level
-# divides the sides. In the second size, the sides are aligned, but blocks are padded. In the third size, the sides are
-# odd.
+# divides the sides. The second size has aligned sides that the block sizes do not divide, so that blocks are padded. In
+# the third size, the sides are odd.
 COMPILED_SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
 # For each of these sizes (m, k, n), the block model selects different tile sizes for fmm's own product kernel.
 TILE_KERNEL_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))
@@ -41,7 +41,8 @@ SUM_LABELS = ("join", "split A", "split B")  # labels of a level's sum kernels, 
 COMPILE_WORKER_COMMAND = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 
 # The kernels of a tuning are compiled in three phases: kernels that compile quickly, then fmm's own product kernels,
-# then the sum kernels of levels with at least MIN_HEAVY_PRODUCTS products. The tuner probes plans in the same order.
+# then the sum kernels of levels with at least MIN_HEAVY_PRODUCTS products. The tuner times plans in the order of these
+# phases.
 QUICK_KERNELS_PHASE, OWN_KERNELS_PHASE, HEAVY_KERNELS_PHASE = COMPILE_PHASES = range(3)
 
 
@@ -258,7 +259,7 @@ class CompileWorkers:
 
 
 def _start_worker(command: Sequence[str]) -> subprocess.Popen[str]:
-    """Start a background process with the import path of this process; what it writes to stderr is dropped."""
+    """Start a background process with the import path of this process; the background process's stderr is discarded."""
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=found)

@@ -67,8 +67,8 @@ class _UnloadedModule:
 def compile_to_disk_cache(kernel: Kernel, text: str, device: int) -> None:
     """Compile a kernel into CuPy's disk cache.
 
-    The function makes the same CuPy calls as fmm's CUDA backend. The name of the compiled code in the cache is
-    therefore the name that the backend looks for.
+    The function makes the same CuPy calls as fmm's CUDA backend. The backend then finds the compiled code in the cache,
+    under the name by which the backend looks for the code.
     """
     import cupy
     from cupy.cuda import compiler
@@ -104,7 +104,7 @@ def compile_requested_jobs(arguments: list[str]) -> int:
                 if claim_kernel_source(text := kernel.cuda_source, folder):
                     compile_to_disk_cache(kernel, text, device)
             outcome = "done"
-        # not reported here: the tuner compiles the kernel again, and records the error in the trials
+        # The error is only returned as text: the tuner compiles the kernel again, and records the error in the trials.
         except Exception as error:
             outcome = f"{type(error).__name__}: {error}".replace("\n", " ")
         print(outcome, flush=True)

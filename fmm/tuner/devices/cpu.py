@@ -239,5 +239,5 @@ WARM_UP_MATRIX = np.ones((256, 256))  # both operands of the product in `_wake_b
 
 
 def _frobenius_distance(found: Array, exact: Array) -> float:
-    """Return the Frobenius norm of the difference found - exact."""
+    """Return the Frobenius norm of `found` - `exact`, the error of a computed product."""
     return float(np.linalg.norm(found - exact))

@@ -231,7 +231,8 @@ def check_model(
     for_error = [margin_for_error(fitting.prediction_errors(fitted, seen)["speedup"]) for seen in families]
     if any(o.run_kind == "own rate" for o in held):
         for_error[1] = max(for_error[1], MIN_OWN_RATE_MARGIN)
-    # On a GPU, the crossover without level bounds is computed: the thresholds need the same rankings, which are cached.
+    # The margin for extrapolation depends on this crossover. On a GPU, the crossover is computed without level bounds,
+    # because the thresholds need the same rankings, which are cached.
     free = replace(fitted, level_bounds=()) if fitted.batches else fitted
     pays = crossover_of_levels(replace(free, margin=for_error[0], tiled_margin=for_error[1]), dtype, 1)
     least = max(margin_for_slowdown(slower), margin_for_extrapolation(pays, measured))

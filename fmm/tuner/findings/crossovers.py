@@ -147,10 +147,11 @@ def _crossovers_of_baseline(
     """Return the crossovers of the plans that have this baseline.
 
     A crossover is confirmed if a sample with its number of levels is faster than the vendor. An unconfirmed crossover
-    is extrapolated: it is the side from which plans are predicted to gain EXTRAPOLATION_MARGIN. Two cases are not
-    trusted: no plan with this number of levels was timed, or the model is too optimistic. The crossover is then at
-    least twice the crossover for one level less. The factor 2 follows from Equation 2 of D'Alberto and Nicolau: one
-    more level gains once the halved sides reach the crossover for one level less.
+    is extrapolated: it is the side from which plans are predicted to gain EXTRAPOLATION_MARGIN. The crossover is not
+    trusted if no plan with this number of levels was timed, or if the model is too optimistic for this number of
+    levels. An unconfirmed crossover that is not trusted is raised to at least twice the crossover for one level less.
+    The factor 2 follows from Equation 2 of D'Alberto and Nicolau: one more level gains once the halved sides reach the
+    crossover for one level less.
     """
     optimism = optimism_by_levels(samples)
     losing, dtype = losing_samples(samples, optimism), samples[0].problem.dtype
@@ -196,7 +197,7 @@ class ModelOptimism:
 def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimism]:
     """Return the optimism of the model for each number of levels; only statistically significant errors count.
 
-    A number of levels without samples has the optimism of the next lower number of levels.
+    For a number of levels without samples, the optimism of the next lower number of levels is returned.
     """
     found: dict[int, ModelOptimism] = {0: ModelOptimism()}
     for levels in LEVEL_COUNTS:
@@ -254,9 +255,10 @@ def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelO
 
 
 def margins_for_losing_samples(samples: Iterable[LevelSample]) -> tuple[float, float]:
-    """Return the two smallest margins with which the model would choose no plan that was slower than the vendor.
+    """Return two margins, with which the model chooses no plan that was measurably slower than the vendor.
 
-    The first margin is for plans with the vendor's leaf, the second for plans with fmm's own kernels.
+    Each margin is the smallest number with this property. The first margin is for plans with the vendor's leaf, the
+    second for plans with fmm's own kernels.
     """
     margins = [0.0, 0.0]
     for s in samples:

@@ -199,9 +199,9 @@ def levels_cell(answer: SquareDecision | None) -> SummaryCell:
 
 
 def _row_of_plan(baselines: Sequence[str], answer: SquareDecision | None) -> int:
-    """Return the index of the row for the baseline of the decision's plan; 0 if no row matches.
+    """Return the index of the table row that shows the baseline of the decision's plan; 0 if no row matches.
 
-    If no row has exactly the plan's baseline, the first row with a baseline that begins with the same name matches.
+    If no row shows exactly this baseline, the first row with the same leading name is returned, such as `f16x3`.
     """
     if answer is None:
         return 0
@@ -215,7 +215,8 @@ def _row_of_plan(baselines: Sequence[str], answer: SquareDecision | None) -> int
 def _taus_by_baseline(found: Thresholds | None) -> list[BaselineTaus]:
     """Return the crossovers for each baseline, first for the vendor.
 
-    If only the vendor's crossovers were measured, the last row has the predicted crossovers with emulation.
+    If plans with emulation exist but only the vendor's crossovers were measured, the last row has the predicted
+    crossovers of plans with emulation.
     """
     if found is None:
         return [BaselineTaus("", {}, {})]
@@ -227,7 +228,7 @@ def _taus_by_baseline(found: Thresholds | None) -> list[BaselineTaus]:
 
 
 def block_strategy_text(strategies: Mapping[str, str]) -> str:
-    """Return as text the block strategy that is chosen for the most sides in a row, with the first and the last side.
+    """Return as text the block strategy of the most consecutive sides, with the first and the last of these sides.
 
     Examples
     --------

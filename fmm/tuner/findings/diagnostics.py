@@ -114,10 +114,10 @@ def aa_pair_differences(trials: Iterable[Trial]) -> dict[ProductSize, float]:
 
 
 def quiet_stage_slowdown(trials: Iterable[Trial], calibration: Calibration, dtype: str) -> float | None:
-    """Return the slowdown by other work: the time by the fitted model divided by the time in the quiet stage.
+    """Return how much other work slowed the tuning down: (fitted time of a product) / (its time in the quiet stage).
 
-    The slowdown is that of the quiet stage's largest product, since times of smaller products are not predicted
-    accurately. Return None if the quiet stage was not measured.
+    The product is the largest product of the quiet stage, since times of smaller products are not predicted accurately.
+    Return None if the quiet stage was not measured.
     """
     best: dict[ProductSize, float] = {}
     for t in trials:

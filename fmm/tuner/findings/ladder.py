@@ -79,7 +79,10 @@ def ladder_points(trials: Sequence[Trial]) -> dict[tuple[str, int], list[LadderP
 
 
 def ladder_point(problem: Problem, levels: int, seconds: dict[Plan, list[float]]) -> LadderPoint | None:
-    """Return the point of one square for L = `levels`; None if one of the two kinds of plans lacks rounds."""
+    """Return, for one square, (time of the best plan with fewer than `levels` levels) / (time of the best other plan).
+
+    Return None if no plan with fewer levels, or no plan with at least `levels` levels, was timed in all rounds.
+    """
     rounds = max(map(len, seconds.values()), default=0)
     complete = {plan: own for plan, own in seconds.items() if len(own) == rounds}
     fewer = [own for plan, own in complete.items() if count_levels(plan) < levels]
@@ -93,8 +96,8 @@ def ladder_point(problem: Problem, levels: int, seconds: dict[Plan, list[float]]
 def crossover_side(points: Sequence[tuple[float, float]]) -> float | None:
     """Return the side from which the ratio exceeds 1; `points` has (side, ratio), sorted by side.
 
-    Return None if the first ratio exceeds 1, or without points. If no ratio exceeds 1, return the largest side: larger
-    sides were not measured.
+    Return None if the first ratio already exceeds 1, or if `points` is empty. If no ratio exceeds 1, return the largest
+    side: larger sides were not measured.
 
     Examples
     --------

@@ -316,7 +316,8 @@ class ThresholdColumn:
     head: str
     name: str  # name of a field of Thresholds
     text: Callable[[float], str]
-    # True if the printed number falls with the threshold, like 1/pi: the interval's ends are then swapped
+    # True if a larger threshold gives a smaller printed number, for example 1/pi: the ends of the interval are then
+    # swapped.
     falls: bool = False
 
     def cell_text(self, found: Thresholds, intervals: bool) -> str:

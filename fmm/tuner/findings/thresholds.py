@@ -186,8 +186,8 @@ def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[P
     With this epsilon, the equation agrees with the most measured shapes; of several equally good numbers, the one with
     the smallest absolute value is returned.
 
-    Return None without measurements. Also return None if one level was faster on all shapes or slower on all shapes,
-    and 0 agrees best: the measurements then do not determine epsilon.
+    Return None without measurements. Also return None if one level was faster on all shapes, or slower on all shapes,
+    and if epsilon = 0 then agrees best: these measurements do not determine epsilon.
     """
     if not measured:
         return None
@@ -307,8 +307,8 @@ def _level_count_function(
 ) -> Callable[[int], int]:
     """Return a function of a side: the number of levels of the fastest plan by `sample`; 0 for gains below 2 %.
 
-    Only the best plans by `calibration` are compared. The function caches its results, since the searches for tau1,
-    tau2 and tau3 visit the same sides.
+    Only the plans that are the fastest by `calibration`, one for each number of levels, are compared by `sample`. The
+    function caches its results, since the searches for tau1, tau2 and tau3 visit the same sides.
     """
     free, required = with_margin(calibration, 0.0), with_margin(sample, MIN_SPEEDUP - 1)
 

@@ -1,9 +1,9 @@
 """Fit the block model's constants ("terms") to measured times of fmm's own kernel with several tile strategies.
 
 A tile strategy is a set of tile sizes of the kernel. The tuner times the six strategies of Huang, Yu and van de Geijn
-and some of fmm's own on a few shapes. The built-in terms remain if they predict these times well. If not, new terms are
-fitted; they are used if they predict unseen shapes better than the built-in terms. Near a timed shape, launches use the
-strategy that was fastest on this shape.
+and some of fmm's own on a few shapes. If the block model with its built-in terms predicts these times well, the
+built-in terms remain in use. If not, new terms are fitted; they are used if they predict unseen shapes better than the
+built-in terms. Near a timed shape, launches use the strategy that was fastest on this shape.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockModelCo
 
 
 def chip_with_fit(chip: Chip, fit: BlockFit | None) -> Chip:
-    """Return the chip with the block model's terms and the fastest strategies of a fit."""
+    """Return the chip with the fitted constants of the block model, and the fastest measured tile strategies."""
     return chip if fit is None else replace(chip, fitted=fit.fitted or chip.fitted, strategies=fit.strategies)
 
 

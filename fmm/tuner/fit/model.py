@@ -46,7 +46,7 @@ from fmm.tuner.trials.record import ProductSize, Trial
 
 @dataclass(frozen=True)
 class Observation:
-    """What the fit uses of the samples of one run on one problem: the median of the seconds."""
+    """The measured time of one run on one problem, in seconds: the median of all samples of the run."""
 
     problem: Problem
     run: TimedRun
@@ -114,8 +114,8 @@ VENDOR_TILE_SIDES = (64.0, 128.0, 256.0)  # the sides of a tile of C in the vend
 MAX_FIT_EVALUATIONS = 60
 SCREENING_EVALUATIONS = 8  # largest number of evaluations of the residuals in a preliminary fit
 # If 95 % intervals of undetermined parameters exceed this multiple of the tolerance, these parameters are fixed
-# together. Otherwise one parameter is fixed at a time: of two correlated parameters, fixing one may determine the
-# other.
+# together. Of two correlated parameters, fixing one may determine the other: if all intervals are narrower than this
+# multiple, one parameter is fixed at a time.
 FIX_TOGETHER_RATIO = 3.0
 
 
@@ -128,7 +128,7 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
     vendor_observations = [o for o in observed if o.has_vendor_leaf]
     start = _with_fastest_rates(start, dtype, vendor_observations)
     if start.batches:
-        # with sms = 0, the model does not count whole rounds of tiles
+        # with `rate.sms` = 0, the model computes the time from a fractional number of rounds of tiles
         without_rounds = with_parameters(start, dtype, {"rate.sms": 0.0})
         starts = [
             TILE_SIDE_PARAMETER.with_value(s, dtype, side)
@@ -252,8 +252,8 @@ MIN_SINGULAR_VALUE_SHARE = 1e-12  # singular values of the Jacobian are raised t
 # several products at a time, sums are timed inside plans and have the weight 1.
 RUN_PART_WEIGHTS = {"sums": 0.1, "products": 0.1}
 # On a CPU, the weights of plans with several levels are raised: a tuning times few of these plans, but decisions depend
-# strongly on their times. This is the largest factor. A second limit of the factor: the sum of the squared weights is
-# at most that of the vendor's products.
+# strongly on their times. This is the largest factor. The factor is also limited by the weights of the vendor's
+# products: the sum of the squared weights of these plans is at most that of the vendor's products.
 MAX_DEEP_PLAN_WEIGHT = 3.0
 # On a CPU that runs several products at a time, a plan has less weight if its time exceeds this multiple of the
 # vendor's time.

@@ -115,7 +115,7 @@ FIT_PARAMETERS = (
     # `parts` remains at its starting value if no plan for complex numbers was timed.
     FitParameter("parts", "", 0.1, 2.0, PLAN_RUN_KINDS),
     FitParameter("deep", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
-    # an undetermined `launch` is set to 0, since `small` may explain the same times
+    # If the samples do not determine `launch`, its value is 0: the parameter `small` may explain the same times.
     FitParameter("launch", SECONDS_UNIT, 1e-8, 1e-2, SUM_RUN_KINDS, 0.0),
     FitParameter("host", SECONDS_UNIT, 1e-8, 1e-2, frozenset({"products", "plan"})),
     # `overlap` is negative if sums and products slow each other down
@@ -133,8 +133,9 @@ FIT_PARAMETERS = (
 # The parameters that are fitted for a leaf with a rate of its own. Undetermined parameters have the value from the
 # datasheet. `rows` and `cols`, which describe the time to prepare A and B, are computed from bytes and the device's
 # bandwidth and are not fitted: a tuning measures few thin products. (A tuning of an H100 measured 16 products by
-# `f16x3`, none thinner than 992. A fit of `cols` gave 160; the value from the datasheet is 446. The predicted times of
-# 300 other products were then too short by 12 % at the median, and by up to 40 % for thin products.)
+# `f16x3`, none thinner than 992. From these products, a fit of `cols` gave 160 instead of the datasheet's value 446.
+# The predicted times of 300 other products were then too short by 12 % at the median, and by up to 40 % for thin
+# products.)
 LEAF_RATE_PARAMETERS = tuple(replace(p, neutral=None) for p in FIT_PARAMETERS[:3])
 FIT_PARAMETERS_BY_NAME: Mapping[str, FitParameter] = MappingProxyType({p.name: p for p in FIT_PARAMETERS})
 OWN_KERNEL_START_VALUES = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}

@@ -1,8 +1,8 @@
 """Draw random calibrations around a fit, to compute 95 % intervals of numbers that follow from the calibration.
 
 The calibrations are drawn with the covariance of the fit. In 95 % of them, a parameter is inside its 95 % interval, and
-correlated parameters vary together. Fixed parameters do not vary. Neglected are differences between cards of one model,
-and the effect of the vendor's parameters on fmm's own kernel.
+correlated parameters vary together. Fixed parameters do not vary. The calibrations neglect differences between GPUs of
+the same model, and the effect of the vendor's parameters on fmm's own kernel.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _ParameterGroup:
     directions: Any
 
     def sample_calibration(self, calibration: Calibration, random: np.random.Generator) -> Calibration:
-        """Return the calibration with random values for the parameters of this group."""
+        """Return the calibration with random values, near the fitted values, for the parameters of this group."""
         x = self.x + random.standard_normal(len(self.directions)) @ self.directions
         values = self.problem.parameters_at(x)
         within = {p.name: min(max(values[p.name], p.low), p.high) for p in self.problem.free}
@@ -89,8 +89,8 @@ def _parameter_groups(
 
 def _group_from_problem(problem: LeastSquares, dtype: str) -> _ParameterGroup:
     solution = problem.solve(1)  # one evaluation suffices for the Jacobian at the fitted parameters
-    # The QR factorization makes the directions unique, so that samples are reproducible: R has the covariance of the
-    # directions, and a row of R is multiplied by -1 if its diagonal element is negative.
+    # Infinitely many sets of directions have the same covariance. The QR factorization and the positive diagonal of R
+    # make the directions unique, so that samples are reproducible.
     _, directions = np.linalg.qr(solution.directions)
     signs = np.where(np.diag(directions) < 0, -1.0, 1.0)
     return _ParameterGroup(problem, dtype, solution.x, signs[:, None] * directions / STANDARD_DEVIATIONS_95)

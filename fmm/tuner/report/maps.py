@@ -88,5 +88,5 @@ def _point_colours(best: Counter[Plan], coloured: dict[Plan | None, str]) -> dic
 
 
 def _coloured_plan_or_none(plan: Plan, coloured: dict[Plan | None, str]) -> Plan | None:
-    """Return the plan if its areas have a colour of their own, else None."""
+    """Return the plan if the plan map has a colour for this plan, else None."""
     return plan if plan in coloured else None

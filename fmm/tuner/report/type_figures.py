@@ -166,8 +166,8 @@ def draw_time_and_error(report: TypeReport) -> Any:
 def draw_rates(report: TypeReport) -> Any:
     """Return the figure of two rates over the side: of the vendor's products, and of matrix sums.
 
-    Points are measured rates, and lines are fitted rates. The rate of products in flop/s is 1 / pi. The rate of sums in
-    bytes/s is that of 3 numbers in alpha seconds.
+    Points are measured rates, and lines are fitted rates. The rate of products is 1 / pi in flop/s. A sum moves 3
+    numbers per element in alpha seconds (two reads and one write); the rate of sums in bytes/s follows.
     """
     figure, (left, right) = new_figure(columns=2)
     squares = [o for o in report.observations_of_stages("scale", "rates", "probe") if len(set(o.problem.size)) == 1]
@@ -272,8 +272,8 @@ def _plan_groups(
 ) -> Iterator[tuple[str, str, str, frozenset[Plan]]]:
     """Yield (name in the legend, colour, marker, plans) for each group of points in a figure.
 
-    The vendor is one group. Each of the plans that were most often the fastest is a group of its own. All other plans
-    together are one group.
+    The vendor's product is one group. Each of the plans that were most often the fastest is a group of its own. All
+    other plans together are one group.
     """
     met = Counter(plans)
     often = sorted((p for p in met if p != VENDOR), key=lambda p: (won.get(p, 0), met[p]), reverse=True)

@@ -56,7 +56,8 @@ def measure_first_look(journal: Journal, dtype: str, effort: Effort) -> None:
         measure_runs(journal, HELD_OUT_STAGE, problem, [TimedRun(), *map(TimedRun, plans)], effort)
     if journal.device.untuned_model().batches:
         measure_ladder(journal, dtype, calibration_so_far(journal, dtype), effort, LADDER_SECONDS)
-    # certify a plan for the largest affordable square; on a slow device, the list is empty
+    # certify a plan for the largest square that the device can time; on a slow device, `square_ladder` returns no
+    # square
     for size in shapes.square_ladder(side)[:1]:
         certify_compiled_plan(journal, Problem(*size, dtype), effort)
 
@@ -80,7 +81,7 @@ def first_look_plans(journal: Journal, problem: Problem, effort: Effort) -> tupl
 def certify_compiled_plan(journal: Journal, problem: Problem, effort: Effort) -> None:
     """Certify the compiled plan with the shortest predicted time, unless a plan that is not compiled is far faster.
 
-    In the latter case, fmm.matmul would use the certified entry of the compiled plan instead of the faster plan.
+    An entry overrides the model: with an entry of the compiled plan, fmm.matmul would never choose the far faster plan.
     """
     ready = _best_compiled_plan(journal, problem, effort)
     if ready is None:

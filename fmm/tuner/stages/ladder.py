@@ -64,9 +64,9 @@ def ranked_plans(problem: Problem, calibration: Calibration, plans: Sequence[Pla
 
 
 def fast_plans(ranked: Sequence[Mapping[Plan, float]]) -> list[Plan]:
-    """Return the plans to compare on all squares: the vendor's product, and the fastest plans of each ranking.
+    """Return the plans to compare on all squares: the vendor's product, and the fastest plans of the ranked squares.
 
-    Of each ranking, the FAST_PLAN_COUNT fastest plans of each pair (baseline, number of levels) are returned.
+    For each square and each pair (baseline, number of levels), the FAST_PLAN_COUNT fastest plans are returned.
     """
     found: dict[Plan, None] = {VENDOR: None}
     for plans in ranked:
@@ -80,7 +80,7 @@ def fast_plans(ranked: Sequence[Mapping[Plan, float]]) -> list[Plan]:
 
 
 def ladder_baselines(ranked: Sequence[Iterable[Plan]]) -> list[str]:
-    """Return the baselines for which crossovers are measured: `vendor`, and at most two others.
+    """Return the baselines for which crossovers are measured: `vendor`, and at most two other baselines.
 
     The first other baseline is that of the plans with levels that are the fastest on the most squares. The second one
     is the same among plans without emulation.
@@ -122,9 +122,9 @@ class Ladder:
         return min(first, len(self.squares) - 1)
 
     def predicted_ratio(self, problem: Problem) -> float:
-        """Return the predicted time of the best plan with fewer levels, divided by that of the best plan with more.
+        """Return (best predicted time with fewer than `levels` levels) / (best predicted time with at least `levels`).
 
-        Return 0 if there is no plan with fewer or no plan with more levels.
+        Return 0 if all compared plans have fewer than `levels` levels, or if all have at least `levels` levels.
         """
         times: dict[bool, list[float]] = {True: [], False: []}
         for plan, time in self.compared_plans(problem).items():

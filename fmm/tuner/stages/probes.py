@@ -44,7 +44,7 @@ MAX_AA_PAIR_DIFFERENCE = 0.03  # largest relative difference of an A/A pair that
 AA_PAIR_TIME_SHARE = 0.08  # share of the planned seconds that additional rounds of A/A pairs may take
 AA_PAIR_RUNS = TimedRun(), TimedRun(twin=1)
 OWN_KERNEL_STRIDE = 2  # a plan with fmm's own kernel is timed on every second random shape
-# runs with an uncertain median have more rounds until this share of the planned seconds has passed
+# Runs with an uncertain median are timed in additional rounds, until this share of the planned seconds has passed.
 EXTRA_ROUNDS_TIME_SHARE = 0.4
 # largest share of the planned seconds for a shape that has more rounds because of an uncertain median
 MAX_SHAPE_TIME_SHARE = 0.03
@@ -89,10 +89,11 @@ def measure_largest_side(journal: Journal, dtype: str, effort: Effort) -> int:
 def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
     """Measure products, sums, A/A pairs and whole plans on shapes of many sizes.
 
-    The vendor's products are timed first, from the largest to the smallest. They need no kernels of fmm, and the
-    running compilers disturb the largest products least. Then plans with leaves that have a rate of their own are
-    timed, since these plans gain most. Then the other plans are timed, in the order in which their kernels compile.
-    Fitted and held-out shapes alternate, so that an interrupted tuning has shapes of both kinds.
+    The vendor's products are timed first, from the largest to the smallest. The vendor's products need no kernels of
+    fmm; meanwhile, fmm's kernels compile in the background, which disturbs the largest products least. Then plans with
+    leaves that have a rate of their own are timed, since these plans gain most. Then the other plans are timed, in the
+    order in which their kernels compile. Fitted and held-out shapes alternate, so that an interrupted tuning has shapes
+    of both kinds.
 
     On a GPU, sums are timed on squares of at most half of the largest side. Sums run at their full rate there, and the
     initialization of larger operands would take longer than the sums. On a CPU, sums and products are timed inside
@@ -121,7 +122,7 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
 
 
 def probe_phase(plan: Plan, gpu: bool) -> int:
-    """Return the compile phase in which a plan is probed.
+    """Return the compile phase (see COMPILE_PHASES) after which a plan is probed.
 
     All plans of a CPU, and all plans without levels with a leaf that has a rate of its own, are probed in the first
     phase.
@@ -288,7 +289,7 @@ def compilable_candidates(device: TunableDevice, effort: Effort) -> list[Plan]:
 
 
 def plans_worth_probing(device: TunableDevice, problem: Problem, plans: Sequence[Plan]) -> list[Plan]:
-    """Return those of `plans` that are near the best plan by the untuned model, sorted by predicted time."""
+    """Return the plans with a predicted time near that of the best plan, by the untuned model, the fastest first."""
     untuned = starting_calibration(device.untuned_model(), problem.dtype)
     ranked = [c for c in rank_candidates(problem, untuned, plans) if c.plan != VENDOR]
     near = [c for c in ranked if untuned.lanes == 1 or c.time < MAX_PROBED_TIME_RATIO * ranked[0].time]

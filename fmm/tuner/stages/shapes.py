@@ -36,8 +36,8 @@ def largest_affordable_side(problem: Problem, seconds: float, device: TunableDev
 SQUARE_SHARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
 OBLONG_SHARES = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), (1 / 4, 1 / 2, 1), (1 / 8, 1, 1))
 # Numbers that are added to the sides (m, k, n) of the oblong products, since few products in practice have round sides.
-# With some of these numbers, rows of 16-bit types are aligned to only 2 or 4 bytes: in one product the rows of A, in
-# another product the rows of B and C.
+# Some of these offsets make rows unaligned, so that rows of 16-bit types are aligned to only 2 or 4 bytes: in one
+# product the rows of A, in another product the rows of B and C.
 OBLONG_OFFSETS = ((0, 0, 0), (37, 37, 37), (6, 6, 6), (0, 37, 0), (0, 0, 2), (37, 37, 37))
 
 
@@ -70,8 +70,9 @@ def random_probe_shapes(side: int, effort: Effort, share: float, seed: int) -> I
         yield (m, k, n) if i % 2 else (rounded_side(m), rounded_side(k), rounded_side(n))
 
 
-# Largest sides of the shapes near crossovers, divided by the largest affordable side: of the first square, and of all
-# other squares. The sides are limited because three plans and the vendor's product are timed on each shape.
+# The crossovers are checked on one large square and on several smaller squares. These are the largest sides of the
+# large square and of the smaller squares, divided by the largest affordable side. The sides are limited because three
+# plans and the vendor's product are timed on each shape.
 LARGEST_CROSSOVER_SIDE_SHARE, CROSSOVER_SIDE_SHARE = 0.8, 0.55
 # Sides (m, k, n) of the oblong shape near crossovers, divided by CROSSOVER_SIDE_SHARE times the largest affordable
 # side.

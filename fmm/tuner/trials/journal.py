@@ -169,7 +169,7 @@ class RoundLimits:
     max_uncertainty: float = 0.02  # largest relative standard error of a median that is not uncertain
     # an uncertain median leads to no more rounds if all samples together take this number of seconds
     max_uncertain_seconds: float = float("inf")
-    # largest ratio of the two samples of a run without a third round
+    # A run with two samples is timed in a third round if (longer time) / (shorter time) exceeds this number.
     max_ratio_of_two: float = float("inf")
 
     def needs_more_rounds(self, done: int, samples: SampleSeconds) -> bool:

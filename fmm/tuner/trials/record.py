@@ -1,6 +1,7 @@
 """Read and write trials.jsonl, the file of trials, which has a line of JSON for each sample of a tuning.
 
-An incomplete last line is ignored. If there is a compressed file trials.jsonl.gz, its lines are read first.
+An incomplete last line of the file is ignored: an interrupted tuning may leave such a line. If there is a compressed
+file trials.jsonl.gz, its lines are read first.
 """
 
 from __future__ import annotations
@@ -198,9 +199,9 @@ def _gzip_lines(path: Path) -> list[bytes]:
 def first_look_trials(tunings: Sequence[RecordedTuning], header: TuningHeader) -> tuple[Trial, ...]:
     """Return the trials of the first look (coarse tuning) before a tuning, which its fit uses, too.
 
-    The first look and the tuning must have the same type, device and library versions. Without --resume, the first look
-    and the tuning must also come from the same command. If several first looks match, the trials of the last one are
-    returned. For a first look itself, the result is empty.
+    The first look and the tuning must have the same type, device and library versions. Without the option --resume, the
+    same run of fmm-tune must have recorded the first look and the tuning. If several first looks match, the trials of
+    the last one are returned. For a first look itself, the result is empty.
     """
     found: tuple[Trial, ...] = ()
     for tuning in tunings:
