@@ -286,7 +286,7 @@ def step_from_call(call: TableKernelCall) -> TableStep:
 
 
 def _check_places(table: StepTable, origin: str) -> None:
-    """Raise StepTableError for a written input, and for a block that is undeclared, unused or read before a write."""
+    """Raise StepTableError if a step writes an input, or if a block is undeclared, unused or read before a write."""
     m, k, n = table.size
     grids = {"A": (m, k), "B": (k, n), "C": (m, n)}
     blocks = {f"{x}{i + 1}{j + 1}" for x, (r, c) in grids.items() for i in range(r) for j in range(c)}

@@ -1,12 +1,14 @@
 """Compute products by residues on the CPU, with the same bits as the kernels of a GPU.
 
 The steps are those of kernels/cuda/device_code/residue_planes.cuh and residue_join.cuh: scale rows of A and columns of
-B by powers of two, round to integers, multiply modulo each modulus, and join by the Chinese remainder theorem. The norm
-of each row or column is summed in the order of its numbers. A GPU uses the same order wherever another order could
-select another power of two. All other sums are exact. So neither blocks, threads nor the BLAS change the bits.
+B by powers of two, round to integers, multiply modulo each modulus, and join by the Chinese remainder theorem. The
+squares in the norm of a row or column are summed in the order of its numbers. A GPU uses the same order wherever
+another order could select another power of two. All other sums are exact. The bits of C therefore do not depend on the
+size of blocks, on the number of threads or on the BLAS.
 
 BLAS multiplies residues in float32. A sum of SUM_LENGTH products of two residues is at most 2^24, which float32 holds.
-C is computed in blocks, which limits the memory of the residues. Threads share the work on numbers in bands of rows.
+C is computed in blocks, which limits the memory of the residues. All steps except BLAS's products are divided among
+threads in bands of rows.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ BLOCK_SIDE: Final = 2048  # largest number of rows and of columns of a block of 
 SUM_LENGTH: Final = 1024  # number of products of residues, each at most 2^14, that one float32 sum adds
 PANEL_NUMBERS: Final = 1 << 15  # numbers of a panel, whose float64 temporaries fit in a cache
 LOW_BITS: Final = 30  # scaled integers are cut into a low part of this number of bits and a high part
-# Squares of numbers beyond these limits are scaled and summed apart, as in struct Squares of residue_planes.cuh.
+# Numbers beyond these limits are scaled before they are squared, and their squares are summed separately, as in struct
+# Squares of residue_planes.cuh.
 LARGE, SMALL = 2.0**480, 2.0**-480
 MAX_NORM_OF_LINE: Final = 2.0**1023  # a line with a larger norm, or with inf or NaN, has no exponent
 MAX_EXPONENT_STEP: Final = 1000  # largest exponent of one multiplication by a power of two
@@ -103,7 +106,7 @@ class _BlockedProduct:
         return found
 
     def _weighted_sums(self, x: Array, y: Array) -> Array:
-        """Return, for the real and the imaginary part, the sums of residues times each piece of the weights."""
+        """Return, for each part of complex numbers, the sums of C's residues times each piece of their weights."""
         numbers, pieces = self.pieces.numbers, self.pieces
         weights = numbers.complex_weights if pieces.for_complex else (numbers.weights,)
         (_, m, k), n = x.shape, y.shape[1]
@@ -194,9 +197,9 @@ def ordered_norms(lines: Array) -> Array:
 
 
 def exponents_for(norms: Array, top: float) -> Array:
-    """Return the largest exponents e with norm 2^e <= top.
+    """Return for each norm the largest exponent e with norm 2^e <= top.
 
-    The exponent is 0 for a zero norm, and NO_EXPONENT for a norm that is too large or no number.
+    The exponent is 0 for a zero norm, and NO_EXPONENT for a norm that is too large, infinite or NaN.
     """
     fractions, exponents = np.frexp(norms)
     top_fraction, top_exponent = np.frexp(top)
@@ -211,7 +214,7 @@ def powers_of_two(exponents: Array) -> Array:
 
 
 def scaled_by(x: Array, exponents: Array) -> Array:
-    """Return x 2^e, by the multiplications of the kernel: one, or three if e is large."""
+    """Return x 2^e by the same multiplications as the GPU kernel: one multiplication, and three more if e is large."""
     most = int(np.abs(exponents).max(initial=0))
     if most <= MAX_EXPONENT_STEP:
         return x * powers_of_two(exponents)
@@ -228,7 +231,7 @@ def scaled_by(x: Array, exponents: Array) -> Array:
 
 
 def _store_residues(lines: Array, p: int, root: int, plane: Array, band: slice) -> None:
-    """Store numbers congruent to x, or to re + root im, modulo p: integers of magnitude up to 128."""
+    """Store the residues modulo p of x, or for complex numbers of re + root im, with magnitudes up to 128."""
     total = _small_congruent(lines[0, band], p)
     if len(lines) > 1:
         imaginary = _small_congruent(lines[1, band], p)
@@ -283,7 +286,7 @@ def _add_weighted(found: Array, split: Sequence[Sequence[float]], sums: Array, b
 
 
 def joined_value(sums: Array, pieces: WeightPieces) -> Array:
-    """Return the integers that the sums over the pieces represent, minus multiples of M; rounded about once."""
+    """Return each entry's integer modulo M, joined from the sums for the pieces of weights; rounded about once."""
     unit = 2.0**pieces.piece_bits
     multiples = np.rint((sums[0] + sums[1] / unit) * pieces.inverse_product)
     high = low = np.zeros_like(multiples)

@@ -97,7 +97,7 @@ class LevelInLeaf(LevelWithSteps):
     def lower_product_in_leaf(
         self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = ""
     ) -> LevelSteps:
-        """Return the steps of a product of numbers of `itemsize` bytes. The leaf of `plan` is this level.
+        """Return the steps of a product of numbers of `itemsize` bytes. The leaf of `plan` runs this level.
 
         `dtype` can be omitted if `itemsize` determines the steps.
         """
@@ -164,8 +164,8 @@ def lower_leaf_level(
 ) -> LevelSteps | None:
     """Return the steps of a level that one leaf runs, for counts and explain.
 
-    Return None if the plan has other levels, or if the leaf runs no level. Also return None for a Gram product, because
-    one triangle of it counts as one operation.
+    Return None if the plan has levels above the leaf, or if the leaf runs no level. Also return None for a Gram
+    product, because one triangle of a Gram product counts as one operation.
     """
     level = level_run_by_leaf(plan)
     if plan.levels or level is None or params.op != "product":

@@ -294,7 +294,7 @@ def _temporaries_share(n: int = 64) -> float:
 SGEMM_SECONDS: Final = SGEMM_BY_SIZE[-1]  # seconds of sgemm at n = 16384
 GPU8_SECONDS: Final = FIGURE_24_SECONDS["gpu8"][-1]
 # Section 8: compared codes, printed speedup in percent, seconds of the slower code and of the faster code (Figures 24,
-# 36 and 40). The speedup is 100 (1 - faster / slower) percent.
+# 36 and 40). The speedup is 100 (1 - seconds of the faster code / seconds of the slower code) percent.
 SECTION_8_SPEEDUPS: Final = (
     ("tStrassen over Strassen", "2.7", 16.561, 16.107),
     ("tWinograd over Winograd", "3.5", 16.425, 15.846),

@@ -33,9 +33,9 @@ class GramLevel(LevelWithSteps):
     Smaller products below the diagonal have fewer levels of recursion, so that leaf products have similar sizes.
 
     An option of the level can name the leaf of the blocks on the diagonal. In `gram^2.tile > strassen > vendor`, all
-    blocks on the diagonal are one launch of `tile`. In `gram.tile.outer`, the leaf reads operands that are contiguous
-    along the outer dimensions: a column-major B is copied for this leaf. If A is the transpose of B, the leaf reads
-    both operands from this copy.
+    blocks on the diagonal are one launch of `tile`. In `gram.tile.outer`, the leaf `tile` reads operands that are
+    contiguous along the outer dimensions: a column-major B is copied to a row-major temporary. If A is the transpose of
+    B, the leaf reads both operands from the copy of B.
     """
 
     cuts: int  # number of halvings of C's side
@@ -99,7 +99,7 @@ class GramLevel(LevelWithSteps):
 def _batch_equal_products(products: Sequence[Product]) -> list[Product | ProductBatch]:
     """Return the products; all products that are as large as the first product become one batch.
 
-    Only the last product can be smaller than the first one.
+    In `products`, only the last product can be smaller than the first product.
     """
     equal = [p for p in products if p.size == products[0].size]
     others: list[Product | ProductBatch] = [p for p in products if p.size != products[0].size]

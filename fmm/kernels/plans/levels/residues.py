@@ -236,8 +236,8 @@ def depth_below_residues(leaf: str) -> int:
 def residue_leaf_rows(host_product: Callable[..., object]) -> tuple[Leaf, ...]:
     """Return the rows of all residue leaves.
 
-    `host_product` multiplies on a CPU, with the keywords `moduli` and `for_complex`. It computes floating-point types,
-    without levels below residues.
+    `host_product` multiplies on a CPU, with the keywords `moduli` and `for_complex`. The function multiplies
+    floating-point types only, without levels below residues.
     """
     return tuple(
         _float_leaf(leaf, host_product) if leaf.float_type else _integer_leaf(leaf)
