@@ -105,7 +105,7 @@ try:  # CuPy's own function, even if a program sets `cupy.matmul = fmm.matmul`
 except ImportError:  # some versions of CuPy lack this attribute
     matmul = cupy.matmul
 
-# For each element type, the arguments of cublasGemmEx. The table has no bfloat16, since NumPy has no bfloat16.
+# The NumPy type for the name of each element type. The table has no bfloat16, since NumPy has no bfloat16.
 _NUMPY_TYPES = {name: np.dtype(name) for name in (*STORED_TYPES, *INTEGERS) if name != "bfloat16"}
 NO_OPTIONS: Mapping[str, Any] = {}
 

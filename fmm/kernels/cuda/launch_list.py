@@ -26,8 +26,8 @@ ADDRESS_BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
 MAX_PARAMETER_BYTES = 4096  # every driver accepts kernel parameters of this size in bytes
 STANDARD_OPTIONS = ("--std=c++17",)  # options of the compiler NVRTC
-# The architecture of kernels that fmm itself compiles for the present device. CuPy would compile these kernels with
-# the option -ftz=true, which flushes subnormal numbers to zero.
+# As the architecture of a kernel, this name means that fmm itself compiles the kernel for the present device. CuPy
+# would add the compiler option -ftz=true, which flushes subnormal numbers to zero.
 DEVICE_ARCHITECTURE = "device"
 TENSOR_MAP_BYTES = 128  # bytes of CUDA's struct CUtensorMap
 TENSOR_MAP_WORDS = TENSOR_MAP_BYTES // 8
@@ -59,7 +59,10 @@ class Kernel:
 
     @property
     def description(self) -> Any:
-        """The first source argument, an object that describes the kernel, for example a `TileKernel`."""
+        """The object that describes the kernel, for example a `TileKernel`.
+
+        `generate` takes this object as its first argument.
+        """
         return self.source_arguments[0]
 
 
@@ -165,8 +168,8 @@ class LaunchList:
     def vendor_bases(self) -> tuple[int, ...]:
         """Indices in ADDRESS_BASES of the bases that vendor calls read or write.
 
-        fmm cannot change the parameters of the vendor's kernels in a captured CUDA graph. The graph is therefore valid
-        only while these bases have the addresses that they had at the capture.
+        fmm cannot change the parameters of the vendor's kernels in a captured CUDA graph. A graph with vendor calls is
+        therefore valid only while these bases have the same addresses as at the capture.
         """
         calls = (step for step in self.steps if isinstance(step, VendorCall))
         return tuple(sorted({ADDRESS_BASES.index(x.base) for call in calls for x in call.op.operands_and_result}))

@@ -141,7 +141,8 @@ def addend_view(problem: Problem) -> DeviceView | None:
 def has_matching_layout(addend: DeviceView, dest: DeviceView) -> bool:
     """Return True if the addend is contiguous along dest's contiguous axis.
 
-    The addend's stride along the other axis is arbitrary; a bias vector is an addend with stride 0 along this axis.
+    Along the axis where dest is not contiguous, the addend may have any stride, for example the stride 0 of a bias
+    vector.
     """
     count, step = (dest.rows, addend.down) if is_column_major(dest) else (dest.cols, addend.right)
     return count == 1 or step == 1

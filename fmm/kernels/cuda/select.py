@@ -81,7 +81,7 @@ def _select_gemm(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
 def _select_with_addend(op: GemmOp, addend: DeviceView, target: ChipTarget) -> tuple[Launch, ...]:
     """Return launches that read the addend in place.
 
-    The tuple is empty if no kernel can read the addend in place, or if a copy of the addend to C is faster.
+    Return an empty tuple if no kernel can read the addend in place, or if a copy of the addend to C is faster.
     """
     if not has_matching_layout(addend, op.dest_view):
         return ()
@@ -276,7 +276,7 @@ def select_f16x3_kernel(op: GemmOp, target: ChipTarget) -> tuple[Launch, ...]:
     """Return the launches that split the operands and multiply by fmm's kernel; none if no kernel can run.
 
     Hopper GPUs use a kernel with warpgroup instructions, and most other GPUs use the portable kernel. Data-center
-    Blackwell GPUs use neither, because the vendor's float16 products are faster there.
+    Blackwell GPUs use neither kernel, because the vendor's float16 products are faster there.
     """
     op, chip = replace(op, checked=op.checked and target.flagged), target.chip
     if uses_portable_f16x3(chip):

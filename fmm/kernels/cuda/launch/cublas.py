@@ -302,9 +302,9 @@ def _cublaslt_library() -> tuple[Any, ctypes.c_void_p]:
 class CandidateCall:
     """A call of one of the algorithms that cuBLASLt's heuristic offers, chosen by its index.
 
-    The constructor raises PlanError if the heuristic offers too few algorithms.
-    The call's scratch memory is part of the workspace, so calls on several streams never share scratch memory.
-    cuBLASLt's descriptors are small and are never destroyed.
+    The constructor raises PlanError if cuBLASLt's heuristic offers no algorithm with this index. The call's scratch
+    memory is part of the workspace, so calls on several streams never share scratch memory. cuBLASLt's descriptors are
+    small and are never destroyed.
     """
 
     def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:

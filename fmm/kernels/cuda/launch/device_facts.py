@@ -11,8 +11,8 @@ from fmm.hardware.datasheets import nearest_capability
 from fmm.kernels.cuda.launch.compile import forced_capability
 from fmm.kernels.cuda.launch.kernel_call import tensor_map_encoder
 
-# Bytes that one multiprocessor and global memory exchange in one clock cycle. This number is an assumption for drivers
-# that report no memory clock.
+# Bytes that one multiprocessor and global memory exchange in one clock cycle. The value 16 is an assumption, and is
+# used only if the driver reports no memory clock.
 MEMORY_BYTES_PER_CLOCK = 16
 
 

@@ -56,8 +56,8 @@ class KernelCall:
 
 # ---- cuLaunchKernelEx (programmatic dependent launch), which CuPy does not wrap
 #
-# Two launches that add to the same result may overlap: the second launch starts before the first has ended. So two
-# small products can fill the device together.
+# Two launches that add to the same result may overlap: the second launch starts before the first has ended. Two small
+# products that overlap can fill the device together.
 
 
 class _LaunchAttribute(ctypes.Structure):
@@ -109,7 +109,7 @@ def tensor_map_encoder() -> Any:
 def encode_tensor_map(x: TensorMap) -> Any:
     """Return a tensor map as the driver's 64-bit words; the first word, which holds the address, is zero.
 
-    The map is encoded for two addresses to check that no other word depends on the address.
+    The map is encoded for two addresses, to check that the first word is the only word that depends on the address.
     """
     words, others = (_encode_at_address(x, address) for address in (PLACEHOLDER_ADDRESS, 2 * PLACEHOLDER_ADDRESS))
     if words[0] != PLACEHOLDER_ADDRESS or others[0] != 2 * PLACEHOLDER_ADDRESS or (words[1:] != others[1:]).any():

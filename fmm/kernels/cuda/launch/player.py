@@ -1,9 +1,9 @@
 """Run a launch list on a CUDA device: store the addresses, prepare the calls, then make all calls in order.
 
 A signal handler can raise between two bytecodes of this code, but not between the calls, because a single C function
-(`make_calls`) makes all calls. After an exception, either all launches of the product are made or C is unchanged. In
-both cases the streams are synchronized. Only the leading sums are launched before `make_calls`: the first launches of
-the list, if they run on the caller's stream and write only to the workspace.
+(`make_calls`) makes all calls. After an exception, either all launches of the product are made or C is unchanged, and
+the streams are synchronized. Only the leading sums are launched before `make_calls`: the first launches of the list, if
+they run on the caller's stream and write only to the workspace.
 
 fmm takes device memory, streams and compiled code from CuPy, so that both libraries share these resources.
 """
@@ -55,11 +55,11 @@ from fmm.kernels.plans.sums import ADDEND
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES
 
 MAX_LOOP_SLOTS = 32  # largest number of addresses that a Python loop stores faster than NumPy
-# The bases A, B, workspace, addend and flag: a launch that uses no other base does not write C. The flag is included,
-# because all sums receive the flag's address, but only sums that write C raise the flag.
+# The bases A, B, workspace, addend and flag: a launch that uses no other base does not write C. This set contains the
+# flag, because all kernels of sums receive the flag's address, but only kernels that write C raise the flag.
 BASES_WITHOUT_C = frozenset(("A", "B", "W", ADDEND, FLAG))
-# For each base, the index of its address in the list of a call's addresses. In this list, the addresses of counters
-# follow after the addresses of the bases.
+# For each base, the index of its address in the list of a call's addresses. In the list of a call's addresses, the
+# addresses of counters follow after the addresses of the bases.
 ADDRESS_INDICES = {base: i for i, base in enumerate((*ADDRESS_BASES, FLAG, HOST_COUNT, ADDEND))}
 
 
@@ -76,7 +76,10 @@ class Addresses(NamedTuple):
 
     @property
     def alignment(self) -> Alignment:
-        """Powers of two that divide the addresses of A, B, C and the workspace; the third also divides the addend's."""
+        """Powers of two that divide the addresses of A, B, C and the workspace.
+
+        The power for C also divides the addend's address.
+        """
         return address_alignment(self.a, self.b, self.c | self.addend, self.workspace)
 
     @property
@@ -126,12 +129,12 @@ class _SpareParameters(threading.local):
     """The unused parameter blocks of one thread.
 
     A call removes a parameter block from `free`, and appends the block again when all kernels are launched. A signal
-    handler that runs the same list during the call therefore takes another block. The block of an interrupted call is
-    never used again.
+    handler that runs the same launch list during the call therefore takes another parameter block. If a call is
+    interrupted, its parameter block is never used again.
 
     A thread that takes over an ended thread's graph may have no current CUDA context. The driver crashes if a thread
-    without a current context sets a graph's parameters. Therefore the constructor, which runs once in each thread,
-    makes the context current.
+    without a current context sets a graph's parameters. To prevent this crash, the constructor, which runs once in each
+    thread, makes the device's context current.
     """
 
     def __init__(self, device: int) -> None:
@@ -246,7 +249,8 @@ class Player:
     ) -> list[BoundCall]:
         """Return the calls that follow the leading launches.
 
-        Before these calls, other calls set up the cuBLAS handles; after these calls, others restore the handles.
+        The returned list begins with calls that set up the cuBLAS handles, and ends with calls that restore the
+        handles.
         """
         calls, restoring = list[BoundCall](), list[BoundCall]()
         for i, context in enumerate(streams[: self.launches.vendor_stream_count]):
@@ -267,8 +271,8 @@ class Player:
     def _filled_parameters(self, addresses: Addresses, counters: tuple[int, ...]) -> _LaunchParameters:
         """Return a spare parameter block that holds the addresses of this call.
 
-        `filled_with` is None while the words are being written. So an interrupted write does not leave a block that
-        seems complete.
+        `filled_with` is None while the words are being written. Therefore a parameter block that was only partly
+        written, because of an interrupt, never counts as complete.
         """
         wanted = (*addresses, *counters)
         try:
@@ -346,7 +350,7 @@ class LaunchSequence:
         )
 
     def launch_all(self, addresses: Mapping[str, int], stream: int) -> None:
-        """Make all launches on the current device; `addresses` maps each base to an address."""
+        """Make all launches on the current device; `addresses` maps the name of each base to a memory address."""
         make_context_current(self.device)
         words = self._words.copy()
         by_number = np.array([addresses[base] for base in self.bases], np.int64)

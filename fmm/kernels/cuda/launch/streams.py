@@ -42,7 +42,7 @@ def thread_cublas_handle(device: int) -> int:
     """Return the calling thread's cuBLAS handle on the current device; `device` is the index of this device.
 
     CuPy's own handle of a thread is not used: CuPy destroys that handle and waits for the device when the thread ends.
-    Driver 580.159 crashes if another thread ends during this wait. After a thread has ended, another thread uses the
+    Driver 580.159 crashes if another thread ends while CuPy waits. After a thread has ended, another thread uses the
     fmm handle of the ended thread.
     """
     streams = _thread_streams.own.by_device.get(device)
@@ -133,8 +133,8 @@ _capture_streams: dict[int, deque[Any]] = {}  # device number -> streams that no
 def take_capture_stream(device: int) -> Any:
     """Return a stream of the current device for a graph capture; no other capture uses the stream.
 
-    Streams for captures are never destroyed. When a thread ends, CuPy destroys the thread's cuBLAS handle and waits for
-    the device. Driver 580.159 crashes if another thread destroys a stream during this wait.
+    Streams for captures are never destroyed, because driver 580.159 can crash: at the end of a thread, CuPy waits for
+    the device, and the driver crashes if another thread destroys a stream meanwhile.
     """
     try:
         return _capture_streams[device].pop()

@@ -43,11 +43,11 @@ STRIP_POSITIONS = 16  # without clusters: number of positions of all lines that 
 WARP_THREADS = 32
 MAX_REGISTER_LOADS = 16  # largest number of a line's loads that a thread holds in registers
 # Rules for scaling an operand and for arranging its planes hi and lo. All rules scale each row of A or column of B.
-# default: chunks of PLANE_CHUNK_LENGTH numbers of hi and of lo alternate.
-# separate: the complete plane hi precedes plane lo, as the vendor's products need; the kernel uses no clusters.
-# recorded: as "default"; the split also records the spread of the magnitudes in each row or column.
-# balanced: as "default"; if the recorded spread is too large, each position of the inner dimension is scaled too.
-# SCALING_RULES maps each rule to a C++ type; the number of thread blocks in a cluster replaces the braces.
+# With the rule "default", chunks of PLANE_CHUNK_LENGTH numbers of plane hi and of plane lo alternate in memory. With
+# the rule "separate", the complete plane hi precedes plane lo, as cuBLAS needs, and the split uses no clusters. The rule
+# "recorded" is like "default", but the split also records the spread of magnitudes in each row or column. The rule
+# "balanced" is like "default", but each position of the inner dimension is also scaled if the recorded spread is too
+# large. SCALING_RULES maps each rule to a C++ type; the braces stand for the number of thread blocks of a cluster.
 ScalingRule = Literal["default", "separate", "recorded", "balanced"]
 SCALING_RULES: Mapping[ScalingRule, str] = {
     "default": "LineScaling<fmm::planes::Alternating, {}>",
@@ -177,8 +177,9 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
     a = _reuse_prepared_planes(op, OperandPlanes(first, along[0], *left, op.count, op.scratch))
     after = op.scratch if a.is_prepared else a.end_offset
     b = _reuse_prepared_planes(op, OperandPlanes(second, along[1], *right, op.count, after))
-    # In a Gram product the rows of A are the columns of B, so both operands share one set of planes. A checked product
-    # scales the inner dimension of A and of B differently, so a checked Gram product needs two sets of planes.
+    # In a Gram product the rows of A are the columns of B, so both operands share one set of planes. A componentwise
+    # product scales the positions of the inner dimension of A and of B differently, so a componentwise Gram product
+    # needs two sets of planes.
     gram = op.triangle is not None and op.triangle.gram
     shared = (
         gram
@@ -241,8 +242,9 @@ def plane_split_launch(
 
     `alignment` maps a base to the largest power of two that divides its address. `cluster` is the number of thread
     blocks in a cluster; 1 means no clusters, because only compute capability 9.0 and newer has clusters. The operand
-    with the most numbers for each thread block comes first in the grid. For example, a B with few columns has few
-    thread blocks that take long. If these start first, the many short thread blocks of A run at the same time.
+    with the most numbers for each thread block comes first in the grid. For example, a B with few columns is split by
+    few thread blocks, and each of them takes long. If the thread blocks of B start first, the many short thread blocks
+    of A run at the same time.
     """
     names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
     operands = sorted(operands, key=lambda x: -x.numbers_per_block(x.split_kernel(alignment), cluster))
@@ -265,7 +267,8 @@ class ExponentSpread:
     """The planes of both operands of a componentwise product, and the memory for balancing the inner dimension.
 
     From `offset` on, the workspace holds the largest exponent at each position of the inner dimension, first for A and
-    then for B. After these exponents, the workspace holds the decision whether to balance.
+    then for B. After these exponents, the workspace holds the decision whether the product balances the inner
+    dimension.
     """
 
     left: OperandPlanes
@@ -284,7 +287,7 @@ class ExponentSpread:
 
     @property
     def end_offset(self) -> int:
-        """Offset of the first byte after the decision in the workspace."""
+        """Offset in the workspace of the first byte after the decision whether to balance."""
         return self.balance_offset + PLANE_ALIGN_BYTES
 
     def pack_parameters(

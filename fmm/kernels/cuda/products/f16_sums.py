@@ -70,7 +70,10 @@ class PlaneSums:
 
     @cached_property
     def sum_kernel(self) -> SumKernel:
-        """The kernel of the sums; it checks the bounds of all arrays if the lines of the planes are padded."""
+        """The kernel that forms the sums of blocks.
+
+        If the lines of the planes are padded, the kernel checks all array bounds.
+        """
         kernel = self.split.kernel
         return kernel if self.planes.line_pitch == self.split.cols else replace(kernel, unchecked=frozenset())
 
@@ -80,7 +83,7 @@ def find_plane_sums(
 ) -> PlaneSums | None:
     """Return the sums `split` as an operation that writes planes for a batch of products.
 
-    Return None if the sums are no operand of the batch, or if the sums cannot be written as planes.
+    Return None if `split` does not compute an operand of the batch, or if its sums cannot be written as planes.
     """
     plain = product.alpha == 1 and not product.beta and not product.checked
     if product.count < 2 or not plain or product.left == product.right:

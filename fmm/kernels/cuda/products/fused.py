@@ -44,8 +44,8 @@ class FusedLaunches:
         alpha: float,
         beta: float,
     ) -> None:
-        # If no strategy is given, or a strategy of the TMA kernel, all products form one group: a device with TMA
-        # computes the group in one launch.
+        # If the caller passes no strategy, or a strategy of the TMA kernel, all products of the level form one group: a
+        # device with TMA computes the group in one launch.
         self.one_launch = strategy is None or tma_strategy(strategy.name) is not None
         self.scheme, self.tasks, self.strategy = level.scheme, level.tasks, strategy or FUSED_SIZES[dtype]
         self.dtype, self.blocks, self.alpha, self.beta = dtype, blocks, alpha, beta
@@ -53,7 +53,10 @@ class FusedLaunches:
 
     @property
     def is_atomic(self) -> bool:
-        """True if launches add to C atomically. C must then be multiplied by beta before the first launch."""
+        """True if launches add to C atomically.
+
+        With atomic additions, C must be multiplied by beta before the first launch.
+        """
         return "atomic" in self.tasks
 
     def staged_launches(self) -> Iterator[list[list[TileOp | TileGroup]]]:

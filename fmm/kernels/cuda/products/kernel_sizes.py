@@ -32,8 +32,8 @@ class TileSizes:
     # number of thread blocks that one multiprocessor must have enough registers for; 0: the compiler decides
     blocks: int = 0
     rate: float = 1.0  # measured speed divided by the block model's speed (float32, H200); corrects the block model
-    # True if sums of K-major blocks (contiguous along the inner dimension) are stored transposed in shared memory. Each
-    # strategy has the value that causes fewer register bank conflicts.
+    # True if sums of K-major blocks (contiguous along the inner dimension) are stored transposed in shared memory. For
+    # each strategy, the value is the one that causes fewer register bank conflicts.
     transposed_sums: bool = True
     types: tuple[str, ...] = ("float32", "float64")  # element types for which a thread's registers suffice
     mma_depth: int = 8  # depth of one float64 mma instruction along the inner dimension
@@ -78,8 +78,9 @@ H200_STRATEGIES = tuple(
     )
 )
 # Strategies for gemm_tma.cuh, where the copy engine (TMA) loads the tiles. Products with fused sums are fastest with
-# many short stages (Long), and products without sums with few long stages (Deep). `rate` is relative to the model's
-# speed for Square; `rate` is 5 % smaller than measured for large products.
+# many short stages (Long), and products without sums with few long stages (Deep). `rate` is the speed of the strategy
+# divided by the block model's speed for the strategy Square. The values are 5 % smaller than the rates measured for
+# large products.
 TMA_SIZES = tuple(
     replace(s, types=("float32",))
     for s in (
@@ -94,8 +95,8 @@ TMA_SIZES = tuple(
 GPU8_SIZES = TileSizes("GPU8", m_s=16, n_s=128, k_s=32, m_r=16, n_r=1, warp_m=1, warp_n=32)
 # Strategies for float64 on the tensor cores. The threads of a warp form a grid of 8 rows and 4 columns, so a warp
 # computes 64 x 32 or 48 x 32 elements of C. Smaller tiles read more bytes for each element of C, and the L2 cache
-# limits the total rate of these reads. `rate` is relative to Solo: it is calculated from the bytes read, and not
-# measured yet.
+# limits the total rate of these reads. `rate` is the speed of a strategy divided by the speed of Solo. The rates are
+# calculated from the bytes that each strategy reads, and are not measured yet.
 FLOAT64_SIZES = tuple(
     replace(s, types=("float64",))
     for s in (
@@ -129,8 +130,8 @@ FUSED_SIZES = {"float32": named_strategy("Half"), "float64": named_strategy("Sol
 TMA_FUSED_SIZES = named_strategy("Long")
 
 # The kernel of gemm_small.cuh computes products of these element types, and triangles of at most this number of rows.
-# With 480 rows, each of the 120 tiles runs on its own multiprocessor of an H200. With 512 rows some tiles share a
-# multiprocessor: a float64 triangle then takes 35 us, and cuBLAS's syrk 16 us.
+# For a triangle of 480 rows, each of the 120 tiles has an H200's multiprocessor to itself. For a triangle of 512 rows,
+# some tiles share a multiprocessor: the float64 triangle takes 35 us, and cuBLAS's syrk takes 16 us.
 SMALL_TYPES = ("float16", "bfloat16", "float32", "float64")
 MAX_SMALL_ROWS = 480
 
@@ -140,8 +141,8 @@ MAX_SMALL_ROWS = 480
 PLANE_CHUNK_LENGTH = 64  # number of elements in a chunk; chunks of hi and lo alternate along a line
 PLANES_PER_OPERAND = 2  # number of float16 planes of one float32 operand: hi and lo
 FLOAT32_BYTES = 4  # bytes of a float32 number, of hi and lo together, and of an exponent
-# Largest inner dimension of one product of planes by cuBLAS. With a longer inner dimension, the error on uniform random
-# data is larger than SGEMM's.
+# Largest inner dimension of one product of planes by cuBLAS. With more than 256 positions, the error on uniform random
+# data would be larger than SGEMM's.
 VENDOR_PIECE_LENGTH = 256
 PLANE_ALIGN_BYTES = 256  # alignment in bytes of planes and exponents in the workspace
 

@@ -70,7 +70,7 @@ def count_tiles(m: int, n: int, s: MmaSizes, triangle: bool) -> int:
 
 
 def raster_rows(s: MmaSizes) -> int:
-    """Return the number of rows of tiles that are computed together; their total height is a multiple of n_s."""
+    """Return the number of rows of tiles that are computed together; the rows' total height is a multiple of n_s."""
     return next(rows for rows in range(RASTER_ROWS, 0, -1) if rows * s.m_s % s.n_s == 0)
 
 

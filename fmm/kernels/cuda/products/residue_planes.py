@@ -34,16 +34,17 @@ TRANSPOSED_POSITIONS, TRANSPOSED_POSITIONS_OF_16_BYTES = 64, 32
 # The number of positions that a thread block without a cluster measures and transposes, as in residue_planes.cuh.
 TRANSPOSED_POSITIONS_ALONE = 16
 # For 0, 1 and 2 levels of Strassen's algorithm: the number of thread blocks of the split kernel that one multiprocessor
-# must have enough registers for. With an empty text, the compiler decides this number.
+# must have enough registers for. An empty text leaves this number to the compiler.
 MIN_SPLIT_BLOCKS_PER_SM = "4", "", "2"
 # A warp measures a line of at most MAX_WARP_LINE_BYTES bytes, and a thread block measures a longer line.
 WARP_THREADS, MAX_WARP_LINE_BYTES = 32, 4096
 LINE_MEMORY_BYTES = 24 * RESIDUE_THREADS + 4 * 32  # size of struct LineMemory of residue_lines.cuh
 STRIP_BYTES = 128  # width in bytes of the strip of adjacent lines that a cluster splits in an MN-major operand
 STRIP_PART_POSITIONS = 32  # each thread block of a cluster splits a multiple of this number of positions of the lines
-# The largest number of positions in a line for which one kernel measures and splits. Longer lines fit in shared memory
-# too, but leave space for fewer thread blocks. On an H200, float64 products by this kernel took 1.02 times as long as
-# with separate kernels for lines of 5500 numbers, and 1.13 times as long for lines of 8192 numbers.
+# The largest number of positions in a line for which one kernel both measures and splits the line. For longer lines,
+# one kernel for both steps is slower than two kernels, because shared memory holds fewer thread blocks. On an H200,
+# float64 products with one kernel took 1.02 times as long as with two kernels for lines of 5500 numbers, and 1.13 times
+# as long for lines of 8192 numbers.
 MAX_SPLIT_LINE_LENGTH = 4096
 OPERAND_WORDS = 11  # number of 8-byte words in struct Operand of residue_planes.cuh
 RESIDUE_NAMESPACE = "fmm::residues::"
@@ -104,8 +105,8 @@ ByteSource = Literal["source", "planes"]
 class MeasureKernel:
     """A variant of the kernel that measures one operand.
 
-    If the operand is contiguous along the inner dimension, `group` threads measure a line. Otherwise a cluster measures
-    the operand and also writes a transposed copy.
+    If the operand is contiguous along the inner dimension, `group` threads measure a line. If the operand is contiguous
+    along the outer dimension, a cluster measures the operand and also writes a transposed copy.
     """
 
     along: ContiguousAxis
@@ -136,7 +137,8 @@ class ResidueOperand:
     exponents: int  # offset of the exponents from `base`, in bytes
     planes: int  # offset of the planes from `base`, in bytes
     transposed_copy: int  # offset of the transposed copy in the workspace, in bytes
-    # where the product kernel reads elements that already are residues; None if the elements are split into residues
+    # If the operand's elements already are residues: the place from which the product kernel reads the elements. None
+    # if the split kernel computes the residues.
     bytes_from: ByteSource | None = None
     base: str = "W"  # name of the base that the offsets of exponents and planes count from
     is_prepared: bool = False  # True if `fmm.prepare` has stored the planes, or both operands use the same planes
@@ -352,7 +354,7 @@ def fast_sums_cpp() -> str:
     code = {0: 0, 1: 1, -1: 2}
 
     def pack_coefficients(table: Matrix) -> int:
-        """Return an integer with all coefficients of a table: 8 bits for each product, 2 bits for each block."""
+        """Return one integer with all coefficients of a table: 8 bits for each product, with 2 bits for each block."""
         return sum(code[int(c)] << (8 * q + 2 * b) for b, row in enumerate(table) for q, c in enumerate(row))
 
     tables = ", ".join(f"{pack_coefficients(table):#x}ull" for table in (found.u, found.v, found.w))

@@ -55,7 +55,8 @@ from fmm.problem import Shape
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
 TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile together take as long as computing this number of columns
-# A longer product reduces its sums modulo p each time after this number of steps of 128 positions (gemm_residues.cuh).
+# The kernel reduces its sums modulo p each time after this number of steps (gemm_residues.cuh). One step is 128
+# positions of the inner dimension, and a product with fewer steps needs no reduction before its end.
 MAX_UNREDUCED_STEPS = 512
 NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # alignments by base; empty: no alignment is known
 
@@ -97,11 +98,11 @@ class ResidueOp:
 
     @property
     def launched_signs(self) -> tuple[int | None, ...]:
-        """The signs of j for which products are launched separately; only None if one launch computes all products.
+        """The signs of j for which the products are launched separately; `(None,)` if one launch computes all products.
 
-        A complex number has two planes for each modulus: re + j im and re - j im. Conjugation exchanges the two planes.
-        If both operands share their planes, a plane with one sign of j is therefore multiplied by the plane with the
-        other sign.
+        A complex number has two planes for each modulus: re + j im and re - j im. The complex conjugate of the matrix
+        has the same two planes in the opposite order. If both operands share their planes, a plane with one sign of j
+        is multiplied by the plane with the other sign, because one operand is the adjoint of the other.
         """
         return (0, 1) if self.shares_planes and self.geometry.for_complex else (None,)
 
@@ -139,7 +140,8 @@ class ResidueOp:
     def byte_products(self, first: int, moduli: tuple[int, ...], sign: int | None = None) -> ByteProducts:
         """Describe the products of planes for these moduli, for the kernel that multiplies by single warps.
 
-        `first` is the index of the first modulus. With `sign`, describe only one of the two products of each modulus.
+        `first` is the index of the first modulus. Each modulus of a complex product has two products, one for each sign
+        of j; with `sign`, describe only the product for this sign.
         """
         count = len(moduli)
         operands = zip(self.operands, self.operand_signs(sign), strict=True)
@@ -150,7 +152,8 @@ class ResidueOp:
     def plane_product_op(self, first: int, count: int, sign: int | None = None) -> WgmmaOp[ResidueKernel]:
         """Describe the products of planes for `count` moduli, for the kernel that multiplies by warpgroups.
 
-        `first` is the index of the first modulus. With `sign`, describe only one of the two products of each modulus.
+        `first` is the index of the first modulus. Each modulus of a complex product has two products, one for each sign
+        of j; with `sign`, describe only the product for this sign.
         """
         rows, inner, columns = self.product_shape
         layers = count * self.products_per_modulus(sign)
@@ -204,8 +207,8 @@ def residue_op(
     writes_c = (
         are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_tma_aligned(op.dest, alignment)
     )
-    # With levels of Strassen's algorithm, the kernel multiplies sums of blocks. The products of these sums are not
-    # symmetric or Hermitian, so both triangles must be computed.
+    # With levels of Strassen's algorithm, the kernel multiplies a sum of A's blocks by a sum of B's blocks. The result
+    # is not symmetric or Hermitian, even if C is, so both triangles must be computed.
     lower_only = op.triangle is not None and not levels and not DTYPES[dtype].exact
     shares_planes = lower_only and _are_adjoint_planes(op, x, y)
     if shares_planes:
@@ -249,7 +252,7 @@ def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> Resid
 def _byte_source(x: GemmOperand, along: ContiguousAxis, alignment: Mapping[str, int]) -> ByteSource | None:
     """Return where the product kernel reads an operand of bytes, which already are residues.
 
-    Return None if the split kernel must copy the bytes to a plane.
+    Return None if the product kernel cannot read the bytes, so that the split kernel must copy the bytes to a plane.
     """
     if along == "outer":
         return "planes"
@@ -304,8 +307,8 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
     """Return the launches that prepare one operand for later calls, and the bytes of workspace for these launches."""
     if not any(x.is_prepared for x in op.operands):
         return (), 0
-    # In `op`, the operand to prepare is marked as prepared. Exchange the marks, so that the launches compute the planes
-    # of this operand and skip the other operand.
+    # In `op`, the operand to prepare has `is_prepared` set. The launches skip operands with this mark, so the mark is
+    # moved to the other operand: the launches then compute the planes of the operand to prepare.
     left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.operands)
     aligned, moduli = _operand_alignments(op, alignment), op.geometry.remainder_weights.moduli
     workspace = max(size for x, size in zip(op.operands, op.geometry.transposed_bytes, strict=True) if x.is_prepared)
@@ -456,8 +459,9 @@ def join_threads(levels: int) -> int:
 def adjacent_columns(dtype: str, levels: int) -> int:
     """Return the number of adjacent elements of a row that a thread joins in every block of C.
 
-    If levels of Strassen's algorithm follow the level of residues, a thread joins four or more blocks of C. Four
-    adjacent elements of 8 bytes or more in each block would then need too many registers.
+    If the plan has levels of Strassen's algorithm below the level of residues, a thread joins elements of four or more
+    blocks of C at a time. Four adjacent elements of 8 bytes or more in each of these blocks would need too many
+    registers.
     """
     return 2 if levels and DTYPES[dtype].itemsize >= 8 else 4
 

@@ -26,7 +26,8 @@ from fmm.kernels.cuda.products.residue_planes import moduli_table
 
 # The slowdown of narrow tiles was not measured for bytes. The value 1.16 is the slowdown measured for f16x3.
 RESIDUE_MMA_SIZES = (MmaSizes(128, 256, 64, 64), MmaSizes(128, 128, 64, 64, blocks=2, slowdown=1.16))
-# A longer product reduces its sums modulo p each time after this number of steps of 128 positions, as in the kernel.
+# The kernel reduces its sums modulo p each time after this number of steps (gemm_residues_mma.cuh). One step is 128
+# positions of the inner dimension, and a product with fewer steps needs no reduction before its end.
 MAX_UNREDUCED_STEPS = 512
 
 
@@ -69,7 +70,7 @@ class ByteProducts:
 
 
 def residue_mma_launch(x: ByteProducts, chip: Chip, does: LaunchPurpose, products: str) -> Launch:
-    """Return the launch that multiplies the planes; `products` describes the products in the launch's label."""
+    """Return the launch that multiplies the planes; the launch's label contains the text `products`."""
     s = best_mma_sizes(x.rows, x.columns, x.count, chip, RESIDUE_MMA_SIZES, x.lower_only)
     steps = -(-x.inner // TILE_LINE_BYTES)
     spec = ResidueMmaKernel(s, x.lower_only, steps >= MAX_UNREDUCED_STEPS)

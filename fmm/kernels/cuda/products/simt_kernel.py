@@ -102,8 +102,8 @@ def to_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float]
     """Return an `adding_epilogue` that computes the same as `e`, and a pair (factor, keep) for each destination.
 
     Return `e` if no `adding_epilogue` computes the same, for example because a destination's new value depends on
-    another destination's old value. Most products of step tables thus use the same compiled kernel: mulIncInc and
-    mulStoreDec differ only in coefficients that the launch sets.
+    another destination's old value. Most products of step tables therefore use the same compiled kernel. For example,
+    the step tables' operations mulIncInc and mulStoreDec differ only in coefficients that the launch sets.
     """
     every = range(e.destination_count)
     rows = dict(zip(e.writes, e.program.coefficient_matrix(), strict=True))

@@ -146,8 +146,8 @@ class TileGroup:
     def fits_one_launch(self) -> bool:
         """True if one launch can compute all products.
 
-        The products must use the same variant of the kernel, must not write in turns, and must have at most
-        MAX_PARAMETER_BYTES of parameters together.
+        All products must use the same variant of the kernel, `order` must not be "turns", and the parameters of all
+        products together must have at most MAX_PARAMETER_BYTES bytes.
         """
         alike = len({(op.kernel, op.lines, op.count) for op in self.ops}) == 1
         return alike and self.order != "turns" and len(self.parameter_bytes) <= MAX_PARAMETER_BYTES
@@ -226,8 +226,8 @@ def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
     )
 
 
-# The epilogue C_0 = factor_0 product + keep_1 C_1. Destination 1 is the addend; the kernel reads the addend and never
-# writes it.
+# The epilogue of a product with a separate addend: C_0 = factor_0 product + keep_1 C_1. Destination 1 is the addend;
+# the kernel reads the addend and never writes it.
 _ADDEND_SUM: Terms = ((LaunchScalar("keep", 1), 1), (LaunchScalar("factor", 0), 0))  # type: ignore[assignment]
 ADDEND_EPILOGUE = Epilogue(AdditionProgram(2, (_ADDEND_SUM,), (2,)), (1,), (0,))
 
@@ -240,8 +240,8 @@ def with_addend(op: TileOp, addend: DeviceView) -> TileOp:
     return replace(op, kernel=replace(op.kernel, epilogue=ADDEND_EPILOGUE), dest=dest, lines=lines)
 
 
-# Options in a leaf's name (such as `texture` in `tile.gpu8.texture`) set how tiles are copied to shared memory. For
-# each option: the path of A's tiles and the path of B's tiles.
+# Options in a leaf's name (such as `texture` in `tile.gpu8.texture`) set how tiles are copied to shared memory.
+# LEAF_PATHS has two paths for each option: the path of A's tiles and the path of B's tiles.
 LEAF_PATHS: Mapping[str, tuple[CopyPath, CopyPath]] = {"plain": ("plain", "plain"), "texture": ("texture", "plain")}
 
 
@@ -259,7 +259,7 @@ def leaf_paths(use: LeafUse) -> tuple[CopyPath, CopyPath]:
 # ---- launches for a chip
 
 # A launch with at least this number of thread blocks for each multiprocessor may start before the previous launch has
-# ended. In measurements, overlapping launches with fewer thread blocks slowed each other down.
+# ended. In measurements, launches with fewer thread blocks slowed each other down when they overlapped.
 OVERLAP_MIN_WAVES = 1.9
 
 

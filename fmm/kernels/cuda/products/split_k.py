@@ -17,9 +17,10 @@ MIN_PART_STEPS = 16  # smallest number of steps in a part; shorter parts cost mo
 TASK_COUNTS = (1, 8, 24)  # numbers of tasks for which kernels are compiled; a launch uses the smallest that suffices
 MAX_TILE_PARTS = 16  # largest number of parts of one tile
 # How long a thread block takes to start, to store a tile of C, and to store a tile in order with other thread blocks.
-# The unit is the time for one position of the inner dimension. On an H200 an ordered store took 45 units when all
-# thread blocks stored at about the same time. In a launch the thread blocks store at different times: with 30 units the
-# model selects the division that was fastest in measurements.
+# The unit of these times is the time in which a thread block multiplies one position of the inner dimension. On an
+# H200, a store in order took 45 units when all thread blocks stored at about the same time. Usually the thread blocks
+# store at different times: with a time of 30 units, the predictions select the division that was fastest in
+# measurements.
 BLOCK_START_TIME, TILE_STORE_TIME, ORDERED_STORE_TIME = 30, 18, 30
 
 
@@ -65,7 +66,7 @@ def split_last_tiles(
 def _divide_last_tiles(
     products: int, tiles: int, steps: int, k_s: int, cut: int, parts_per_tile: int
 ) -> tuple[ProductPart, ...]:
-    """Return the tasks in the order of the products; the last `cut` tiles have `parts_per_tile` parts each.
+    """Return the tasks in the order of the products; each of the last `cut` tiles has `parts_per_tile` parts.
 
     The first divided tile can be in the middle of a product's tiles, at index i. In all later products, separate tasks
     then compute the tiles before index i and the tiles from index i on.

@@ -20,7 +20,8 @@ RASTER_ROWS = 8  # number of rows of C's tiles that are computed together, so th
 # B's columns (MN-major).
 ContiguousAxis = Literal["inner", "outer"]
 # The tiles that a kernel writes if C is symmetric or Hermitian. "lower": the tiles on and below the diagonal. "full":
-# the tiles on and below the diagonal, and their mirror images. For a general C, None stands for all tiles.
+# the tiles on and below the diagonal, and their mirror images. If C is neither symmetric nor Hermitian, None is used
+# instead of a name: the kernel writes all tiles.
 TriangleTiles = Literal["lower", "full"]
 TRIANGLE_LABELS: Mapping[TriangleTiles, str] = {
     "lower": "on and below the diagonal",

@@ -55,7 +55,8 @@ class TmaKernel:
 
     `terms` holds three numbers: the largest number of blocks in a sum of A's blocks, the largest number of blocks in a
     sum of B's blocks, and the largest number of blocks of C that a product is added to. `blocks` holds the number of
-    distinct blocks of A, of B and of C. `shapes` contains the pairs (A is a sum, B is a sum) that occur in the tasks.
+    distinct blocks of A, of B and of C. `shapes` contains, for all tasks, the pairs of two values: True if the left
+    operand is a sum, True if the right operand is a sum.
     """
 
     strategy: TileSizes
@@ -73,7 +74,8 @@ class TmaKernel:
         """Bytes of shared memory.
 
         Each stage holds one tile of every block in a sum, and one tile of the sum itself if it has several blocks. At
-        the end, a tile of C overwrites these tiles. Each stage also has two barriers of 8 bytes.
+        the end of a product, the tile of C is stored in the same memory as the tiles of A and B. Each stage also has
+        two barriers of 8 bytes.
         """
         s = self.strategy
         left, right = (terms + (terms > 1) for terms in self.terms[:2])
@@ -238,7 +240,10 @@ def _is_tma_supported(ops: Sequence[TileOp]) -> bool:
 
 
 def _without_factors(x: BlockTerm) -> BlockTerm:
-    """Return the block with default coefficients. Two blocks without factors are equal if they have the same memory."""
+    """Return the block with default coefficients.
+
+    With this function, callers find terms that are the same block in memory.
+    """
     return x._replace(factor=1, keep=0)
 
 
@@ -291,7 +296,7 @@ def _pack_tasks(
 
 
 def _sides_of_cut(part: ProductPart, cut: int) -> list[bool]:
-    """Return where the part has tiles: False stands for tiles before index `cut`, True for tiles from `cut` on."""
+    """Return the sides of `cut` where the task has tiles: False for indices below `cut`, True for the other indices."""
     return [behind for behind in (False, True) if (part.first + part.tiles > cut if behind else part.first < cut)]
 
 

@@ -110,9 +110,10 @@ def wgmma_instructions(element: DType, width: int, planes: bool = False) -> list
     """Return the C++ struct Step; its function `multiply` multiplies 64 rows of A by `width` columns of B.
 
     If `keeps` is 0, the first wgmma instruction overwrites the accumulators; all other instructions add to the
-    accumulators. Operands with 16-bit elements may be transposed, that is, contiguous along the outer dimension. Sums
-    of products of bytes are integers. A wgmma instruction must name all its registers, so its text depends on `width`.
-    NVRTC compiles each asm statement with many registers slowly, so one asm statement has all instructions of a tile.
+    accumulators. Operands with 16-bit elements may be transposed, that is, contiguous along the outer dimension. If the
+    operands are bytes, the accumulators are integers. A wgmma instruction must name all its registers, so its text
+    depends on `width`. NVRTC compiles each asm statement with many registers slowly, so one asm statement has all
+    instructions of a tile.
 
     With `planes`, Step also has `multiply_low`, which computes hi lo + lo hi. LOW_A is the distance from plane hi to
     plane lo of A, and LOW_B is the distance for B.
@@ -246,8 +247,8 @@ def wgmma_op(
     m, n, k = op.n, op.m, op.k
     left, right, along = row_major_operands(op)
     alpha, beta = complex(op.alpha), complex(op.beta)
-    # The copy engine (TMA) can add a tile to the old C, but cannot read a separate addend. For an addend or a triangle,
-    # the kernel itself reads and adds the old values.
+    # The copy engine (TMA) can add a tile to the old C, but cannot read a separate addend. If there is an addend, or if
+    # only a triangle of C is written, the kernel itself reads and adds the old values.
     adds = beta == 1 and op.triangle is None and op.addend is None
     among = TRIANGLE_SIZES if op.triangle else WGMMA_SIZES
     s = sizes or best_wgmma_sizes(m, n, op.count, multiprocessors, among, op.triangle is not None)
@@ -315,7 +316,7 @@ def count_cluster_tiles(tiles: tuple[int, int], s: WgmmaSizes, triangle: bool) -
 
 
 def raster_rows(s: WgmmaSizes) -> int:
-    """Return the number of rows of cluster tiles that are computed together; their height is a multiple of n_s."""
+    """Return how many rows of cluster tiles are computed together; the rows' total height is a multiple of n_s."""
     return next(rows for rows in range(RASTER_ROWS, 0, -1) if rows * s.m_s * s.cluster % s.n_s == 0)
 
 

@@ -61,11 +61,12 @@ def recompute_launches(
     addend: DeviceView | None = None,
     conjugates: tuple[bool, bool] = (False, False),
 ) -> tuple[Launch, ...]:
-    """Return the launches that recompute the product if the flag is raised. These launches run after the plan's.
+    """Return the launches that recompute the product if the flag is raised.
 
-    If `is_unchecked`, the first launch scans C for inf and NaN, because the kernel that wrote C raises no flag.
-    `addend` is the matrix that beta multiplies: the call's addend, or a copy of the old C. `conjugates` has two values,
-    for A and for B: True if the plan multiplies the matrix's complex conjugate.
+    These launches run after the launches of the plan. If `is_unchecked`, the first launch scans C for inf and NaN,
+    because the kernel that wrote C raises no flag. `addend` is the matrix that beta multiplies: the call's addend, or a
+    copy of the old C. `conjugates` has two values, for A and for B: True if the plan multiplies the matrix's complex
+    conjugate.
     """
     whole = problem.fill == "full" or not is_column_major(operand_views(problem)["C"])
     tiled = problem.stored_type in TILED_STRATEGIES and not problem.has_factors and whole
@@ -162,8 +163,8 @@ def simple_recompute_source(dtype: str, entry: str) -> str:
 
 # ---- after a recomputed product
 
-# After the first recomputed product, MIN_BACKOFF products go to the vendor. Each later recomputed product doubles this
-# number, up to MAX_BACKOFF.
+# After the first recomputed product, MIN_BACKOFF products go to the vendor. Each later recomputed product doubles the
+# number of products that go to the vendor, up to MAX_BACKOFF.
 MIN_BACKOFF, MAX_BACKOFF = 8, 4096
 
 

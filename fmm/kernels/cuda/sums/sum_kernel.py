@@ -25,8 +25,8 @@ SECTOR_BYTES = 32  # bytes of the smallest memory transaction of a GPU
 CROSSWISE_WARP_ROWS = 4  # rows of warps in a thread block of a transposing kernel
 MAX_ACCESS_BYTES = 16  # bytes of the widest memory access of a thread
 # Largest number of registers, of the 255 that a thread has, that may hold live values. Addresses and early loads need
-# the other registers. Three levels in one pass have 84 live values, which need 168 registers for two float32 elements
-# or one float64 element.
+# the remaining registers. Three levels in one pass have 84 live values, which need 168 registers for two float32
+# elements or one float64 element.
 MAX_VALUE_REGISTERS = 176
 MAX_PREFETCH_VALUE_REGISTERS = 128  # the same limit for prefetching kernels: their addresses need more registers
 # Kernels that prefetch or transpose ask for four thread blocks on a multiprocessor if their live values need at most
@@ -36,8 +36,8 @@ MAX_SHORT_PROGRAM_STATEMENTS = 400  # a program with more statements is long; it
 MAX_JOINT_PASS_VALUES = 12  # with more live values, a thread of a prefetching kernel processes one element at a time
 # A program prefetches through shared memory if it has at least PREFETCH_MIN_LOADS loads and at least twice as many
 # loads as live values. A prefetching thread block has PREFETCH_BATCHES batches of loads in flight, with PREFETCH_BYTES
-# bytes in total. Without prefetching, registers limit the number of loads in flight: on an H200, the join of three
-# levels then moves 1.9 TB/s. With prefetching, the join moves 3.7 to 4.1 TB/s.
+# bytes in total. Without prefetching, registers limit the number of loads in flight: on an H200, the kernel that joins
+# the products of three levels to C then moves 1.9 TB/s. With prefetching, this kernel moves 3.7 to 4.1 TB/s.
 PREFETCH_MIN_LOADS = 32
 PREFETCH_BATCHES = 8
 PREFETCH_BYTES = 32 << 10
@@ -89,8 +89,8 @@ class SumKernel:
         # Programs of three levels with alpha and beta need many registers in addition to the registers of live values.
         if self.is_long_program and self.scalars:
             width = max(width // 2, 1)
-        # A complex number has two live values. With four complex numbers for each thread, the joins of two levels would
-        # spill registers.
+        # Each complex number in registers counts as two live values. With four complex numbers for each thread, the
+        # joins of two levels would spill registers.
         return min(width, 2) if self.in_parts and len(self.statements) > MAX_SHORT_PROGRAM_STATEMENTS else width
 
     @property
@@ -134,8 +134,9 @@ class SumKernel:
     def launch_bounds(self) -> str:
         """The launch bounds: threads of a thread block, and optionally thread blocks on a multiprocessor.
 
-        Without the second number, the compiler spills registers so that six thread blocks fit for the joins of two
-        levels, and five for transposing splits. With four thread blocks on a multiprocessor, no register is spilled.
+        If only the number of threads is specified, the compiler spills registers, so that six thread blocks fit on a
+        multiprocessor (joins of two levels) or five (transposing splits). If four thread blocks are specified, the
+        compiler spills no register.
         """
         values = self.vector_width * peak_live_values(self.statements) * DTYPES[self.element].registers
         holds_much = self.prefetches_loads or bool(self.column_major)
@@ -155,7 +156,8 @@ class SumKernel:
         """Return the index of the imaginary part for a load or store of a real part, and the reverse.
 
         The index counts values for a load, and outputs for a store; the indices of the two parts are consecutive.
-        Return None if the statement accesses complete numbers, or if the kernel does not access the other part.
+        Return None if the statement loads or stores complete numbers instead of parts, or if the kernel does not access
+        the other part.
         """
         block_indices = self.reads if event.kind == "load" else self.writes
         number = event.value if event.kind == "load" else event.source
@@ -274,7 +276,7 @@ def _batch_start_lines(kernel: SumKernel, loads: Sequence[int], batch: int) -> I
     """Yield the lines that start a batch of prefetched loads.
 
     The code that waits for a batch contains, as a constant, the number of later batches that may still be in flight.
-    Therefore empty batches follow the last batch of loads.
+    Empty batches follow the last batch of loads, so that the same constant is right for the last batches.
     """
     for i in range(batch * kernel.loads_per_batch, min((batch + 1) * kernel.loads_per_batch, len(loads))):
         yield f"io.template fetch<{_block_index_text(kernel.reads[loads[i]])}>({i % kernel.prefetch_slots});"

@@ -1,8 +1,8 @@
-"""Describe launches of the sum kernel. The kernel finds the blocks of a plan's step in a few arrays.
+"""Describe launches of the sum kernel.
 
-An array is a grid of blocks of one matrix, a sequence of equal blocks at equal distances, or one block. `ArrayFitter`
-finds the arrays for a step of sums. `sum_op` describes a launch when the plan is recorded, and `sum_launch` returns the
-launch for a chip.
+A few arrays in the kernel's parameters describe all blocks that a step of a plan reads and writes. An array is a grid
+of blocks of one matrix, a sequence of equal blocks at equal distances, or one block. `ArrayFitter` finds the arrays for
+a step of sums. `sum_op` describes a launch when the plan is recorded, and `sum_launch` returns the launch for a chip.
 """
 
 from __future__ import annotations
@@ -275,7 +275,8 @@ class ArrayFitter:
     def __init__(self, placed: Sequence[PlacedView]) -> None:
         self.placed = placed
         self.arrays: list[BlockArray] = []
-        # indices of the arrays of temporaries, the arrays of equal blocks, and the arrays of one block's two parts
+        # indices in `arrays` of three kinds of arrays: arrays of temporaries, arrays of equal blocks, and arrays with
+        # the real and imaginary parts of one block
         self.batches: list[int] = []
         self.parts: frozenset[int] = frozenset()  # indices of complex arrays whose parts are separate values
         self.block_indices: list[BlockIndex | None] = [None] * len(placed)

@@ -14,7 +14,7 @@ from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, order
 
 AliasPairs = tuple[tuple[int, int], ...]  # pairs (index of a write, index of a read) on the same memory
 # Limits of the search for an order of a sum kernel's inputs: the number of orders that are tried, and the total number
-# of inputs in these orders. For three levels the search takes a quarter of a second.
+# of inputs in these orders. With these limits, the search takes a quarter of a second for a kernel of three levels.
 MAX_TRIED_ORDERS = 1000
 MAX_ORDERED_INPUTS = 40_000
 
@@ -43,11 +43,12 @@ def best_statement_order(program: AdditionProgram, aliases: AliasPairs) -> tuple
     """Return the statement order with the fewest live values.
 
     There are three candidates: the program's own order of sums, the sums ordered by use, and an order that forwards
-    inputs. The first two candidates suit a split (the sums before the products), which has few inputs and many outputs:
-    all inputs are loaded first, and each output is stored as soon as it is complete. The third candidate suits a join
-    (the sums after the products): each product is loaded once and added at once to all sums that contain it. So the
-    order of the products determines how many sums are incomplete at a time. In the join of strassen^3, at most 85
-    values are live at a time in the original order of the products, and at most 43 in the order that the search finds.
+    inputs. An order that completes one sum after the other suits a split (the sums before the products), which has few
+    inputs and many outputs: all inputs are loaded first, and each output is stored as soon as it is complete. An order
+    that forwards inputs suits a join (the sums after the products): each product is loaded once and added at once to
+    all sums that contain it. So the order of the products determines how many sums are incomplete at a time. In the
+    join of strassen^3, at most 85 values are live at a time in the original order of the products, and at most 43 in
+    the order that the search finds.
     """
     orders = (
         _line_by_line_order(program),
@@ -110,10 +111,10 @@ def _order_of_forwarded_inputs(program: AdditionProgram, aliases: AliasPairs) ->
 
     The inputs of a join are the products of a scheme. A product of a composed scheme has one index in each scheme.
     Together these indices are the digits of the product's number: in strassen^2, product 5 of outer product 3 has the
-    digits 3 and 5 in base 7. The search writes the numbers of all inputs in digits. The bases of the digits are the
-    prime factors of the number of inputs, the smallest first or last. Each trial exchanges two digits in all numbers,
-    for example 3 and 5 wherever the base is 7. So a good order of Strassen's seven products also orders the products of
-    strassen^2 and strassen^3 well.
+    digits 3 and 5 in base 7. The search writes the number of each input as digits. The bases of these digits are the
+    prime factors of the number of inputs, in increasing or decreasing order. Each trial exchanges two digits in the
+    numbers of all inputs, for example the digits 3 and 5 wherever the base is 7. So a good order of Strassen's seven
+    products also orders the products of strassen^2 and strassen^3 well.
     """
     free = _InputForwarder(program, aliases).freely_ordered_inputs
     factors = _prime_factors(len(free))
@@ -168,7 +169,7 @@ def _values_in_digit_order(
 ) -> list[int]:
     """Return the values sorted by the digits of their indices, the first digit first.
 
-    `digits` contains the order of the digits in each base, and `system` lists the bases.
+    `system` lists the base of each digit of an index. `digits` has an order of the digits 0 to base - 1 for each base.
     """
     order = [0]
     for radix in system:
@@ -190,21 +191,26 @@ class _InputForwarder:
         self.started: set[int] = set()  # lines to which at least one term is added
         self.loaded: set[int] = set()  # inputs that are loaded
         self.finished: set[int] = set()  # values that are complete
-        # For each value, the lines that contain the value, and the value's coefficient in each line.
+        # For each value, the program lines (sums) that contain the value, and the value's coefficient in each of these
+        # sums.
         self.needed_by: dict[int, list[tuple[int, Coefficient]]] = {v: [] for v in program.outputs}
         for number, terms in enumerate(program.lines, program.inputs):
             for c, source in terms:
                 self.needed_by.setdefault(source, []).append((number, c))
-        # For each line, the input that the line's output overwrites, if no other line contains this input.
+        # For each program line (sum), the input that the sum's output overwrites in memory, if no other sum contains
+        # this input.
         self.old = {self.needed_by[r][0][0]: r for _, r in aliases if len(self.needed_by.get(r, ())) == 1}
 
     @property
     def freely_ordered_inputs(self) -> list[int]:
-        """The inputs that can be loaded in any order: all inputs except the overwritten inputs in `old`."""
+        """The inputs that can be loaded in any order.
+
+        The inputs in `old`, which outputs overwrite, are always loaded last.
+        """
         return [v for v in range(self.program.inputs) if v not in self.old.values()]
 
     def ordered_statements(self) -> tuple[SumStatement, ...]:
-        """Return all statements of the program in the order of forwarding."""
+        """Return all statements of the program, ordered so that each value is added to its sums as soon as possible."""
         for number, terms in enumerate(self.program.lines, self.program.inputs):
             if not terms:
                 self.events.append(SumStatement("start", number))
@@ -222,7 +228,7 @@ class _InputForwarder:
             self.events.append(SumStatement("load", value))
 
     def _finish_value(self, value: int) -> None:
-        """Append the stores of a complete value and its additions to the lines that contain the value."""
+        """Append the stores of a complete value, and the additions of the value to all sums that contain it."""
         self.finished.add(value)
         for store in _store_statements(self.program, value):
             for read in (r for o, r in self.aliases if o == store.source and r in self.needed_by):
