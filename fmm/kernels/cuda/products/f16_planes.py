@@ -44,8 +44,8 @@ WARP_THREADS = 32
 MAX_REGISTER_LOADS = 16  # largest number of a line's loads that a thread holds in registers
 # Rules for scaling an operand and for arranging its planes hi and lo. All rules scale each row of A or column of B.
 # With the rule "default", chunks of PLANE_CHUNK_LENGTH numbers of plane hi and of plane lo alternate in memory. With
-# the rule "separate", the complete plane hi precedes plane lo, as cuBLAS needs, and the split uses no clusters. The rule
-# "recorded" is like "default", but the split also records the spread of magnitudes in each row or column. The rule
+# the rule "separate", the complete plane hi precedes plane lo, as cuBLAS needs, and the split uses no clusters. The
+# rule "recorded" is like "default", but the split also records the spread of magnitudes in each row or column. The rule
 # "balanced" is like "default", but each position of the inner dimension is also scaled if the recorded spread is too
 # large. SCALING_RULES maps each rule to a C++ type; the braces stand for the number of thread blocks of a cluster.
 ScalingRule = Literal["default", "separate", "recorded", "balanced"]
