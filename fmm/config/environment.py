@@ -101,8 +101,8 @@ def log_once(message: str) -> None:
 
 # ---- variables that change the vendor's arithmetic
 
-# The environment variables that change cuBLAS's arithmetic and speed, by element type. The tuple of a variable has the
-# values with which cuBLAS's arithmetic does not change.
+# The environment variables that change cuBLAS's arithmetic and speed, by element type. Each variable is followed by the
+# values that leave cuBLAS's arithmetic unchanged.
 _EMULATION_VARIABLES = {"CUBLAS_EMULATION_STRATEGY": ("default",)}
 _DOUBLE_VARIABLES: dict[str, tuple[str, ...]] = {"CUBLAS_EMULATE_DOUBLE_PRECISION": ("0",)}
 _SINGLE_VARIABLES: dict[str, tuple[str, ...]] = {
@@ -125,7 +125,7 @@ def vendor_variables() -> dict[str, str]:
 
 
 def vendor_arithmetic(dtype: str, variables: Mapping[str, str]) -> str:
-    """Return as text those of `variables` that change cuBLAS's products of this type; empty if no variable does."""
+    """Return as text the `variables` that change cuBLAS's products of this type; empty if no variable changes them."""
     relevant = VENDOR_VARIABLES.get(dtype, {})
     found = {name: variables[name] for name, usual in relevant.items() if variables.get(name, usual[0]) not in usual}
     if any("EMULATE" in name for name in found):

@@ -1,8 +1,8 @@
 """Find and read the config files; a changed file is read again within a second.
 
-If FMM_CONFIG names a config, no other config is read. Otherwise fmm searches the user's config, the site's config and
-the shipped config, in this order. No product fails because of a config: a damaged file or section is skipped, with one
-line in the log.
+If FMM_CONFIG names a config, no other config is read. Without FMM_CONFIG, fmm searches the user's config, the site's
+config and the shipped config, in this order. No product fails because of a config: a damaged file or section is
+skipped, with one line in the log.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class Configs:
 
         If the model of this section is missing or not trusted, the first trusted model of a later file replaces it.
 
-        An interrupted tuning leaves a section without a model. Such a section must not hide the model of a later file.
+        An interrupted tuning leaves a section without a model. If the first section has no model, the model of a later
+        file must therefore still be found.
         """
         first: Tuning | None = None
         for found in self._valid_sections(identity, dtype):

@@ -264,7 +264,7 @@ def check_size(value: JsonValue, json_path: str) -> Size:
 def check_plan(value: JsonValue, json_path: str) -> str:
     """Return the text of a plan if the text ends in the name of a leaf, else raise ConfigError.
 
-    The rest of the text is not parsed here, but at the first use of the plan.
+    The levels before the leaf are not parsed here, but at the first use of the plan.
     """
     if check_text(value, json_path).rpartition(">")[2].strip() not in leaf_uses():
         raise wrong_value_error(json_path, "a plan that ends in its leaf, such as vendor", value)

@@ -1,6 +1,6 @@
 """Write configs: a lock admits one writer at a time, and the writer replaces the whole file.
 
-A section that is written keeps the old section's entries of other shapes.
+If the config already has a section for the device and type, its entries of other shapes remain in the new section.
 """
 
 from __future__ import annotations

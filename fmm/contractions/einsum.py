@@ -20,8 +20,8 @@ from fmm.contractions.pairs import LabeledArray, Labels, NextPair, contract_pair
 from fmm.runtime.decisions.early_declines import SMALL_MULTIPLY_ADDS
 
 # If the largest pair of a contraction on a CPU has fewer multiply-adds, the library's own einsum computes each pair: no
-# plan can be faster, and the library's einsum has less overhead. The limit is low, since NumPy's einsum does not use
-# BLAS for stacks of matrices.
+# plan can be faster, and the library's einsum has less overhead. The limit is low, since NumPy's einsum computes stacks
+# of matrices without BLAS, and is therefore slow for them.
 SMALL_HOST_MULTIPLY_ADDS = 1 << 15
 # Number of elements of a large CuPy array. The GPU copies a smaller array in less time than the host needs for a call
 # of cupy.einsum.
@@ -101,7 +101,7 @@ class ContractionPlan(NamedTuple):
     needed_labels: tuple[frozenset[str], ...]  # for each step, the labels that later steps or the output need
     results: tuple[Labels, ...]  # for each step, the labels of the result if the library's einsum computes the step
     next_pairs: tuple[NextPair | None, ...]  # for each step, the later pair that contracts the step's result
-    # True if each step is one product of two matrices or stacks, so that no operand must be reduced before
+    # True if each step is one product of two matrices or stacks, and no operand must first be reduced to fewer labels
     has_only_products: bool
     largest_multiply_adds: int  # number of multiply-adds of the largest step
 
@@ -170,7 +170,7 @@ def next_pairs(
     needed_labels: Sequence[frozenset[str]],
     results: Sequence[Labels],
 ) -> tuple[NextPair | None, ...]:
-    """Return, for each step, the pair that contracts the step's result; None for the last step."""
+    """Return, for each step, the later pair that has the step's result as an operand; None for the last step."""
     found: list[NextPair | None] = [None] * len(path)
     # labels of an operand, and the step that computes the operand (None for an input)
     left: list[tuple[Labels, int | None]] = [(labels, None) for labels in inputs]

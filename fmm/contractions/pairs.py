@@ -10,7 +10,8 @@ All row labels of A become one dimension. No copy of A is needed if the strides 
 the next stride times the next label's size. The batch, row, summed and column labels are therefore each ordered as the
 array stores its dimensions. The result's dimensions are stored in the order in which the product writes them, normally
 rows before columns. The transposed product, with columns before rows, is computed only if this saves a copy in the next
-pair. The caller permutes the dimensions, without a copy.
+pair. The caller of the contraction permutes the dimensions of the result to the requested order, as a view without a
+copy.
 
 `plan_pair` decides the order of labels and the copies from labels, shapes and strides alone; its plans are cached.
 `contract_pair` runs a plan on arrays.

@@ -34,7 +34,7 @@ class Chip:
     fitted: BlockModelConstants = BlockModelConstants()
     # the measured sizes (m, k, n) of float32 products, each with the name of the fastest tile strategy
     strategies: tuple[tuple[tuple[int, int, int], str], ...] = ()
-    # compute capability of the device (90 for 9.0) if `limits` describe an older one; 0: the capability of `limits`
+    # compute capability of the device (90 for 9.0) if `limits` are those of an older capability; else 0
     version: int = 0
     shared: int = 0  # bytes of shared memory that a thread block may have; 0: the number in `limits`
     tensor_maps: bool = True  # True if the driver can create tensor maps, which the copy engine (TMA) needs

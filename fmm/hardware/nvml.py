@@ -63,7 +63,7 @@ def _describe_gpu(library: Any, number: int) -> InstalledGpu | None:
     )
     if failed:
         return None
-    # fails on a GPU that shares its memory with the CPU: the size is then 0 bytes
+    # this call fails on a GPU that shares its memory with the CPU; `memory.total` is then 0 bytes
     library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
     return InstalledGpu(name.value.decode(errors="replace"), f"{major.value}.{minor.value}", int(memory.total))
 

@@ -25,7 +25,7 @@ HALF_TYPES = ("bfloat16", "float16")
 
 
 def orthogonalize_on_hopper(x: Any, coefficients: tuple[StepCoefficients, ...], bound: float | None, out: Any) -> Any:
-    """Return the result, in `out` if `out` was passed; None if the launches cannot compute it or would be slower."""
+    """Return the orthogonalized stack (`out` if passed); None if the launches cannot compute it or would be slower."""
     if type_name(x.dtype) not in HALF_TYPES or not is_on_device(x) or not _is_plain(x, out):
         return None
     rows, cols = (round_up(side, SIDE_UNIT) for side in x.shape[-2:])
@@ -41,7 +41,7 @@ def orthogonalize_on_hopper(x: Any, coefficients: tuple[StepCoefficients, ...], 
 
 
 def _is_plain(x: Any, out: Any) -> bool:
-    """Return True if torch need not see the operations: no gradient, trace or dispatch mode records torch's calls."""
+    """Return True if torch does not record operations on x and `out`: no gradient, trace or dispatch mode is active."""
     if array_kind(x) != "torch":
         return True
     from fmm.arrays.torch_calls import is_plain_call

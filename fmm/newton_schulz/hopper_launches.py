@@ -9,7 +9,7 @@ multiplied, and then mirrored.
 
 X and Y exchange their roles after each step. cuBLAS computes a product without an addend if the full product by cuBLAS
 is predicted to be faster than one triangle by the kernel. P contains a I, so P X contains a X, and no kernel reads X as
-an addend. The error is the same.
+an addend. The error is the same as with X as an addend.
 
 For a long matrix (one side much larger than the other), two steps form a pair. A pair multiplies by X twice, two single
 steps do so four times. All polynomials of A commute, so B, S and S P are symmetric too:
@@ -68,8 +68,8 @@ class Stack:
         return round_up(2 * self.count * self.small_side**2, ALLOCATOR_ALIGNMENT[0])
 
 
-# Largest ratio of the predicted time of a pair to the predicted time of two steps with which pairs are run. The
-# predicted times have an error of 6 %.
+# If (predicted time of a pair) / (predicted time of two single steps) is at most this number, steps run in pairs. The
+# number is below 1, because predicted times have an error of 6 %.
 MAX_PAIR_TIME_RATIO = 0.95
 # The coefficients (a, b, c) of one step, or of the two steps of a pair. A unit is a step or a pair: it computes Y from
 # X.
@@ -156,10 +156,10 @@ def _gram_factors(x: DeviceView, is_tall: bool) -> tuple[DeviceView, DeviceView]
 
 # Lower bound of the time of a step by the library's own products: the host needs this time to launch five kernels.
 LIBRARY_STEP_SECONDS = 4e-5
-# Smallest ratio of the predicted time of the vendor's products to the predicted time of the launches with which the
-# launches are used. The ratio may be below 1, because a step of the library also copies the addend of a product with
-# beta. MIN_TIME_RATIO was chosen on an H200 with 24 random stacks that have a ratio from 0.91 to 1.2: the launches are
-# 1.1 to 6.8 times as fast as torch's products.
+# The launches are used if (predicted time of the vendor's products) / (predicted time of the launches) is at least this
+# number. The number is below 1, because a step of the library also copies the addend of a product with beta.
+# MIN_TIME_RATIO was chosen on an H200 with 24 random stacks that have a ratio from 0.91 to 1.2: the launches are 1.1 to
+# 6.8 times as fast as torch's products.
 MIN_TIME_RATIO = 0.9
 
 

@@ -111,7 +111,7 @@ def _orthogonalize_by_products(x: Any, coefficients: Sequence[StepCoefficients],
 
 
 # Smallest matrix side for which fmm's products may be faster than torch's own products in float32 and float64. For
-# smaller sides, fmm would choose torch's products, and the choice takes longer than the products.
+# matrices with a smaller side, fmm would choose torch's products, and the choice takes longer than the products.
 MIN_PLAN_SIDE = 1024
 
 

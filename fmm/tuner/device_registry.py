@@ -123,7 +123,7 @@ def find_datasheet(name: str) -> datasheets.Datasheet | None:
 def find_device_identity(name: str) -> Identity:
     """Return the identity of a device, found by a local name, its key or its datasheet's name.
 
-    For any other name, the name itself becomes the key.
+    Any other name is returned as the key of an unknown device.
     """
     if is_local_cpu(name):
         return identity.cpu_identity(blas_threads())
@@ -191,7 +191,7 @@ def trusted_calibration(name: str, dtype: str) -> Calibration | None:
 
 
 def find_calibration(name: str, dtype: str) -> Calibration:
-    """Return a device's calibration: from its tuning, else the built-in one of a CPU or the one of a GPU's datasheet.
+    """Return a device's calibration from its tuning; without a tuning, a CPU's built-in one or a GPU datasheet's.
 
     Raise ValueError with the valid names for an unknown device.
     """

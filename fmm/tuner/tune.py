@@ -149,7 +149,7 @@ def path_argument(text: str) -> Path:
 
 
 def output_path(path: Path | None) -> Path:
-    """Return the path of the config for an argument, by the rules of FMM_CONFIG; None names the default config."""
+    """Return the path of the config that an argument names; without an argument, the tuner's default path."""
     if path is not None:
         return files.config_file(path)
     try:
@@ -336,7 +336,7 @@ def run_jobs(
                 results[name] = end.result
             code = end.code
             usable = not end.why_not or end.earlier_is_used
-            # an element type has a usable result if its first look or its tuning has one
+            # an element type has a usable result if its first look or its longer tuning has a usable result
             lacking[name] = end.why_not if lacking.get(name, "none yet") and not usable else ""
             stopped[name] = f"{end.stopped_by}; {RESUME_NOTE}" if end.stopped_by else ""
             if job.needs_continuation(end):

@@ -1,8 +1,8 @@
 """The formats T1 and T4 in which autotuners exchange search spaces and results; Kernel Tuner reads and writes both.
 
 A T1 document describes the search space of a device and an element type. A T4 document has the recorded results. The
-parameters of a T1 document are the choices from which fmm-tune builds a plan. Each result in a T4 document names the
-same choices.
+parameters of a T1 document are the choices from which fmm-tune builds a plan. Each result in a T4 document lists values
+of the same parameters.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from fmm.tuner.tune import output_path, trials_path
 
 
 def type_reports(path: Path) -> Iterator[TypeReport]:
-    """Yield the data to draw of each section of a config that has a calibration and recorded trials."""
+    """Yield a TypeReport for each section of a config that has a calibration and recorded trials."""
     tunings = TrialFile(trials_path(path)).read_tunings()
     for key, sections in group_sections_by_device(read_config_sections(path)).items():
         for dtype, raw in sections.items():

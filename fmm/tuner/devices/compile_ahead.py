@@ -97,7 +97,8 @@ def strategy_compile_jobs() -> Iterator[CompileJob]:
 def _compile_sort_key(plan: Plan, rank: int) -> tuple[bool, int, int]:
     """Return the sort key of a plan; `rank` is the plan's position in the list of its type.
 
-    Plans of a first look come first. Plans with quickly compiled kernels are sorted by rank, so that types alternate.
+    Plans of a first look come first. Plans with quickly compiled kernels are sorted by `rank`, so that the element
+    types alternate.
     """
     phase, first = compilation_phase(plan), is_needed_by_first_look(plan)
     return not first, phase, rank if first or phase == QUICK_KERNELS_PHASE else 0

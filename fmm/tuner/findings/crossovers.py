@@ -39,8 +39,8 @@ MAX_TIME_RATIO_NEAR_CROSSOVER = (
 )
 MIN_SAMPLES_FOR_TREND = 5  # smallest number of samples for a regression of the error over log2(side)
 MAX_TREND_DOUBLINGS = 2.0  # largest number of doublings of the side over which a trend is extrapolated
-# Smallest number of samples near the crossover. If there are fewer, this number of samples with the largest effective
-# sides is used instead.
+# Smallest number of samples near the crossover. If fewer samples are near the crossover, the same number of samples
+# with the largest effective sides is used.
 MIN_SAMPLES_NEAR_CROSSOVER = 3
 # The smallest assumed standard deviation of a sample's log(measured / predicted).
 SAMPLE_STANDARD_DEVIATION = 0.015
@@ -50,8 +50,8 @@ SAMPLE_STANDARD_DEVIATION = 0.015
 REQUIRED_STANDARD_ERRORS, UNCONFIRMED_STANDARD_ERRORS = 2.5, 1.0
 # if predicted speedups are too large by more than this share, an extrapolated crossover is not trusted
 MAX_TRUSTED_OPTIMISM = 0.025
-# the check on held-out shapes leaves out plans that the crossovers exclude if their optimistic error exceeds this
-# number
+# if the model's optimism for a plan exceeds this number, and the crossovers exclude the plan, the check on held-out
+# shapes leaves the plan out
 MIN_REJECTED_OPTIMISM = 0.04
 
 
@@ -102,7 +102,7 @@ def level_samples(trials: Sequence[Trial], calibration: Calibration) -> list[Lev
 
 @dataclass(frozen=True)
 class BaselineCrossovers:
-    """The crossovers of plans with one baseline, and the model's optimistic error for each number of levels."""
+    """The crossovers of plans with one baseline, and the optimism of the model for each number of levels."""
 
     bounds: LevelBounds
     optimism: Mapping[int, ModelOptimism]
@@ -179,8 +179,8 @@ def _crossovers_of_baseline(
 class ModelOptimism:
     """How far predictions for one number of levels are too optimistic: log(measured / predicted speedup), at most 0.
 
-    The error at the effective side `side` is `error`. The error changes by `slope` with every doubling of the side, up
-    to MAX_TREND_DOUBLINGS beyond the largest sample.
+    At the effective side `side`, the logarithm is `error`, the error of the model. The error changes by `slope` with
+    every doubling of the side, up to MAX_TREND_DOUBLINGS beyond the largest sample.
     """
 
     error: float = 0.0

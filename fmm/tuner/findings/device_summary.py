@@ -235,7 +235,7 @@ def block_strategy_text(strategies: Mapping[str, str]) -> str:
     >>> block_strategy_text({"512": "Small", "1024": "Deep", "2048": "Deep"})
     'Deep (1024-2048)'
     """
-    # sorts texts of whole numbers by their values; a damaged text raises no error
+    # with this key, texts of whole numbers are sorted by their values, and a damaged text raises no error
     sides = sorted(strategies, key=lambda side: (len(side), side))
     runs = [(name, list(own)) for name, own in groupby(sides, key=lambda side: strategies[side])]
     if not runs:
@@ -424,7 +424,7 @@ def shortest_names(plans: Sequence[str]) -> list[str]:
 
 
 def _first_plan_names(texts: Iterable[str]) -> str:
-    """Return the first names of several plans, separated by commas, each name once."""
+    """Return, separated by commas, the first name in each plan's text; repeated names are left out."""
     return ", ".join(dict.fromkeys(map(_first_word, texts)))
 
 

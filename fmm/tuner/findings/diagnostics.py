@@ -20,15 +20,15 @@ from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_s
 from fmm.tuner.fit.model import Observation, PredictionError
 from fmm.tuner.trials.record import ProductSize, Trial
 
-# The stage with this name records the shortest of many samples of short products: the time on an idle device. If other
-# work runs on the device all the time, it slows long products down, and A/A pairs do not show this slowdown. It slows
+# The stage with this name records the shortest of many samples of short products: the time on an idle device. Work of
+# other programs that never pauses slows long products down, but A/A pairs do not show this slowdown. Such work slows
 # the vendor's product more than plans, so that plans seem faster than they are.
 QUIET_STAGE = "undisturbed"
-# Two limits of the slowdown, which is the time by the fitted model divided by the time in the quiet stage. Above the
-# first limit the margin grows. Above the second limit the tuning is rejected.
+# Two limits of the slowdown, which is the time by the fitted model divided by the time in the quiet stage. A slowdown
+# above TOLERATED_SLOWDOWN raises the margin. For a slowdown above MAX_SLOWDOWN, the tuning is rejected.
 TOLERATED_SLOWDOWN, MAX_SLOWDOWN = 1.25, 1.5
 # The largest upper decile of |log(predicted / measured)| of the vendor's products with which a tuning is not rejected.
-# On idle devices the decile is 0.05 to 0.13, with one exception: 0.21 for TF32 on an H200.
+# On idle devices, this decile is 0.05 to 0.13, except for 0.21 for TF32 on an H200.
 MAX_VENDOR_DEVIATION = 0.25
 # largest noise floor (a relative difference of times) of a valid tuning; idle machines have 0.002 to 0.04
 MAX_NOISE_FLOOR = 0.08

@@ -1,9 +1,9 @@
 """Compute the crossovers tau1, tau2 and tau3 of a GPU from a ladder of squares on which plans were timed in pairs.
 
 The ladder for L levels: on each square, the baseline, plans with fewer than L levels and plans with at least L levels
-are timed. The crossover is the side at which the fastest plans of the two kinds take the same time, interpolated
-between two squares. On timed squares below the crossover, no plan with L levels or more is the fastest.
-fmm.tuner.stages.ladder measures the pairs.
+are timed. Between two squares, the crossover is interpolated: the side at which the fastest plan with at least L levels
+takes as long as the fastest plan with fewer levels. On timed squares below the crossover, no plan with L levels or more
+is the fastest. fmm.tuner.stages.ladder measures the pairs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEVEL_COUNTS = (1, 2, 3)  # for the crossover of L levels, the operands are draw
 
 @dataclass(frozen=True)
 class LadderPoint:
-    """A square of the ladder for L levels, with a ratio of times and the ratio's 95 % interval.
+    """A square of the ladder for L levels: its side, a ratio of two plans' times, and the ratio's 95 % interval.
 
     The ratio is the time of the best plan with fewer than L levels, divided by the time of the best plan with at least
     L levels.
@@ -120,9 +120,9 @@ def crossover_side(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def crossover_interval(points: Sequence[LadderPoint]) -> ThresholdInterval:
-    """Return the 95 % interval of a crossover, from the ends of the ratios' intervals.
+    """Return the 95 % interval of a crossover, computed from the 95 % intervals of the ratios in `points`.
 
-    The low end is the crossover of the upper ends, and the high end is the crossover of the lower ends. Below the
+    The low end follows from the high ends of the ratios, and the high end follows from their low ends. Below the
     ladder, an end is the smallest side of the ladder; above the ladder, the high end is None.
     """
     low = crossover_side([(p.side, p.high) for p in points])

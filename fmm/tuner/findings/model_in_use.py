@@ -147,7 +147,7 @@ class SquareDecision:
 
 
 def decide_square(used: ModelInUse, side: int) -> SquareDecision | None:
-    """Return the decision for a square product; None if the matrices exceed the memory, or if nothing can decide."""
+    """Return the decision for a square product; None if the matrices exceed the memory, or without model and entry."""
     problem = Problem(side, side, side, used.tuned.dtype)
     limits = default_limits(used, problem)
     if limits is None:

@@ -44,7 +44,7 @@ from fmm.tuner.fit.parameters import fixed_parameters, parameter_unit, text_with
 NEVER_TEXT, UNDETERMINED_TEXT, NOT_MEASURED_TEXT, NOISY_TEXT = "never", "not determined", "not measured", "noisy"
 # sides of the square products in the table of a device: 1024 to 32768
 SUMMARY_SIDES = tuple(1024 << i for i in range(6))
-# side of the large square product in a TypeSummary; a larger first side with a gain is used instead
+# side of the large square product in a TypeSummary; if gains begin at a larger side, that side is used instead
 SUMMARY_SQUARE_SIDE = 16000
 MAX_ODD_ROWS = 4  # largest number of odd sides in the table `squares`
 RESUME_NOTE = "--resume continues"
@@ -427,7 +427,7 @@ def _square_entries(used: ModelInUse) -> Iterator[Entry]:
 
 
 def tuning_command(key: str, dtypes: Sequence[str]) -> str:
-    """Return the fmm-tune command that tunes these element types of a device; without types, the one for all types."""
+    """Return the fmm-tune command that tunes these element types of a device; without `dtypes`, all element types."""
     device = "0" if key.startswith("cuda") else "cpu"
     types = f" --dtype {','.join(dtypes)}" if dtypes else ""
     return f"fmm-tune --device {device}{types}"

@@ -32,8 +32,8 @@ from fmm.tuner.fit.sampled import REDUCED_SAMPLE_COUNT, central_interval_95
 from fmm.tuner.trials.record import ProductSize
 
 # A crossover is first searched on the sides of SIDE_GRID, then by bisection between two neighbours. The bisection ends
-# when the ratio of the two sides is at most SIDE_TOLERANCE. Tables show the sides ROUND_SIDES, which are part of the
-# grid.
+# when the ratio of the two sides is at most SIDE_TOLERANCE. The sides ROUND_SIDES are part of the grid, because tables
+# show the decisions for these sides.
 ROUND_SIDES = tuple(1000 << i for i in range(7))
 SIDE_GRID = tuple(sorted({*(round(256 * 2 ** (i / 8) / 32) * 32 for i in range(65)), *ROUND_SIDES}))
 ALIGNED_SIDE_STEP = 16  # the bisection visits only multiples of this side, for which rows are aligned

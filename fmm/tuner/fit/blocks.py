@@ -31,7 +31,7 @@ STRATEGY_SHAPES: tuple[ProductSize, ...] = (
     (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
     (8192, 1024, 256), (256, 1024, 8192), (512, 8192, 512), (4096, 128, 4096),
 )  # fmt: skip
-# largest root mean square error with which the built-in terms remain; above, new terms are fitted
+# if the built-in terms have a larger root mean square error, new terms are fitted
 MAX_BUILT_IN_ERROR = 0.05
 SHOWN_SQUARE_SIDES = (
     512,
@@ -182,7 +182,7 @@ def select_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockFit:
 
 
 def cross_validate_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> list[StrategyComparison]:
-    """Return a comparison for each shape, with terms that were fitted to the half of the shapes without this shape."""
+    """Return a comparison for each shape; terms fitted to one half of the shapes are compared on the other half."""
     first, second = split_alternately(shapes)
     comparisons: list[StrategyComparison] = []
     for seen, unseen in ((first, second), (second, first)):
@@ -229,7 +229,8 @@ def chip_with_fit(chip: Chip, fit: BlockFit | None) -> Chip:
 def fastest_strategies(shapes: Sequence[StrategyTimes], chip: Chip) -> Iterator[tuple[ProductSize, str]]:
     """Yield each timed shape with its fastest strategy.
 
-    If the strategy that the model chooses takes almost the same time (see MIN_STRATEGY_GAIN), this strategy is yielded.
+    If the strategy that the model chooses takes almost the same time (see MIN_STRATEGY_GAIN), the model's strategy is
+    yielded instead of the fastest.
 
     A shape on which the model's strategy was not timed is left out.
     """

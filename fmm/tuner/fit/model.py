@@ -9,7 +9,7 @@ logarithms of the parameters; the coordinate of a share is the share itself. The
 The function rho (soft L1) is quadratic for residuals r_i up to SOFT_L1_SCALE, and linear for larger residuals. The term
 with PRIOR_WEIGHT keeps a parameter near its value in x_start if no run determines the parameter. The 95 % intervals are
 computed from the Jacobian at the minimum. If the 95 % interval of a parameter is too wide, the parameter is
-undetermined. The fit then fixes this parameter and starts again.
+undetermined. The fit then fixes the undetermined parameter and starts again.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _fit_own_kernel(fit: CalibrationFit, dtype: str, observed: Sequence[Observat
 
 
 def _fit_leaf_rates(fit: CalibrationFit, dtype: str, observed: Sequence[Observation]) -> CalibrationFit:
-    """Return the fit with rates of leaves that have a rate of their own: timed leaves are fitted, others removed.
+    """Return the fit with fitted rates for timed leaves that have a rate of their own, without rates of other leaves.
 
     For a leaf with few observations, only `rate.flops` is fitted. For a leaf with more observations, all
     LEAF_RATE_PARAMETERS are fitted.
@@ -252,8 +252,9 @@ MIN_SINGULAR_VALUE_SHARE = 1e-12  # singular values of the Jacobian are raised t
 # several products at a time, sums are timed inside plans and have the weight 1.
 RUN_PART_WEIGHTS = {"sums": 0.1, "products": 0.1}
 # On a CPU, the weights of plans with several levels are raised: a tuning times few of these plans, but decisions depend
-# strongly on their times. This is the largest factor. The factor is also limited by the weights of the vendor's
-# products: the sum of the squared weights of these plans is at most that of the vendor's products.
+# strongly on their times. This constant is the largest factor by which a weight is raised. The factor is also limited
+# by the weights of the vendor's products: the sum of the squared weights of these plans is at most that of the vendor's
+# products.
 MAX_DEEP_PLAN_WEIGHT = 3.0
 # On a CPU that runs several products at a time, a plan has less weight if its time exceeds this multiple of the
 # vendor's time.
@@ -282,7 +283,7 @@ class LeastSquaresSolution:
 class LeastSquares:
     """A least-squares problem: the observations, and the free parameters that the fit varies.
 
-    Without `free`, the problem varies all parameters of this kind of device on which times of the observations depend.
+    If `free` is not passed, the fit varies all parameters that change the predicted times of the observations.
     """
 
     def __init__(
@@ -359,7 +360,7 @@ class LeastSquares:
         return {p: x for p, x in interval_over_tolerance.items() if x > 1}
 
     def with_fixed_parameters(self, fixed: Iterable[FitParameter], solution: LeastSquaresSolution) -> LeastSquares:
-        """Return the problem with some parameters fixed, at their neutral values or else at their start values.
+        """Return the problem with some parameters fixed, each at its neutral value, or else at its start value.
 
         The `solve` of the new problem starts at `solution`.
         """

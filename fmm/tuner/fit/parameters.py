@@ -34,7 +34,7 @@ class FitParameter:
     high: float
     informed_by: frozenset[str]
     neutral: float | None = None  # value if the parameter is undetermined; None: the value before the fit
-    # True for a share, which the fit varies itself; of all other parameters, the fit varies the logarithm
+    # The fit varies the value itself if True, as for a share; if False, the fit varies the logarithm of the value.
     linear: bool = False
 
     def value_in(self, calibration: Calibration, dtype: str) -> float:
@@ -123,7 +123,7 @@ FIT_PARAMETERS = (
     FitParameter("idle", SECONDS_UNIT, 1e-5, 1.0, PLAN_RUN_KINDS),
     FitParameter("spin", SECONDS_UNIT, 1e-5, 1.0, PLAN_RUN_KINDS),
     FitParameter("apart", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
-    # The parameters from here on belong to fmm's own kernel. They are fitted after the other parameters.
+    # The parameters from here on belong to fmm's own kernel. The parameters of fmm's own kernel are fitted last.
     FitParameter("rate.tiled", "", 0.5, 10.0, TILE_RUN_KINDS),
     # If `rate.tiled_odd` is 0, the model never chooses fmm's own kernel for unaligned rows.
     FitParameter("rate.tiled_odd", "", 0.5, 10.0, frozenset({"odd tile"}), 0.0),

@@ -1,8 +1,8 @@
 """Draw random calibrations around a fit, to compute 95 % intervals of numbers that follow from the calibration.
 
-The calibrations are drawn with the covariance of the fit. In 95 % of them, a parameter is inside its 95 % interval, and
-correlated parameters vary together. Fixed parameters do not vary. The calibrations neglect differences between GPUs of
-the same model, and the effect of the vendor's parameters on fmm's own kernel.
+The calibrations are drawn with the covariance of the fit. In 95 % of the calibrations, a parameter is inside its 95 %
+interval, and correlated parameters vary together. Fixed parameters do not vary. The calibrations neglect differences
+between GPUs of the same model, and the effect of the vendor's parameters on fmm's own kernel.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _parameter_groups(
 ) -> Iterator[_ParameterGroup]:
     """Yield the groups of parameters that are fitted together.
 
-    One group has the parameters of the vendor's products and of sums. One has the parameters of fmm's own kernel. Each
-    leaf with a rate of its own has a group.
+    One group has the parameters of the vendor's products and of sums. Another group has the parameters of fmm's own
+    kernel. Each leaf with a rate of its own has a further group.
     """
     vendor = [o for o in observed if o.has_vendor_leaf]
     tiled = [o for o in observed if o.run.plan.uses_tile_model]

@@ -263,7 +263,7 @@ def _speedup_cell_html(gain: Any, column: int, base: str) -> str:
 def crossover_text(report: TypeReport, side: int | None, won: Sequence[SideSpeedup]) -> str:
     """Return the crossover side of a type as text, or a word that says why there is no crossover.
 
-    EARLIER_GAIN_MARK is appended if `won`, the speedups above 1, has a smaller side.
+    `won` has the speedups above 1. If one of these has a side below the crossover, EARLIER_GAIN_MARK is appended.
     """
     if report.tuned.trusted_calibration is None:
         return "rejected"

@@ -110,7 +110,7 @@ def split_plan_names(text: str) -> list[str]:
 
 
 def find_plan_texts(text: str) -> Iterator[str]:
-    """Yield the text of every plan in a text that has at least one level."""
+    """Yield the text of every plan with at least one level that occurs in a text."""
     for found in dict.fromkeys(re.findall(r"[\w^.()*-]+(?: > [\w^.()*-]+)+", text)):
         with suppress(PlanError):
             yield str(Plan.parse(found))

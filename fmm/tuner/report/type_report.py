@@ -60,7 +60,8 @@ class TypeReport:
     def section_trials(self) -> tuple[Trial, ...]:
         """Return the trials from which the section was computed.
 
-        The trials of `first_look` are included if the number of held-out times in the section includes them.
+        The trials of the first look are included if the section's number of held-out times shows that the fit used
+        them.
         """
         own = self.tuning.trials
         count = ((self.section["error"] or {}).get("time") or {}).get("count")
@@ -117,7 +118,7 @@ class TypeReport:
             2 * MIN_MAP_SIDE,
         )
         spaced = np.geomspace(MIN_MAP_SIDE, last, MAP_SIDE_COUNT)
-        # Only aligned sides: for unaligned sides, the map would show plans that repair unaligned operands.
+        # The map shows only aligned sides: for unaligned sides, it would show plans that repair unaligned operands.
         sides = sorted({int(side // MAP_SIDE_MULTIPLE * MAP_SIDE_MULTIPLE) for side in spaced})
         return sides, choices_on_grid(lambda i, j: self.model_choice(sides[i], sides[j], sides[i]).plan, len(sides))
 
@@ -138,7 +139,7 @@ class TypeReport:
 
 
 def _held_out_count(trials: Sequence[Trial]) -> int:
-    """Return the number of held-out times, without runs of fmm's own tiled kernel, as a section records the number."""
+    """Return the number of held-out times as a config section counts them: without runs of fmm's own tiled kernel."""
     return sum(not o.run.plan.uses_tile_model for o in observed_medians(trials, (HELD_OUT_STAGE,)))
 
 
@@ -162,9 +163,9 @@ MAP_TILE_POINTS = 8  # `choices_on_grid` first divides the grid in squares with 
 def choices_on_grid(chosen: Callable[[int, int], Any], count: int) -> dict[tuple[int, int], Any]:
     """Return chosen(i, j) for each point of a count x count grid, with fewer calls of `chosen` than points.
 
-    If the four corners of a rectangle of the grid have the same choice, all its points have this choice. Otherwise the
-    rectangle is split into four. The borders between regions of different choices are exact. A small region is missed
-    if it is inside a rectangle with four equal corners.
+    If the four corners of a rectangle of the grid have the same choice, all its points have this choice. A rectangle
+    with different choices at its corners is split into four. The borders between regions of different choices are
+    exact. A small region is missed if it is inside a rectangle with four equal corners.
     """
     found: dict[tuple[int, int], Any] = {}
 

@@ -1,7 +1,7 @@
 """Certify the best plans of a search on fresh operands, and compute the config's entries from recorded trials.
 
-A certified plan must be faster than the vendor's product and the peer. The peer is the fastest plan without levels,
-such as another algorithm of cuBLAS.
+A certified plan must be faster than the vendor's product and the peer. The peer is the fastest plan without levels, if
+this plan is faster than the vendor's product; for example, the peer may be another algorithm of cuBLAS.
 """
 
 from __future__ import annotations
@@ -125,15 +125,15 @@ def beats_peer_predicate(searched: Sequence[Trial], raced: Sequence[Trial], nois
     return lambda plan: plan in (peer, *won)
 
 
-# In these stages, each plan was timed in rounds of its own with the vendor's product or the peer. In other stages, a
-# round times all plans.
+# In these stages, each plan was timed in rounds of its own with the vendor's product or the peer. In all other stages,
+# the vendor's product and all plans are timed in the same rounds.
 PAIRED_STAGES = ("search", "certify", "peer")
 
 
 def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tuple[str, list[float], list[float]]]:
     """Yield (plan, seconds of the vendor or peer, seconds of the plan) for each plan in the trials of a shape.
 
-    The two lists have one number for each round. A plan that failed in a round is left out.
+    Both lists of seconds have one number for each round. A plan that failed in a round is left out.
     """
     trials = [t for t in trials if t.part == "whole" and not t.twin]
     vendor = [t.seconds for t in trials if t.plan == peer and t.seconds is not None]

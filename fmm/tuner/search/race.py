@@ -34,7 +34,7 @@ def search_plans(
 ) -> RaceResult:
     """Time plans against the vendor until enough plans are timed or `seconds` have passed; return the timed plans.
 
-    The search times `effort.trials` plans; the vendor's alternatives and a plan without workspace come on top.
+    The search times `effort.trials` plans, and in addition the vendor's alternatives and a plan without workspace.
     """
     predicted = [c.plan for c in rank_candidates(problem, calibration) if c.plan != VENDOR]
     predicted = [

@@ -1,6 +1,6 @@
 """The search space of plans: a plan is built by `build_plan` from choices, such as the scheme and the leaf.
 
-For choices that do not go together, `build_plan` raises PlanError with the reason.
+For choices that contradict each other, `build_plan` raises PlanError with the reason.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _type_changing_levels(device: str) -> list[str]:
 
 
 def build_plan(choices: Mapping[str, str]) -> Plan:
-    """Return the plan that has these choices; raise PlanError if the choices do not go together."""
+    """Return the plan that has these choices; raise PlanError if the choices contradict each other."""
     scheme, options = choices["scheme"], [choices.get(name, "") for name in ("traversal", "fringe")]
     leaf = choices.get("leaf", "vendor")
     above = [choices["numbers"]] if choices.get("numbers") else []

@@ -65,8 +65,8 @@ def measure_first_look(journal: Journal, dtype: str, effort: Effort) -> None:
 def first_look_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[list[Plan], list[Plan]]:
     """Return the plans that a first look may time on a problem, as two lists, each sorted by predicted time.
 
-    The first list has plans with the vendor's leaf, which have kernels that are compiled first. The second list has at
-    most one plan: the fastest compiled plan with a leaf that has a rate of its own.
+    The first list has plans with the vendor's leaf; the kernels of these plans are compiled first. The second list has
+    at most one plan: the fastest compiled plan with a leaf that has a rate of its own.
     """
     light = [p for p in compilable_candidates(journal.device, effort) if is_needed_by_first_look(p)]
     model = starting_calibration(journal.device.prior_model(problem.dtype), problem.dtype)

@@ -53,7 +53,7 @@ def measure_ladder(journal: Journal, dtype: str, calibration: Calibration, effor
 
 
 def ranked_plans(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> dict[Plan, float]:
-    """Return the plans within the default error limit, the fastest first: of `plans`, or of all candidates.
+    """Return the plans, of `plans` or of all candidates, that are within the default error limit, the fastest first.
 
     Each plan has its predicted time, divided by the vendor's predicted time. Compositions of levels, which are
     candidates for very large products, are left out: ranking them takes almost a second.
@@ -82,8 +82,8 @@ def fast_plans(ranked: Sequence[Mapping[Plan, float]]) -> list[Plan]:
 def ladder_baselines(ranked: Sequence[Iterable[Plan]]) -> list[str]:
     """Return the baselines for which crossovers are measured: `vendor`, and at most two other baselines.
 
-    The first other baseline is that of the plans with levels that are the fastest on the most squares. The second one
-    is the same among plans without emulation.
+    The first other baseline is that of the plans with levels that are the fastest on the most squares. The second other
+    baseline is chosen in the same way among plans without emulation.
     """
     first = {True: Counter[str](), False: Counter[str]()}
     for plans in ranked:
@@ -117,7 +117,7 @@ class Ladder:
             rung += -1 if ratio > 1 else 1
 
     def predicted_square_index(self) -> int:
-        """Return the index of the smallest square on which more levels are predicted faster; else the last index."""
+        """Return the index of the smallest square on which more levels are predicted to win, or else the last index."""
         first = bisect_left(self.squares, True, key=lambda problem: self.predicted_ratio(problem) > 1)
         return min(first, len(self.squares) - 1)
 

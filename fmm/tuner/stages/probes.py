@@ -95,10 +95,10 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
     order in which their kernels compile. Fitted and held-out shapes alternate, so that an interrupted tuning has shapes
     of both kinds.
 
-    On a GPU, sums are timed on squares of at most half of the largest side. Sums run at their full rate there, and the
-    initialization of larger operands would take longer than the sums. On a CPU, sums and products are timed inside
-    whole plans, and not on the largest square. On a CPU, the second largest square is measured last, after the held-out
-    shapes.
+    On a GPU, sums are timed on squares of at most half of the largest side. On these squares, sums already run at their
+    full rate, and initializing larger operands would take longer than the sums. On a CPU, sums and products are timed
+    inside whole plans, and not on the largest square. On a CPU, the second largest square is measured last, after the
+    held-out shapes.
     """
     device, gpu = journal.device, journal.device.untuned_model().batches
     plans = [p for p in compilable_candidates(device, effort) if p != VENDOR][: 3 if gpu else 2]
@@ -205,7 +205,7 @@ def random_shape_plans(
 ) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
     """Yield (stage, problem, plans to time) for each random shape; fitted and held-out shapes alternate.
 
-    Since they alternate, a drift of the device's speed affects fitted and held-out shapes alike.
+    Fitted and held-out shapes alternate, so that a drift of the device's speed affects both alike.
     """
     fitted, held = (
         shapes.random_probe_shapes(side, effort, TIME_SHARES[stage], seed) for stage, seed in SHAPE_SEEDS.items()
@@ -216,7 +216,8 @@ def random_shape_plans(
             if stage == HELD_OUT_STAGE and not gpu and i % CROSSOVER_SHAPE_STRIDE == CROSSOVER_SHAPE_STRIDE - 1:
                 continue  # on a CPU, probe_crossovers measures another held-out shape instead
             problem = Problem(*size, dtype)
-            # Plans without emulation: the model must also be accurate for users who forbid emulation.
+            # Only plans without emulation are timed here: the model must also be accurate for users who forbid
+            # emulation.
             usual = [p for p in light if not p.leaf_use.leaf.rate]
             plans, above = plans_worth_probing(device, problem, usual), type_changing_plans(device, problem)
             others = plans[1:] or plans  # for a small product on a GPU, there may be only one plan

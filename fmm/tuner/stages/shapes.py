@@ -12,7 +12,8 @@ from fmm.tuner.devices.device import Effort, TunableDevice
 Size = tuple[int, int, int]
 
 
-# The largest affordable side: in the planned time, each round can have this number of vendor products of this side.
+# The planned seconds of a tuning suffice for this number of vendor products of the largest affordable side in each
+# round.
 LARGEST_PRODUCTS_PER_BUDGET = 22
 SIDE_STEP = 128  # the largest affordable side is a multiple of this number
 LADDER_SIDES = [

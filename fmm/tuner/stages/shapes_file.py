@@ -37,7 +37,7 @@ class ListedShape(NamedTuple):
 
 
 class RecordedShape(NamedTuple):
-    """A shape and element type that a program has multiplied; fmm may not tune this type."""
+    """A shape and element type that a program has multiplied; the type need not be one that fmm tunes."""
 
     size: Size
     dtype: str

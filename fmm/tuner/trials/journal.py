@@ -1,7 +1,7 @@
 """The journal of a tuning: it records each new sample, and returns recorded samples instead of measuring again.
 
-All results of a tuning follow from its samples, so an interrupted tuning resumes from its journal. A journal that is
-not live replays a recorded tuning without a device.
+All results of a tuning follow from its samples, so an interrupted tuning resumes from its journal. With
+`is_live=False`, a journal replays a recorded tuning without a device.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Journal:
         return queue.popleft()
 
     def start_clock(self) -> None:
-        """Start the clock before the first new sample; raise SampleNotRecordedError if the journal is not live."""
+        """Start the clock before the first new sample; raise SampleNotRecordedError if the journal only replays."""
         if not self.live:
             raise SampleNotRecordedError("the recorded tuning ends here")
         if self._began is None:
