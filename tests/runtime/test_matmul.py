@@ -592,7 +592,7 @@ def shortly(value: Any) -> str:
 def test_the_signature() -> None:
     expected = (
         "(a, b, /, out=None, *, casting='same_kind', order='K', dtype=None, plan=None, max_error_growth=None, "
-        "workspace=None, componentwise=False, device=None, progress=False, **more)"
+        "workspace=None, componentwise=False, reproducible=False, device=None, progress=False, **more)"
     )
     bare = [p.replace(annotation=p.empty) for p in inspect.signature(fmm.matmul).parameters.values()]
     assert str(inspect.Signature(bare)) == expected
