@@ -153,8 +153,8 @@ def cancel_first_halves(x: Any) -> Any:
     """Make numbers whose products reveal a kernel's order of additions: change x in place, and return it.
 
     The second half of each row is replaced by the first half, multiplied by -1 in every second row. The exact dot
-    product of a row with the sign 1 and a row with the sign -1 is then 0. The computed dot product consists of rounding
-    errors alone, which depend on the order of the additions.
+    product of two neighbouring rows is 0, because the halves of the dot product cancel. The computed dot product
+    consists of rounding errors alone, which depend on the order of the additions.
     """
     half = x.shape[-1] // 2
     x[..., half:] = 0

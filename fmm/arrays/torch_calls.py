@@ -16,8 +16,8 @@ TORCH_MATMUL: Any = torch._C._VariableFunctions.matmul
 TORCH_BMM: Any = torch._C._VariableFunctions.bmm
 
 is_compiling = torch.compiler.is_compiling
-# A faster replacement of torch.compiler.is_compiling. The function returns False, but while torch.compile traces code,
-# it evaluates a call of this function as True.
+# A faster replacement of torch.compiler.is_compiling. When the function is called, it returns False. In code that
+# torch.compile traces, the compiler replaces a call of the function by True.
 is_compiled = getattr(torch.compiler, "is_dynamo_compiling", is_compiling)
 tracing_state = torch._C._get_tracing_state
 count_function_modes, count_dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
@@ -25,8 +25,8 @@ is_function_mode_enabled: Callable[[], Any] = getattr(torch._C, "_is_torch_funct
 active_transforms = torch._C._functorch.peek_interpreter_stack
 is_deterministic = torch._C._get_deterministic_algorithms
 dispatch_keys: Any = torch._C._dispatch_keys
-# This function returns True if autocast is on for any type of device. A query for one type of device takes three times
-# as long, since torch parses the type's name.
+# torch's function that returns True if autocast is on for any type of device. A query for one type of device takes
+# three times as long, since torch parses the type's name.
 is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 

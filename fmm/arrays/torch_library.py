@@ -363,8 +363,8 @@ def is_gram_symmetric(a: Any, multiply: Callable[[Any, Any], Any]) -> bool:
     """Return True if the product of a tensor like `a` and its transpose is symmetric bit for bit.
 
     `multiply` returns the product of two tensors. A kernel adds in an order that depends on the shape and the layout of
-    a tensor, not on the tensor's entries. The test therefore multiplies another tensor of this shape and layout. The
-    product of that tensor and its transpose is not symmetric if the order of additions differs between two mirrored
+    a tensor, not on the tensor's entries. To find this order, another tensor with the same shape and layout is
+    multiplied by its transpose. The product is not symmetric if the order of additions differs between two mirrored
     entries.
     """
     if a.is_complex() or a.data_ptr() % VECTOR_BYTES:

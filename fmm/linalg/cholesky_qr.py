@@ -165,9 +165,9 @@ def inverse_growth(factor: Any, inverse: Any) -> float:
     """Return the factor by which a product with L^-H may exceed the backward error of a triangular solve.
 
     If a row a of A is multiplied by L^-H, entry k of the result has an error of eps ||a|| ||column k of L^-H||. The
-    backward error is this error multiplied by L^H. Over all rows of A, the norm of the backward error is eps ||A|| g,
-    where g^2 = sum over k of ||row k of L^-1||^2 ||column k of L||^2. The function returns the factor g / sqrt(n); the
-    factor is 1 if L is the identity.
+    backward error is the error of the result, multiplied by L^H. Over all rows of A, the norm of the backward error is
+    eps ||A|| g, where g^2 = sum over k of ||row k of L^-1||^2 ||column k of L||^2. The function returns the factor g /
+    sqrt(n); the factor is 1 if L is the identity.
     """
     rows, columns = (abs(inverse) ** 2).sum(1), (abs(factor) ** 2).sum(0)
     return sqrt(float((rows * columns).mean()))

@@ -3,8 +3,8 @@
 One step factors the first half of the rows and columns, and solves a triangular system for the panel below this half.
 Then the step subtracts the panel times its adjoint from the second half, and factors the second half. The library's own
 function factors the blocks on the diagonal. On a GPU, blocks on the diagonals of the Cholesky factors are inverted
-once. The panel below each factor is then computed by products with these inverses. With torch, all kernels are launched
-before the host waits for the GPU.
+once. The panel below a factor is computed by products with the inverses of the factor's diagonal blocks. With torch,
+all kernels are launched before the host waits for the GPU.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from fmm.linalg.solver_library import InvertedBlock, NumpySolvers
 
 # Largest row sum of |A^-1| |A| for a block A that is solved by its inverse. The row sum of |A^-1| |A| does not change
 # if rows of A are scaled. For blocks of the LU factors of random matrices, the largest row sum of |A^-1| |A| is 2e4
-# (512 rows) and 8e4 (1024 rows). If blocks with these row sums are inverted, the backward error of the solution is 1.5
-# to 3 times the backward error of substitution.
+# (512 rows) and 8e4 (1024 rows). If blocks of the LU factors are inverted, the backward error of a solution is 1.5 to 3
+# times the backward error of substitution.
 MAX_BLOCK_GROWTH = 1e5
 
 

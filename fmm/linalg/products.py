@@ -29,8 +29,8 @@ def subtract_product(library: NumpySolvers, a: Any, b: Any, c: Any, limit: float
     """Replace c by c - a b.
 
     fmm.gemm would copy c before its plan overwrites c. Therefore fmm.matmul computes the product in a new array, and a
-    second step subtracts this array from c. Both ways move the same number of bytes, and fmm.matmul prepares its call
-    faster than fmm.gemm. The new array has the memory order of c.
+    second step subtracts this array from c. Product and subtraction move as many bytes as fmm.gemm would, and
+    fmm.matmul prepares its call faster than fmm.gemm. The new array has the memory order of c.
     """
     if _is_column_major(library, c):
         a, b, c = library.transpose(b), library.transpose(a), library.transpose(c)

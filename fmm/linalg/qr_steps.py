@@ -15,8 +15,8 @@ from fmm.linalg.split_levels import first_half_rows
 GAINING_TYPES = ("float32", "float64")
 MAX_COLUMN_BLOCKS = 8
 MAX_INVERSE_HALVINGS = 4
-# If the library's own QR is predicted to take less than this number of seconds, the library factors the matrix. The
-# time of Cholesky QR is then not predicted.
+# If the library's own QR is predicted to take less than this number of seconds, the library factors the matrix, and the
+# time of Cholesky QR is not predicted.
 LEAST_VENDOR_SECONDS = 2e-3
 LEAST_GAIN = 1.1  # smallest predicted speedup over the library's own QR for which products factor the matrix
 # Smallest ratio of rows to columns of a matrix that products factor. For random square matrices, the condition number

@@ -2,9 +2,9 @@
 
 A solver for a matrix of 2h rows consists of two solvers for h rows and a product of h x h matrices. The library's own
 function contains the same product, computed by the vendor. A halving therefore saves the time that a plan saves in the
-product, minus the time that the library's function loses on smaller matrices. This lost time is not predicted. Instead,
-each solver has a rule with two limits: the smallest speedup of the product for which the solver halves a matrix, and
-the smallest number of rows of a half.
+product, minus the time that the library's function loses on smaller matrices. The time that the library's function
+loses is not predicted. Instead, each solver has a rule with two limits: the smallest speedup of the product for which
+the solver halves a matrix, and the smallest number of rows of a half.
 
 On a GPU, solvers that invert the blocks on the diagonal save more time than their products do: the library's functions
 for triangular matrices are slow. The rules of these solvers are therefore the smallest sizes of matrices for which the
@@ -57,8 +57,8 @@ INVERTED_RULE = InvertedRule(4096, 4096, 12_000_000, 1024, 512, 1.5)
 POSITIVE_RULE = InvertedRule(6144, 12288, 0, 4096, 4096, 3.0)  # Cholesky factors; the library factors the blocks
 POSITIVE_INVERSE_RULE = InvertedRule(1024, 1024, 0, 1024, 1024, 1.5)  # the library's own inverse factors by LU
 UNMEASURED_SMALLEST = 8192  # rows of the smallest matrix on other GPUs, and of complex matrices
-# The smallest sides on GPUs for which fmm has a kernel for panels. Python needs time for each step of a solver.
-# Therefore products take longer than the library's own function for smaller matrices with an odd number of rows.
+# The smallest sides on GPUs for which fmm has a kernel for panels. For smaller matrices with an odd number of rows,
+# products take longer than the library's own function, because Python needs time for each step of a solver.
 LU_SIDES = SmallestSides(8192, 6144)
 INVERSE_SIDES = SmallestSides(7168, 5120)
 HOST_LU_RULE = SplitRule(8192, float("inf"))  # no gain is measured on hosts

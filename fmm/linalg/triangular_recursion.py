@@ -108,7 +108,7 @@ def multiplies_by_inverses(library: NumpySolvers, a: Any) -> bool:
 
 
 def solve_blocks(blocks: TriangularBlocks, a: Any, x: Any, index: int = 0) -> None:
-    """Replace x by the solution y of a y = x: one half of y, the product of a block with this half, the second half.
+    """Replace x by the solution y of a y = x: solve for half of y, subtract a product, solve for the second half.
 
     If `a` is a part of a larger triangular matrix, `index` is the number of diagonal blocks above `a`.
     """

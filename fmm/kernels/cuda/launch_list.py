@@ -26,8 +26,8 @@ ADDRESS_BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
 MAX_PARAMETER_BYTES = 4096  # every driver accepts kernel parameters of this size in bytes
 STANDARD_OPTIONS = ("--std=c++17",)  # options of the compiler NVRTC
-# As the architecture of a kernel, this name means that fmm itself compiles the kernel for the present device. CuPy
-# would add the compiler option -ftz=true, which flushes subnormal numbers to zero.
+# The architecture "device" of a kernel means that fmm itself compiles the kernel for the present device. CuPy would add
+# the compiler option -ftz=true, which flushes subnormal numbers to zero.
 DEVICE_ARCHITECTURE = "device"
 TENSOR_MAP_BYTES = 128  # bytes of CUDA's struct CUtensorMap
 TENSOR_MAP_WORDS = TENSOR_MAP_BYTES // 8
@@ -77,8 +77,8 @@ class AddressSlot(NamedTuple):
 class TensorMap(NamedTuple):
     """A tensor map: the description of a matrix for Hopper's copy engine (TMA), here without the matrix's address.
 
-    A line is a contiguous row or column. The matrix has `lines` lines of `length` numbers. One copy reads a box of the
-    matrix.
+    A line is a contiguous row or column. The matrix has `lines` lines of `length` numbers. One copy by the copy engine
+    reads a rectangular box of the matrix.
     """
 
     piece: BlockTerm

@@ -1,7 +1,7 @@
 """Describe GEMMs, rank updates and mirrors of triangles in BLAS's column-major terms, and views of device memory.
 
-A row-major C = A B is the column-major C^T = B^T A^T. Every address is a base (A, B, C or the workspace) plus an
-offset in bytes. So an operation can be recorded before its memory is allocated.
+A row-major C = A B is the column-major C^T = B^T A^T. Every address is a base (A, B, C or the workspace) plus an offset
+in bytes, so that an operation can be recorded before its memory is allocated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Record a plan as a launch list: walk the plan on a recorder, then select the kernels of each operation for the chip.
 
-The function `record_launches` walks the plan and selects the kernels. The steps of a level depend only on the sizes of
-the product, and temporaries are allocated like a stack. So the offset of every temporary in the workspace is fixed
-before the workspace is allocated.
+The function `record_launches` walks the plan and selects the kernels. The offset of every temporary in the workspace is
+fixed when the plan is recorded, because the steps of a level depend only on the sizes of the product. Temporaries are
+allocated like a stack.
 """
 
 from __future__ import annotations

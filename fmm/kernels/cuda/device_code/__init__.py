@@ -1,1 +1,4 @@
-"""The CUDA headers with all device code. entry_source.py generates short entry points that call the headers."""
+"""The CUDA headers with all device code.
+
+The module entry_source.py generates short entry points that call the headers' functions.
+"""

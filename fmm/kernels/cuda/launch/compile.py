@@ -89,7 +89,7 @@ def forced_capability() -> str:
     """Return the digits of the compute capability in FMM_CAPABILITY, for example "80" for 8.0; empty if it is not set.
 
     With FMM_CAPABILITY, plans are recorded as for a GPU of this capability, and the driver translates the kernels for
-    the present GPU. So tests and benchmarks can run an older GPU's kernels on a newer GPU.
+    the present GPU. Tests and benchmarks use FMM_CAPABILITY to run an older GPU's kernels on a newer GPU.
     """
     return os.environ.get("FMM_CAPABILITY", "").strip().replace(".", "")
 

@@ -55,8 +55,9 @@ from fmm.kernels.plans.sums import ADDEND
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES
 
 MAX_LOOP_SLOTS = 32  # largest number of addresses that a Python loop stores faster than NumPy
-# The bases A, B, workspace, addend and flag: a launch that uses no other base does not write C. This set contains the
-# flag, because all kernels of sums receive the flag's address, but only kernels that write C raise the flag.
+# The bases A, B, workspace, addend and flag: a launch that uses no other base does not write C. BASES_WITHOUT_C
+# contains the flag, because all kernels of sums receive the flag's address, but only kernels that write C raise the
+# flag.
 BASES_WITHOUT_C = frozenset(("A", "B", "W", ADDEND, FLAG))
 # For each base, the index of its address in the list of a call's addresses. In the list of a call's addresses, the
 # addresses of counters follow after the addresses of the bases.

@@ -1,10 +1,10 @@
 """Split float32 operands into float16 planes: the memory layout of planes, the kernel sources and the launches.
 
 The kernels are in f16_planes.cuh and f16_spread.cuh. Each row of A and each column of B has one exponent e. A number x
-in this row or column becomes hi = float16(x 2^e) and lo = float16(2048 (x 2^e - hi)). `OperandPlanes` describes where
-the planes and exponents of an operand are stored; the launch of `plane_split_launch` computes both. For componentwise
-products, the split also records the spread of the magnitudes in a row or column (`ExponentSpread`). If the spread is
-too large, the operands are split a second time.
+in a row or column with the exponent e becomes hi = float16(x 2^e) and lo = float16(2048 (x 2^e - hi)). `OperandPlanes`
+describes where the planes and exponents of an operand are stored; the launch of `plane_split_launch` computes both. For
+componentwise products, the split also records the spread of the magnitudes in a row or column (`ExponentSpread`). If
+the spread is too large, the operands are split a second time.
 
 A line of an operand is contiguous in memory. If an operand is contiguous along the inner dimension, its lines are the
 rows of A or the columns of B.

@@ -1,8 +1,8 @@
 """Compute a float32 product as three products of float16 planes: hi hi + (hi lo + lo hi) / 2048.
 
 On Hopper GPUs, `f16x3_op` describes a GEMM for the kernel of gemm_f16x3.cuh, and `f16x3_launch` returns the launch. On
-other GPUs cuBLAS multiplies the planes, and `vendor_f16x3_steps` returns the steps. f16_planes.py and f16_sums.py
-compute the planes.
+other GPUs cuBLAS multiplies the planes, and `vendor_f16x3_steps` returns the steps. The launches of f16_planes.py and
+f16_sums.py compute the planes.
 """
 
 from __future__ import annotations
@@ -207,11 +207,11 @@ def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
 
 # ---- GPUs without warpgroups: cuBLAS multiplies the planes
 #
-# Tensor cores truncate the numbers that they add to their accumulators, so the error of a long sum grows. Therefore the
-# inner dimension is divided into ranges. For each range, one call of cuBLAS computes the product hi hi, and adds the
-# product to the float32 numbers of C in memory. The products hi lo and lo hi are so small that their truncation does
-# not matter, so one call computes hi lo and one call computes lo hi. At the end, a kernel of fmm undoes the scaling of
-# C.
+# Tensor cores truncate the numbers that they add to their accumulators, so the error of a long sum grows. To limit this
+# error, the inner dimension is divided into ranges. For each range, one call of cuBLAS computes the product hi hi, and
+# adds the product to the float32 numbers of C in memory. The products hi lo and lo hi are so small that their
+# truncation does not matter, so one call computes hi lo and one call computes lo hi. At the end, a kernel of fmm undoes
+# the scaling of C.
 
 LO_PLANE_SCALE = 2048.0  # plane lo is this factor times the remainder x - hi
 FLOAT16_BYTES = 2

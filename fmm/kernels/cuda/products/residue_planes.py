@@ -2,7 +2,7 @@
 
 `ResidueOperand` describes the memory of one operand with its exponents and planes. The launch of `measure_launch`
 measures each row of A and each column of B: it finds the norm, and from the norm the scaling exponent. The launch of
-`residue_split_launch` computes the planes. residues.py multiplies the planes, and joins the products to C.
+`residue_split_launch` computes the planes. The launches of residues.py multiply the planes and join the products to C.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRANSPOSED_POSITIONS, TRANSPOSED_POSITIONS_OF_16_BYTES = 64, 32
 # The number of positions that a thread block without a cluster measures and transposes, as in residue_planes.cuh.
 TRANSPOSED_POSITIONS_ALONE = 16
 # For 0, 1 and 2 levels of Strassen's algorithm: the number of thread blocks of the split kernel that one multiprocessor
-# must have enough registers for. An empty text leaves this number to the compiler.
+# must have enough registers for. If the text is empty, the compiler chooses the number of thread blocks.
 MIN_SPLIT_BLOCKS_PER_SM = "4", "", "2"
 # A warp measures a line of at most MAX_WARP_LINE_BYTES bytes, and a thread block measures a longer line.
 WARP_THREADS, MAX_WARP_LINE_BYTES = 32, 4096
@@ -237,8 +237,8 @@ class ResidueOperand:
     def tensor_map(self, first: int, moduli: int, most: int, sign: int | None = None) -> TensorMap:
         """Return the tensor map of the planes of `moduli` moduli; `first` is the index of the first modulus.
 
-        One copy loads `most` lines. A modulus of a complex product has two planes: with `sign` 0 the map has only the
-        planes of re + j im, and with `sign` 1 only the planes of re - j im.
+        One copy by the copy engine (TMA) loads `most` lines. A modulus of a complex product has two planes: with `sign`
+        0 the map has only the planes of re + j im, and with `sign` 1 only the planes of re - j im.
         """
         lines, length = self.block
         if self.bytes_from == "source":

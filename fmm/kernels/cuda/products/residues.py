@@ -3,7 +3,7 @@
 The kernels are in gemm_residues.cuh and residue_join.cuh. `residue_op` describes a GEMM. `residue_launches` returns the
 GEMM's launches in order. The first launch measures the operands: it finds their scaling exponents. For each group of
 moduli, further launches split the operands into residues and multiply the planes. The last launch joins the results by
-the Chinese remainder theorem. residue_planes.py describes the operands.
+the Chinese remainder theorem. The module residue_planes.py describes the operands.
 """
 
 from __future__ import annotations

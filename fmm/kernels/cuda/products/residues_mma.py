@@ -1,6 +1,7 @@
 """Multiply matrices of residues (planes of bytes) for each modulus, on GPUs without Hopper's instructions.
 
-The kernel is in gemm_residues_mma.cuh, for compute capability 8.0 and newer. residues.py describes the product.
+The kernel is in gemm_residues_mma.cuh, for compute capability 8.0 and newer. The module residues.py describes the
+product.
 """
 
 from __future__ import annotations

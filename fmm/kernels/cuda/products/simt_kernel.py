@@ -36,8 +36,8 @@ UpdateMode = Literal["keep", "atomic"]
 # "obeys": the kernel does nothing unless the flag is raised.
 FlagUse = Literal["raises", "obeys"]
 ASYNC_PATHS: tuple[CopyPath, CopyPath] = ("async", "async")
-# The source orders the multiply-adds so that no register bank conflicts occur. Above -O1, ptxas would change this
-# order, and each multiply-add would take a third of a cycle longer.
+# The source orders the multiply-adds so that no register bank conflicts occur. Above -O1, ptxas would change the order
+# of the multiply-adds, and each multiply-add would take a third of a cycle longer.
 COMPILER_OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
 # The float64 mma instruction computes 16 rows and 8 columns of C. The instruction has a depth of 4, 8 or 16 along the
 # inner dimension; MMA_DEPTH is the smallest depth.
@@ -160,7 +160,7 @@ class TileKernel:
     @property
     def min_resident_blocks(self) -> int:
         """Number of thread blocks that one multiprocessor must have enough registers for; 0: the compiler decides."""
-        # With sums, the shared memory of a multiprocessor suffices for one thread block only.
+        # If an operand is a sum, the shared memory of a multiprocessor suffices for one thread block only.
         return 1 if self.has_sums and self.mma_depth else self.strategy.blocks
 
     @property
@@ -223,7 +223,8 @@ def _product_call(kernel: TileKernel, name: str, variant: str, tile: str) -> lis
     """Return the lines of C++ that call the product function.
 
     If the kernel can use mma instructions, the lines contain two calls: one with mma instructions, and one without mma
-    instructions for devices that have none for float64. Both calls use the same shared memory.
+    instructions for devices that have none for float64. The two calls of the product function use the same shared
+    memory.
     """
     arguments = f"    p, reinterpret_cast<Number*>(memory){tile});"
     by_threads = [f"fmm::{name}<Product, Number, Sizes, {variant}>(", arguments]

@@ -68,8 +68,8 @@ def _divide_last_tiles(
 ) -> tuple[ProductPart, ...]:
     """Return the tasks in the order of the products; each of the last `cut` tiles has `parts_per_tile` parts.
 
-    The first divided tile can be in the middle of a product's tiles, at index i. In all later products, separate tasks
-    then compute the tiles before index i and the tiles from index i on.
+    The first divided tile can be in the middle of a product's tiles. If its index is i, all later products have
+    separate tasks for the tiles before index i and for the tiles from index i on.
     """
     first, before = divmod(products * tiles - cut, tiles)
     lengths = _part_lengths(steps, parts_per_tile, round(ORDERED_STORE_TIME / k_s))

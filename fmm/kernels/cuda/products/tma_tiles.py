@@ -242,7 +242,7 @@ def _is_tma_supported(ops: Sequence[TileOp]) -> bool:
 def _without_factors(x: BlockTerm) -> BlockTerm:
     """Return the block with default coefficients.
 
-    With this function, callers find terms that are the same block in memory.
+    Two terms refer to the same block in memory if this function returns equal results for them.
     """
     return x._replace(factor=1, keep=0)
 

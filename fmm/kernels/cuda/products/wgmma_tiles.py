@@ -1,8 +1,8 @@
 """Describe products of float16, bfloat16, TF32 and bytes on Hopper's tensor cores, by the instruction wgmma.
 
 The kernel is in gemm_wgmma.cuh. `wgmma_op` describes a GEMM with its tensor maps, `best_wgmma_sizes` chooses the tile
-sizes, and `wgmma_launch` returns the launch. f16x3.py and residues.py use the same tiles and instructions in other
-kernels, gemm_f16x3.cuh and gemm_residues.cuh.
+sizes, and `wgmma_launch` returns the launch. The modules f16x3.py and residues.py use the same tiles and instructions
+in other kernels, gemm_f16x3.cuh and gemm_residues.cuh.
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ def reset_flags() -> None:
 def _acquire_flag(key: StreamKey) -> StreamFlag:
     """Return a flag for this thread on a stream: an abandoned flag of the same stream, else a new one.
 
-    Launches on one stream run in order. So launches that an ended thread made with an abandoned flag end before the
-    flag is used again.
+    Launches on one stream run in order. Therefore all launches of an ended thread that use an abandoned flag have ended
+    before launches of the flag's new thread run.
     """
     device, stream = key
     with _flags_lock:

@@ -63,10 +63,10 @@ def recompute_launches(
 ) -> tuple[Launch, ...]:
     """Return the launches that recompute the product if the flag is raised.
 
-    These launches run after the launches of the plan. If `is_unchecked`, the first launch scans C for inf and NaN,
-    because the kernel that wrote C raises no flag. `addend` is the matrix that beta multiplies: the call's addend, or a
-    copy of the old C. `conjugates` has two values, for A and for B: True if the plan multiplies the matrix's complex
-    conjugate.
+    The launches that recompute run after the launches of the plan. If `is_unchecked`, the first launch scans C for inf
+    and NaN, because the kernel that wrote C raises no flag. `addend` is the matrix that beta multiplies: the call's
+    addend, or a copy of the old C. `conjugates` has two values, for A and for B: True if the plan multiplies the
+    matrix's complex conjugate.
     """
     whole = problem.fill == "full" or not is_column_major(operand_views(problem)["C"])
     tiled = problem.stored_type in TILED_STRATEGIES and not problem.has_factors and whole
@@ -150,8 +150,8 @@ def tiled_recompute_op(problem: Problem) -> TileOp:
 def simple_recompute_source(dtype: str, entry: str) -> str:
     """Return the complete CUDA source of one simple kernel: `RECOMPUTE_ENTRY_NAME` or `SCAN_ENTRY_NAME`.
 
-    Each kernel has its own source. So a product that needs both kernels compiles them in parallel, and a product that
-    needs one kernel compiles only this kernel.
+    The recomputation and the scan for inf and NaN have separate sources. If a product needs both kernels, the kernels
+    are compiled in parallel. If a product needs one of the kernels, only this kernel is compiled.
     """
     element = DTYPES[dtype]
     # Each of the 16 x 16 threads of a tile computes `each` x `each` entries of C, so its sums take 64 registers.

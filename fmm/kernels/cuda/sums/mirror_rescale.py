@@ -70,7 +70,8 @@ class LineExponentsOp:
     axis: int
     # exponents of powers of two that scale the numbers of a line before the largest number is found
     shifts: SignedExponents = (None, 0)
-    # exponents of another matrix; if given, the result is half the difference of both exponents, rounded down
+    # None, or exponents of another matrix: each result is then half the difference of the exponents of both matrices,
+    # rounded down
     against: DeviceView | None = None
     writes_result = False
 

@@ -155,7 +155,7 @@ LITERAL_COEFFICIENTS = frozenset(sign * 2.0**e for e in range(-4, 5) for sign in
 def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[complex, ...]]:
     """Return the program with launch parameters in place of all coefficients that are not literals.
 
-    The second result contains the values of these launch parameters.
+    The second item that is returned contains the values of the launch parameters.
     """
     scalars: dict[complex | str, tuple[LaunchCoefficient, complex]] = {}
 
@@ -244,8 +244,8 @@ def transposed_arrays(
 def aliased_places(reads: Sequence[PlacedView], writes: Sequence[PlacedView]) -> tuple[tuple[int, int], ...]:
     """Return pairs (index of a write, index of a read) on the same memory.
 
-    An addend outside C is treated as if it were in C. So the statements have the same order whether beta multiplies C
-    or an addend, and both calls give equal results.
+    An addend outside C is treated as if it were in C. The statements therefore have the same order for a beta that
+    multiplies C and for a beta that multiplies an addend, and both calls return equal results.
     """
     starts: dict[tuple[object, ...], list[int]] = {}
     for i, (p, v) in enumerate(reads):

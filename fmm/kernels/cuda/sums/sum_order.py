@@ -14,7 +14,8 @@ from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, order
 
 AliasPairs = tuple[tuple[int, int], ...]  # pairs (index of a write, index of a read) on the same memory
 # Limits of the search for an order of a sum kernel's inputs: the number of orders that are tried, and the total number
-# of inputs in these orders. With these limits, the search takes a quarter of a second for a kernel of three levels.
+# of inputs in these orders. The limits are so low that the search takes a quarter of a second for a kernel of three
+# levels.
 MAX_TRIED_ORDERS = 1000
 MAX_ORDERED_INPUTS = 40_000
 
@@ -45,10 +46,10 @@ def best_statement_order(program: AdditionProgram, aliases: AliasPairs) -> tuple
     There are three candidates: the program's own order of sums, the sums ordered by use, and an order that forwards
     inputs. An order that completes one sum after the other suits a split (the sums before the products), which has few
     inputs and many outputs: all inputs are loaded first, and each output is stored as soon as it is complete. An order
-    that forwards inputs suits a join (the sums after the products): each product is loaded once and added at once to
-    all sums that contain it. So the order of the products determines how many sums are incomplete at a time. In the
-    join of strassen^3, at most 85 values are live at a time in the original order of the products, and at most 43 in
-    the order that the search finds.
+    that forwards inputs suits a join (the sums after the products): each product is loaded once and then added to all
+    sums that contain the product. In a join, the order of the products therefore determines how many sums are
+    incomplete at a time. In the join of strassen^3, at most 85 values are live at a time in the original order of the
+    products, and at most 43 in the order that the search finds.
     """
     orders = (
         _line_by_line_order(program),
@@ -109,12 +110,13 @@ def _store_statements(program: AdditionProgram, value: int) -> Iterator[SumState
 def _order_of_forwarded_inputs(program: AdditionProgram, aliases: AliasPairs) -> tuple[SumStatement, ...]:
     """Return the best statement order that a short search over orders of inputs finds.
 
-    The inputs of a join are the products of a scheme. A product of a composed scheme has one index in each scheme.
-    Together these indices are the digits of the product's number: in strassen^2, product 5 of outer product 3 has the
-    digits 3 and 5 in base 7. The search writes the number of each input as digits. The bases of these digits are the
-    prime factors of the number of inputs, in increasing or decreasing order. Each trial exchanges two digits in the
-    numbers of all inputs, for example the digits 3 and 5 wherever the base is 7. So a good order of Strassen's seven
-    products also orders the products of strassen^2 and strassen^3 well.
+    The inputs of a join are the products of a scheme. In a composition of schemes such as strassen^2, each product has
+    one index in each of the schemes. The indices of a product in all schemes together are the digits of the product's
+    number: in strassen^2, product 5 of outer product 3 has the digits 3 and 5 in base 7. The search writes the number
+    of each input as digits. The bases of these digits are the prime factors of the number of inputs, in increasing or
+    decreasing order. Each trial exchanges two digits in the numbers of all inputs, for example the digits 3 and 5
+    wherever the base is 7. So a good order of Strassen's seven products also orders the products of strassen^2 and
+    strassen^3 well.
     """
     free = _InputForwarder(program, aliases).freely_ordered_inputs
     factors = _prime_factors(len(free))
@@ -241,7 +243,10 @@ class _InputForwarder:
             self._continue_sum_line(number)
 
     def _continue_sum_line(self, number: int) -> None:
-        """Finish a line if all its terms are added; if only the overwritten input is missing, load this input first."""
+        """Finish a sum if all its terms are added.
+
+        If only the input that the sum overwrites is missing, load this input first.
+        """
         missing, old = self.missing[number - self.program.inputs], self.old.get(number)
         if not missing:
             self._finish_value(number)
