@@ -119,8 +119,7 @@ class Configs:
 
         If the model of this section is missing or not trusted, the first trusted model of a later file replaces it.
 
-        An interrupted tuning leaves a section without a model. If the first section has no model, the model of a later
-        file must therefore still be found.
+        For example, an interrupted tuning leaves a section without a model.
         """
         first: Tuning | None = None
         for found in self._valid_sections(identity, dtype):

@@ -23,8 +23,8 @@ from fmm.runtime.decisions.early_declines import SMALL_MULTIPLY_ADDS
 # plan can be faster, and the library's einsum has less overhead. The limit is low, since NumPy's einsum computes stacks
 # of matrices without BLAS, and is therefore slow for them.
 SMALL_HOST_MULTIPLY_ADDS = 1 << 15
-# Number of elements of a large CuPy array. The GPU copies a smaller array in less time than the host needs for a call
-# of cupy.einsum.
+# A CuPy array with at least this number of elements is large. The GPU copies a smaller array in less time than the host
+# needs for a call of cupy.einsum.
 LARGE_COPY = 1 << 22
 
 

@@ -97,7 +97,7 @@ class MatrixView(NamedTuple):
 
 
 class NextPair(NamedTuple):
-    """The later pair that contracts a result: the labels of its other operand, and the labels of its own result."""
+    """The later pair that has a result as an operand: the labels of the pair's other operand and of its result."""
 
     other: frozenset[str]
     kept: frozenset[str]
@@ -198,7 +198,7 @@ def contract_pair(
 
 @lru_cache(maxsize=4096)
 def must_reduce(a: LabeledLayout, b: LabeledLayout, kept: frozenset[str]) -> bool:
-    """Return True if an operand must be reduced before the product: by a diagonal, a broadcast label or a lone sum."""
+    """Return True if an operand must be reduced (see `reduce_operand`) before the two arrays can be multiplied."""
     sizes_a, sizes_b = a.sizes, b.sizes
     is_repeated = len(sizes_a) < len(a.labels) or len(sizes_b) < len(b.labels)
     lone_is_summed = not kept.issuperset(sizes_a.keys() ^ sizes_b.keys())

@@ -162,7 +162,7 @@ def datasheet_names() -> tuple[str, ...]:
 
 
 def normalized_name(name: str) -> str:
-    """Return the letters and digits of a device's name in lower case; two names are equal if these are equal."""
+    """Return the letters and digits of a device's name in lower case, to compare names in any case and spacing."""
     return "".join(c for c in name.casefold() if c.isalnum())
 
 

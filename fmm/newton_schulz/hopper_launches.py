@@ -1,7 +1,7 @@
 """The Newton-Schulz iteration of a stack on Hopper's tensor cores, as one launch list.
 
-Each step is three launches for the whole stack. The first two launches compute symmetric matrices: only one triangle is
-multiplied, and then mirrored.
+Each step is three launches for the whole stack. The first two launches of a step compute symmetric matrices: only one
+triangle is multiplied, and then mirrored.
 
     A = X X^T                    (X^T X if X is tall)
     P = a I + b A + c A A^T
@@ -11,8 +11,8 @@ X and Y exchange their roles after each step. cuBLAS computes a product without 
 is predicted to be faster than one triangle by the kernel. P contains a I, so P X contains a X, and no kernel reads X as
 an addend. The error is the same as with X as an addend.
 
-For a long matrix (one side much larger than the other), two steps form a pair. A pair multiplies by X twice, two single
-steps do so four times. All polynomials of A commute, so B, S and S P are symmetric too:
+For a long matrix (one side much larger than the other), two steps form a pair. A pair multiplies by X twice; two single
+steps multiply by X four times. All polynomials of A commute, so B, S and S P are symmetric too:
 
     A = X X^T,    P = a I + b A + c A A
     B = P (A P),  S = a' I + b' B + c' B B    (B is the A of the second step)

@@ -126,8 +126,8 @@ def t1_document(key: str, device_name: str, dtype: str) -> dict[str, Any]:
         },
         "ConfigurationSpace": {"TuningParameters": parameters, "Conditions": list(space_conditions(space))},
         "KernelSpecification": {
-            # The format T1 allows the languages OpenCL, CUDA and Vulkan. On a CPU, plans call BLAS, and none of the
-            # three languages is true. OpenCL is written, because OpenCL also runs on CPUs.
+            # The format T1 allows the languages OpenCL, CUDA and Vulkan. On a CPU, plans call BLAS, which is none of
+            # the three languages. OpenCL is written, because OpenCL also runs on CPUs.
             "Language": "OpenCL" if key.startswith("cpu") else "CUDA",
             "Device": {"Name": device_name},
             "KernelName": "matmul",

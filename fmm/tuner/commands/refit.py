@@ -166,7 +166,7 @@ class RefitResult:
         return [f"{name}: fitted from {self.samples} samples{rejected}", *self._change_texts()]
 
     def _change_texts(self) -> list[str]:
-        """Return a line of text for each change; without changes, return the line `unchanged`, with exceptions."""
+        """Return a line of text for each change; without changes, one line `unchanged`, with the fields that differ."""
         if self.changes:
             return [f"  {change.change_text}" for change in self.changes]
         return [f"  unchanged except {', '.join(self.others)}" if self.others else "  unchanged"]

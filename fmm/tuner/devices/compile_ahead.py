@@ -32,8 +32,8 @@ MAX_WORKER_PROCESSES = 16  # largest number of background processes
 COMPILED_SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
 # For each of these sizes (m, k, n), the block model selects different tile sizes for fmm's own product kernel.
 TILE_KERNEL_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))
-# If a level has at least this number of products, its sum kernels compile slowly. Each of these kernels is compiled by
-# a job of its own, which has the kernel's label.
+# If a level has at least this number of products, its sum kernels compile slowly. A job of its own compiles each of
+# these sum kernels; the job has the kernel's label.
 MIN_HEAVY_PRODUCTS = 7**3
 # A first look measures levels with at most this number of products. The kernels of these levels compile first.
 MAX_FIRST_LOOK_PRODUCTS = 7
@@ -226,8 +226,8 @@ class CompileWorkers:
     def wait_for_plan(self, dtype: str, plan: Plan, seconds: float) -> bool:
         """Wait until a plan's kernels are compiled or all background processes have ended; return False at the timeout.
 
-        A kernel that no job compiles is not waited for, since the plan's first run compiles this kernel. If `seconds`
-        is 0 and no job compiles one of the kernels, the result is False.
+        A kernel that no job compiles is not waited for, since the plan's first run compiles this kernel. With `seconds`
+        = 0, the result is False if the plan has a kernel that no job compiles.
         """
         needed = kernel_keys(plan, dtype)
         if not seconds and any(x not in self._pending_kernels for x in needed):
@@ -279,7 +279,7 @@ def compile_in_background(device: int, dtypes: Sequence[str], plans: Sequence[Pl
 def run_compile_workers(device: int, wanted: Sequence[CompileJob]) -> Iterator[CompileWorkers]:
     """Compile these jobs in background processes until the context ends.
 
-    At least two processors remain free for the measurements, if there are more than two.
+    If the machine has more than two processors, at least two remain free for the measurements.
     """
     made = CompileWorkers(device, wanted, min(max((os.cpu_count() or 2) - 2, 1), MAX_WORKER_PROCESSES))
     try:

@@ -150,8 +150,8 @@ def _crossovers_of_baseline(
     is extrapolated: it is the side from which plans are predicted to gain EXTRAPOLATION_MARGIN. The crossover is not
     trusted if no plan with this number of levels was timed, or if the model is too optimistic for this number of
     levels. An unconfirmed crossover that is not trusted is raised to at least twice the crossover for one level less.
-    The factor 2 follows from Equation 2 of D'Alberto and Nicolau: one more level gains once the halved sides reach the
-    crossover for one level less.
+    By Equation 2 of D'Alberto and Nicolau, one more level gains if half the side is at least the crossover for one
+    level less; hence the factor 2.
     """
     optimism = optimism_by_levels(samples)
     losing, dtype = losing_samples(samples, optimism), samples[0].problem.dtype
@@ -195,7 +195,7 @@ class ModelOptimism:
 
 
 def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimism]:
-    """Return the optimism of the model for each number of levels; only statistically significant errors count.
+    """Return how optimistic the model's speedups are for each number of levels; only significant errors count.
 
     For a number of levels without samples, the optimism of the next lower number of levels is returned.
     """
@@ -257,8 +257,8 @@ def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelO
 def margins_for_losing_samples(samples: Iterable[LevelSample]) -> tuple[float, float]:
     """Return two margins, with which the model chooses no plan that was measurably slower than the vendor.
 
-    Each margin is the smallest number with this property. The first margin is for plans with the vendor's leaf, the
-    second for plans with fmm's own kernels.
+    With a smaller margin, the model would choose at least one such plan. The first margin is for plans with the
+    vendor's leaf, the second for plans with fmm's own kernels.
     """
     margins = [0.0, 0.0]
     for s in samples:

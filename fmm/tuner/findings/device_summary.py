@@ -1,7 +1,7 @@
 """Print the tuning of a device in about 25 lines: speedups, crossovers, errors, workspace and recursion by type.
 
-`summarize_device` computes these lines from the sections of a config. A measured number is bold on a colour terminal
-and has the mark `*` in plain text; a predicted number has no mark. A missing number is shown as `-`.
+`summarize_device` computes the lines of the summary from the sections of a config. A measured number is bold on a
+colour terminal and has the mark `*` in plain text; a predicted number has no mark. A missing number is shown as `-`.
 """
 
 from __future__ import annotations

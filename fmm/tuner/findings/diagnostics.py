@@ -39,11 +39,11 @@ MAX_MODEL_ERROR = 0.2  # largest relative error of predicted speedups with which
 MIN_HELD_OUT_PAIRS = 5  # smallest number of held-out speedups with which a model is not rejected
 UNCHECKED_MARGIN = 0.08  # margin of a model with fewer than MIN_HELD_OUT_PAIRS held-out speedups
 # The smallest margin of plans with fmm's own leaves, if some held-out plan has a leaf with a rate of its own. An error
-# of the vendor's predicted time cancels in a predicted speedup only if the plan's leaf is also the vendor's product. In
-# three tunings, the vendor's time in float64 is predicted at least 4.5 to 6 % too long for one product in ten, and at
-# least 6 to 8 % too long for one product in twenty. For 529 recorded float64 shapes, the models of two tunings of an
-# H200 choose 18 plans below 0.98 of the vendor's speed with a margin of 8 %, and 32 plans with the margins of 2.7 and
-# 5.5 % that their held-out plans require.
+# of the vendor's predicted time cancels in a predicted speedup only if the plan's leaf is also the vendor's product.
+# The model predicts too long times of the vendor's product: in three float64 tunings by at least 4.5 to 6 % for one
+# product in ten, and by at least 6 to 8 % for one product in twenty. With the margins of 2.7 and 5.5 % that the
+# held-out plans of two H200 tunings require, the models choose slow plans (below 0.98 of the vendor's speed) for 32 of
+# 529 recorded float64 shapes; with a margin of 8 %, for 18.
 MIN_OWN_RATE_MARGIN = 0.08
 # The smallest margin if plans are predicted to gain only on sides above EXTRAPOLATION_FACTOR times the largest side
 # that was timed with a plan.

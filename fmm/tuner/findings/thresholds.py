@@ -210,8 +210,8 @@ def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[P
 def li_threshold_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
     """Return the plan that Li, Ranka and Sahni's recursive code runs with a tuning's tau1 and tau2.
 
-    For a leaf without emulation, the thresholds without emulation are used. A missing threshold is replaced by a side
-    above every product.
+    For a leaf without emulation, the thresholds without emulation are used. If tau1 or tau2 is missing, a side that is
+    larger than any product's is used instead.
     """
     never = 1 << 40
     own = {} if Plan.parse(leaf).uses_emulation else found.without_emulation

@@ -2,8 +2,8 @@
 
 A tile strategy is a set of tile sizes of the kernel. The tuner times the six strategies of Huang, Yu and van de Geijn
 and some of fmm's own on a few shapes. If the block model with its built-in terms predicts these times well, the
-built-in terms remain in use. If not, new terms are fitted; they are used if they predict unseen shapes better than the
-built-in terms. Near a timed shape, launches use the strategy that was fastest on this shape.
+built-in terms remain in use. If the built-in terms predict badly, new terms are fitted, and are used if they predict
+unseen shapes better. Near a timed shape, launches use the strategy that was fastest on this shape.
 """
 
 from __future__ import annotations

@@ -253,8 +253,8 @@ MIN_SINGULAR_VALUE_SHARE = 1e-12  # singular values of the Jacobian are raised t
 RUN_PART_WEIGHTS = {"sums": 0.1, "products": 0.1}
 # On a CPU, the weights of plans with several levels are raised: a tuning times few of these plans, but decisions depend
 # strongly on their times. This constant is the largest factor by which a weight is raised. The factor is also limited
-# by the weights of the vendor's products: the sum of the squared weights of these plans is at most that of the vendor's
-# products.
+# by the weights of the vendor's products: the squared weights of plans with several levels have at most the sum of the
+# squared weights of the vendor's products.
 MAX_DEEP_PLAN_WEIGHT = 3.0
 # On a CPU that runs several products at a time, a plan has less weight if its time exceeds this multiple of the
 # vendor's time.
@@ -318,7 +318,7 @@ class LeastSquares:
         return with_parameters(self.start, self.dtype, self.parameters_at(x))
 
     def weighted_residuals(self, x: Any) -> Any:
-        """Return the weighted log(predicted / measured) of each observation, then the distances from the start."""
+        """Return the weighted log(predicted / measured) of each observation, then each parameter's weighted change."""
         calibration = self.calibration_at(x)
         pairs = zip(self.observed, self._works, strict=True)
         predicted = [predicted_run_seconds(o.run, o.problem, work, calibration) for o, work in pairs]
@@ -412,8 +412,8 @@ class PredictionError:
     """Statistics of relative errors of predictions, (predicted / measured) - 1.
 
     `median` and `p95` are quantiles of the absolute errors. `bias` is the median of the signed errors. `upper` is the
-    upper end of the 95 % interval of `median`; for few measurements, it is far above the median. `above` is computed
-    like `upper`, but from the errors above 0, and as if the errors below 0 had the same sizes.
+    upper end of the 95 % interval of `median`; for few measurements, it is far above the median. `above` is the
+    corresponding upper end for the errors above 0: with as many errors of the same sizes below 0, it equals `upper`.
     """
 
     count: int

@@ -12,7 +12,7 @@ from fmm.kernels.algorithms.step_table import step_table, step_table_names
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.findings.summary import TextTable, make_table
 
-# What levels and options in plans mean, without schemes; docs/plans.md describes each in detail.
+# The meanings of levels and options in plans, without schemes; docs/plans.md describes each level and option in detail.
 PLAN_NAME_MEANINGS: Mapping[str, str] = MappingProxyType(
     {
         "aligned": "copies matrices with unaligned rows to aligned ones; saves no product",

@@ -71,9 +71,9 @@ def random_probe_shapes(side: int, effort: Effort, share: float, seed: int) -> I
         yield (m, k, n) if i % 2 else (rounded_side(m), rounded_side(k), rounded_side(n))
 
 
-# The crossovers are checked on one large square and on several smaller squares. These are the largest sides of the
-# large square and of the smaller squares, divided by the largest affordable side. The sides are limited because three
-# plans and the vendor's product are timed on each shape.
+# The crossovers are checked on one large square and on several smaller squares. The two constants are the largest sides
+# of the large square and of the smaller squares, divided by the largest affordable side. The sides are limited because
+# three plans and the vendor's product are timed on each shape.
 LARGEST_CROSSOVER_SIDE_SHARE, CROSSOVER_SIDE_SHARE = 0.8, 0.55
 # Sides (m, k, n) of the oblong shape near crossovers, divided by CROSSOVER_SIDE_SHARE times the largest affordable
 # side.

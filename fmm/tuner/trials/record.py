@@ -197,7 +197,7 @@ def _gzip_lines(path: Path) -> list[bytes]:
 
 
 def first_look_trials(tunings: Sequence[RecordedTuning], header: TuningHeader) -> tuple[Trial, ...]:
-    """Return the trials of the first look (coarse tuning) before a tuning, which its fit uses, too.
+    """Return the trials of the first look (coarse tuning) before a tuning, for the fit of the tuning.
 
     The first look and the tuning must have the same type, device and library versions. Without the option --resume, the
     same run of fmm-tune must have recorded the first look and the tuning. If several first looks match, the trials of
