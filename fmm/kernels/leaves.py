@@ -17,8 +17,9 @@ select another block strategy for float32 and float64. With the suffix `.plain`,
 through registers. With the suffix `.texture`, tiles of the left operand are loaded through the read-only data path, as
 in tStrassen and tWinograd of Li, Ranka and Sahni.
 
-On a CPU, the leaf `digits` multiplies integers. Levels `residues` of floating-point types without a level below them
-run there too, with the same bits as on a GPU; they are slow, and no candidates.
+On a CPU, the leaf `digits` multiplies integers. Products of floating-point numbers by a level `residues` directly above
+`bytes` also run on a CPU, with the same bits as on a GPU. On a CPU, plans with this level are slow and are no
+candidates.
 
 The suffixes `.inner` and `.outer` of a leaf set the layout of the last level's sums, which are the operands of the
 leaf. With `.inner`, both operands are contiguous along the inner dimension k; with `.outer`, along the outer dimensions

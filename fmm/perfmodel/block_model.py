@@ -358,7 +358,7 @@ FASTEST_TILE_FUNCTIONS: Mapping[str, Callable[[Shape, Chip, int, ContiguousAxes,
 
 
 def tma_product_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
-    """Return the seconds of a product by the TMA kernel; the kernel's rate is the rate of Square times `s.rate`."""
+    """Return the seconds of a product by the TMA kernel; its rate is `s.rate` times the rate of Square tiles."""
     sides, steps = (-(-op.m // s.m_s), -(-op.n // s.n_s)), -(-op.k // s.k_s)
     if op.kernel.triangle:
         parts: tuple[ProductPart, ...] = (ProductPart(0, 0, count_triangle_tiles(sides, s.m_s, s.n_s), 0, steps),)

@@ -76,14 +76,15 @@ class ProductRate:
     # The time of the vendor's syrk or herk for one triangle of a self-adjoint product, as a share of the whole
     # product's time. (On an H200 the share is 0.50 in float32 and 0.63 in float64.)
     half: float = 0.6
-    # With fewer than `half_least` steps along the inner dimension, the share is `half_below` instead of `half`.
+    # For products with an inner dimension below `half_least`, the time of one triangle is the share `half_below` of the
+    # whole product's time.
     half_least: float = 0.0
     half_below: float = 1.0
     # If several triangles are computed one after the other, a triangle of `half_apart` rows takes twice the time of
     # `half`, since the last round of tiles has few tiles.
     half_apart: float = 0.0
     # `half_by_tiles` is the time of a very large triangle by fmm's own kernels, as a share of the whole product's time;
-    # 1 means not measured. For a triangle of `half_edge` rows, this share is twice as large, because tiles on the
+    # 1 means not measured. For a triangle of `half_edge` rows, the share is twice `half_by_tiles`, because tiles on the
     # diagonal are computed whole and the last round of tiles is incomplete.
     half_by_tiles: float = 1.0
     half_edge: float = 0.0
@@ -113,7 +114,8 @@ class Calibration:
     overlap: float = 0.0  # share of the sums' time that is hidden behind products, for sums below an overlapped level
     batches: bool = False  # True if equal products of a batched level start together, as on a GPU
     # A plan is chosen only if its predicted time is below the vendor's time by at least the share `margin`. For
-    # products by fmm's own kernels the share is `tiled_margin`, since their predicted time is less certain.
+    # products by fmm's own kernels, `tiled_margin` replaces `margin`, since the predicted time of these products is
+    # less certain.
     margin: float = 0.01
     tiled_margin: float = 0.08
     # Some kinds of sums are slower than the rate `stream`: they reach the share `sequential`, `ragged`, `scalar`,
@@ -141,14 +143,15 @@ class Calibration:
     spin: float = 0.0  # seconds lost to BLAS's own threads, which spin on half of a processor after each product
     apart: float = 1.0  # share of `stream` that the sums of small plans reach, since these plans run one step at a time
     # Measured bounds on the number of levels, one LevelBounds for each baseline (a plan without its recursion levels).
-    # Plans with another baseline have no bound. In a config, the bounds are part of the thresholds.
+    # A plan with a baseline that is missing here has no bound on its levels. A config file has the bounds in its field
+    # `thresholds`.
     level_bounds: tuple[LevelBounds, ...] = ()
 
     def side_for_level_bounds(self, problem: Problem) -> float:
         """Return the effective side that is compared with the level bounds; infinity if the bounds do not apply.
 
-        A GPU's bounds were measured on aligned rows. On unaligned rows the vendor is slow, and plans with levels win
-        from far smaller sides.
+        On a GPU, the bounds on the number of levels were measured on aligned rows. On unaligned rows the vendor is
+        slow, and plans with levels win from far smaller sides.
         """
         if self.batches and not are_rows_aligned(problem, WIDE_ACCESS_BYTES):
             return inf

@@ -68,7 +68,7 @@ class Limits:
         """Return True if a plan with the expected error growth `growth` respects all limits except the workspace.
 
         A limit of 1 on the error growth requires the vendor's accuracy in every entry of C, which no emulation
-        guarantees. A limit below 1 bounds the error relative to the norms of rows and columns.
+        guarantees. A limit below 1 on the error growth bounds the error relative to the norms of rows and columns.
         """
         strict = not self.emulation or self.error_growth == 1
         allowed = growth <= self.error_growth and not (strict and plan.uses_emulation)
@@ -361,8 +361,8 @@ def _sorted_by_time(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 def recurring_call_seconds(prediction: Prediction, calibration: Calibration) -> float:
     """Return the seconds of a recurring call: the longer of the device's and the host's time.
 
-    The device computes one call while the host starts the next call. A caller who waits for each result pays the sum of
-    both times; the model leaves out this case.
+    The device computes one call while the host starts the next call. For a caller who waits for each result, a call
+    takes the sum of the device's and the host's time; the model leaves out this case.
     """
     return max(prediction.predicted_seconds, host_call_seconds(prediction.plan, prediction.problem, calibration))
 
@@ -390,10 +390,10 @@ def host_call_seconds(plan: Plan, problem: Problem, calibration: Calibration) ->
 FEW_TILES_MARGIN = 45.0
 # For complex types, the number of tiles of C is counted with tiles of at least this number of rows and
 # columns. FEW_TILES_MARGIN was determined with tiles of 128 rows and columns, as in a datasheet's
-# calibration. A fit may find tiles of half this side; C would then count four times as many tiles. On an H100
-# in complex128, `3m.batched > vendor` takes 1.33 times the vendor's time at 368 x 19344 x 1120 (predicted
-# 0.72). With MIN_COMPLEX_TILE_SIDE, the chosen plan takes longer than the vendor for 6 of 220 shapes; without
-# it, for 16 shapes.
+# calibration. A fit may find tiles with half of MIN_COMPLEX_TILE_SIDE rows and columns; C would then count four times
+# as many tiles. On an H100 in complex128, `3m.batched > vendor` takes 1.33 times the vendor's time at 368 x 19344 x
+# 1120 (predicted 0.72). With MIN_COMPLEX_TILE_SIDE, the chosen plan takes longer than the vendor for 6 of 220 shapes;
+# without it, for 16 shapes.
 MIN_COMPLEX_TILE_SIDE = 128.0
 # The factor on FEW_TILES_MARGIN for types in which the model counts whole rounds of tiles (`ProductRate.sms`).
 # Predictions are better in types with counted rounds than in other types, and a missed win costs as much time as a
@@ -406,7 +406,8 @@ COUNTED_ROUNDS_MARGIN_SHARE = 0.45
 OTHER_TYPE_MARGIN_SHARE = 0.5
 # Plans that only copy operands to aligned rows have the additional margin THIN_OPERAND_MARGIN / shortest side in rows.
 # The formula of the model is uncertain about the vendor's time of thin products with unaligned rows. On an H200 in
-# TF32, two of 37 plans are slower than the vendor: by 9 % at the side 201, and by 3 % at the side 221.
+# TF32, two of 37 plans that only copy operands are slower than the vendor: by 9 % at the shortest side 201, and by 3 %
+# at the shortest side 221.
 THIN_OPERAND_MARGIN = 12.8
 # In TF32 plans that only copy operands have the additional margin TF32_THIN_OPERAND_MARGIN / (shortest side)^3, if this
 # margin exceeds THIN_OPERAND_MARGIN / shortest side. In TF32 copies to aligned rows save less time, and the model is
@@ -433,7 +434,7 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
 
 
 def margin_parts(plan: Plan, problem: Problem, calibration: Calibration) -> tuple[float, float]:
-    """Return the two parts of a plan's required margin: the calibration's margin, and the addition for its shape.
+    """Return the two parts of a plan's required margin: the calibration's margin, and a margin for the problem's shape.
 
     The calibration's margin is larger for products by fmm's own kernels, since the model predicts the vendor's products
     best. The tiled kernel without a level needs no margin: the kernel has no sums, and where its time is close to the
@@ -449,7 +450,7 @@ def margin_parts(plan: Plan, problem: Problem, calibration: Calibration) -> tupl
 
 
 def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
-    """Return the additional margin for few tiles of C or thin operands; the formula is fitted to large products."""
+    """Return the additional margin for few tiles of C or thin operands, since the model is fitted to large products."""
     tile, shortest = calibration.require_rate(problem.dtype).tile, min(problem.size)
     is_whole_by_vendor = plan == VENDOR and not problem.writes_triangle
     if tile <= 1 or not shortest or is_whole_by_vendor or plan.leaf_use.leaf.longest:

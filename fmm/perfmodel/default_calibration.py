@@ -92,7 +92,8 @@ def with_integer_rates(found: Calibration) -> Calibration:
 
 # Costs of concurrent products in seconds, measured on two cores with AVX-512. HAND_OVER_SECONDS is the time to pass one
 # step to another thread. IDLE_SECONDS is the time to begin and end a plan. SPIN_SECONDS is the time lost to OpenBLAS's
-# other thread. OpenBLAS's other thread spins for 2^28 clock ticks after a product, and takes half of a core for 0.1 s.
+# second thread. After a product, OpenBLAS's second thread spins for 2^28 clock ticks and takes half of a core for 0.1
+# s.
 HAND_OVER_SECONDS, IDLE_SECONDS, SPIN_SECONDS = 1e-4, 0.008, 0.025
 
 
@@ -160,8 +161,8 @@ PIPE_STEPS = 32.0  # number of steps along the inner dimension with which half o
 SYRK_TIME_SHARES = {"float32": 0.51, "float64": 0.57}
 # For inner dimensions below SYRK_MIN_STEPS cuBLAS's syrk runs another kernel. In float32, syrk and the copy of the
 # triangle take 2.2 times as long as gemm for 3020 rows of 170 numbers. In float64, syrk takes 1 / 1.4 of gemm's time
-# for 16933 rows of 355 numbers. Shorter inner dimensions were not measured in float64; for them the model assumes
-# gemm's time.
+# for 16933 rows of 355 numbers. Inner dimensions below SYRK_MIN_STEPS were not measured in float64; the model assumes
+# that syrk then takes gemm's time.
 SYRK_MIN_STEPS, SHORT_SYRK_TIME_SHARES = 256.0, {"float32": 2.0}
 # With this number of rows, a triangle takes twice as long if several triangles run one after the other. The measured
 # time of a float32 triangle is 0.65 of gemm's time with 4096 rows, and 0.69 with 2048 rows.
@@ -262,9 +263,9 @@ def _peak_flops(gpu: Datasheet, dtype: str) -> float:
 # The smallest compute capability for `f16x3` and residues without warpgroups.
 PORTABLE_MIN_CAPABILITY = 8.0
 # The shares of the peaks of a warp's instructions (mma.sync) that the portable kernels reach on large products, in
-# float16 for `f16x3` and in int8 for residues. On an H100, where these peaks are 643 Tflop/s and 1277 Top/s, the
-# kernels reach 0.50 (compiled for compute capability 8.0) to 0.57 (9.0) in float16, and 0.57 (9.0) in int8. On other
-# chips the datasheet's peak is the peak of these instructions; no other chip was measured.
+# float16 for `f16x3` and in int8 for residues. On an H100, the peaks of mma.sync are 643 Tflop/s and 1277 Top/s. There
+# the kernels reach 0.50 (compiled for compute capability 8.0) to 0.57 (9.0) in float16, and 0.57 (9.0) in int8. On
+# other chips the datasheet's peak is the peak of mma.sync; no other chip was measured.
 PORTABLE_F16X3_PEAK_SHARE, PORTABLE_INT8_PEAK_SHARE = 0.5, 0.5
 # The seconds that a thread block of the leaf `small` takes for SMALL_TILE_SIDE steps of the inner dimension. Two thread
 # blocks of the leaf share a multiprocessor. These seconds follow from the times of products with 512 rows and columns,
@@ -299,23 +300,24 @@ PLANE_FILL_FACTOR = 12  # factor on `ProductRate.fill` if the vendor multiplies 
 # inner dimension of MODULI_INNER_DIMENSION.
 MODULI_INNER_DIMENSION = 8192
 # The time to split or join one number, for each number of inner levels, without the traffic of the number's residues.
-# The unit is the time in which memory moves one byte. The numbers of bytes were measured in float64 at n = 8192. With
-# two inner levels, splitting and joining take much longer, since a thread computes many sums with few registers.
+# The times are in units of the time in which memory moves one byte. SPLIT_BYTES_PER_NUMBER and JOIN_BYTES_PER_NUMBER
+# were measured in float64 at n = 8192. With two inner levels, splitting and joining take much longer, since a thread
+# computes many sums with few registers.
 SPLIT_BYTES_PER_NUMBER, JOIN_BYTES_PER_NUMBER = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
 # For each byte by which a number is shorter than 8 bytes, splitting and joining save this number of bytes of traffic.
 # Numbers of A and B are read two or three times, and numbers of C are written once.
 SPLIT_BYTES_SAVED_PER_BYTE, JOIN_BYTES_SAVED_PER_BYTE = 2.5, 1.0
 # The join computes about this number of float64 flops for each number of C and each modulus. On GPUs with few float64
-# units these flops take longer than the memory traffic.
+# units, the flops of the join take longer than the join's memory traffic.
 JOIN_FLOAT64_FLOPS_PER_MODULUS = 12.0
 # RESIDUE_START_SECONDS are the seconds of a product by residues that do not grow with the sides, for each number of
-# inner levels. The seconds are measured with 14 moduli, but the seconds for two inner levels are a guess. Each inner
-# level halves the inner dimension. int8 products lose 13, 5 and 0 % of their rate at inner dimensions of 2048, 4096 and
-# 8192.
+# inner levels. RESIDUE_START_SECONDS are measured with 14 moduli, except the seconds for two inner levels, which are a
+# guess. Each inner level halves the inner dimension. int8 products lose 13, 5 and 0 % of their rate at inner dimensions
+# of 2048, 4096 and 8192.
 RESIDUE_START_SECONDS, RESIDUE_LEVEL_PIPE_STEPS = (25e-6, 135e-6, 250e-6), 200.0
-# The seconds that a product by residues without inner levels saves on Hopper: there, one kernel both computes the norms
-# of the lines of floating-point operands and splits the lines. On an H200 at 1024, the kernel saves 10 (complex128) to
-# 18 microseconds (float64).
+# The seconds that a product by residues without inner levels saves on Hopper. There, one kernel both computes the norms
+# of an operand's rows or columns and splits the operand into residues. On an H200 at n = 1024, this kernel saves 10
+# microseconds in complex128, and 18 microseconds in float64.
 LINE_KERNEL_SAVED_SECONDS = 15e-6
 # Number of columns of a tile of int8 products. The kernel for int8 products also has narrower tiles, but two narrow
 # tiles take longer than one wide tile. A model with narrow tiles predicts times that are 10 to 25 % too short for

@@ -78,7 +78,8 @@ def _count_steps(steps: LevelSteps) -> LevelCounts:
         added, loads, stores = _count_sum(key.program, key.reads, key.writes)
         additions += added * times
         launches += (any(stores) and not key.fused) * times
-        # The kernel already reads the first array as the product's operand, so the sum does not read it again.
+        # A sum inside a product's kernel does not read its first array, because the kernel already reads this array as
+        # an operand of the product.
         skipped = int(key.fused)
         for counter, sizes, below in ((read, loads, key.reads_below), (written, stores, key.writes_below)):
             for moved in list(zip(sizes, below, strict=True))[skipped:]:

@@ -151,7 +151,8 @@ def hidden_sum_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
     The share is 0 for a leaf with a kernel that occupies every multiprocessor until the kernel's last tile is done. The
     share was tested on an H200 with 61 plans that take 0.8 to 52 ms, with `f16x3` below overlapped and batched levels.
     With 0.58, the share for the vendor's products, the median ratio of predicted to measured time is 0.79. With the
-    share 0, the median ratio is 0.93 for all plans, and 1.0 for plans that take at least 5 ms.
+    share 0, the median ratio of predicted to measured time is 0.93 for all plans, and 1.0 for plans that take at least
+    5 ms.
     """
     rate = calibration.find_rate(plan.rate_name(dtype))
     # True if fmm's own kernel multiplies the leaf's planes; False if the vendor does
@@ -270,8 +271,8 @@ def _rate_with_operands_from_sums(rate: ProductRate, last: Level) -> ProductRate
     """Return a leaf's rate, which is higher if the sums of the level `last` write the float16 planes of the operands.
 
     One pass over the blocks of an operand then replaces the leaf's own passes over the operand. Three levels in one
-    pass cannot write planes, since each thread holds one number. The model ignores that some layouts and coefficients
-    also prevent sums from writing planes.
+    pass cannot write planes, since each thread holds one number. The model ignores that sums cannot write planes for
+    some layouts and coefficients.
     """
     scheme = last.bilinear
     is_complex_split = last.itemsize_below(1) != 1  # sums of real or imaginary parts cannot write planes
@@ -304,7 +305,7 @@ def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:
 
 # The vendor cuts the inner dimension of a product with few tiles and unaligned rows into sections of SPLIT_K_STEPS
 # steps. On an H200 at 1077 x 15493 x 179, the prediction is 1.3 times the measured time in TF32 and 1.1 times in
-# bfloat16. Without the cut in the model, the prediction is 1.7 times the measured time in TF32 and 1.4 times in
+# bfloat16. If the model ignored the cut, the prediction would be 1.7 times the measured time in TF32 and 1.4 times in
 # bfloat16. In measured times of the vendor's other kernels for TF32 and bfloat16, there is no sign of a cut.
 SPLIT_K_STEPS = 4096
 
@@ -339,11 +340,12 @@ def vendor_slowdown(rate: ProductRate, m: float, k: float, n: float, together: f
 # leaves little of the device idle, and `fill` predicts the time better.
 MAX_COUNTED_ROUNDS = 3
 # ROUND_TILE_SHAPES are the tiles of the vendor's kernels without tensor cores. Each halving of a tile adds the share
-# SMALLER_TILE_LOSS to the time of an entry of C. The values are fitted to products of five H200s.
+# SMALLER_TILE_LOSS to the time of an entry of C. ROUND_TILE_SHAPES and SMALLER_TILE_LOSS are fitted to products of five
+# H200s.
 ROUND_TILE_SHAPES, SMALLER_TILE_LOSS = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
 # A tile is cut along the inner dimension into at most this number of sections, so that the last round is less idle. For
-# 203 products on H200s, the predicted times have a median error of 4.1 %, and a ninth decile of 9.9 %. Without this cut
-# the median error is 5.0 %, and the ninth decile is 12.5 %.
+# 203 products on H200s, the predicted times have a median error of 4.1 %, and a ninth decile of 9.9 %. In a model
+# without cuts along the inner dimension, the median error is 5.0 %, and the ninth decile is 12.5 %.
 MAX_SPLIT_K_PARTS = 4
 
 
@@ -378,7 +380,7 @@ def _split_k_options(sms: float, m: float, n: float, together: float) -> tuple[t
 
 # ---- s of the tiled kernel
 
-# Factor on the time of products that wait for each other, since they add to the same block of C. The factor was
+# Factor on the time of products that wait for each other, since they add to the same block of C. WAITING_FACTOR was
 # measured on two H200s for products with sums inside, as the ratio of measured to predicted time. With up to 132 tiles,
 # measured times are 1.04 to 1.34 times the predicted times; the median of 12 shapes is 1.14. With more tiles, measured
 # times are 0.95 to 1.11 times the predicted times; the median of 65 shapes is 0.99.
@@ -427,8 +429,9 @@ UNSHARED_BLOCK_FACTOR = 1.05
 # Additional share of a product's time for each doubling of C's sides beyond NEAR_LINES_SIDE rows and columns. With
 # longer sides, the thread blocks of a round read lines that are farther apart in memory. The share was measured on an
 # H200 for 25 plans with leaf products of 4096 to 65536 rows, see results/nvidia-h200/f16x3-leaves.json. Without
-# FAR_LINES_FACTOR, products with sides of 65536 take 1.27 to 1.36 times the predicted time. Products with sides of
-# 16384 take 1.00 to 1.14 times the predicted time, and with sides of 4096 and 8192 1.06 times.
+# FAR_LINES_FACTOR, products with sides of 65536 take 1.27 to 1.36 times the predicted time. Without FAR_LINES_FACTOR,
+# products with sides of 16384 take 1.00 to 1.14 times the predicted time, and products with sides of 4096 and 8192 take
+# 1.06 times the predicted time.
 FAR_LINES_FACTOR, NEAR_LINES_SIDE = 0.065, 8192.0
 
 
@@ -447,12 +450,12 @@ def f16x3_slowdown(rate: ProductRate, m: float, k: float, n: float, together: fl
 
 
 # A thread block of the split kernel holds the first HELD_ROW_LENGTH numbers of a row of A in its threads' registers and
-# reads the rest of the row twice. Each number costs HELD_NUMBER_BYTES bytes of traffic, and a number that is read twice
-# costs REREAD_BYTES more.
+# reads the rest of the row twice. In the model, each number of A costs HELD_NUMBER_BYTES bytes of traffic, and a number
+# of A that is read twice costs REREAD_BYTES more.
 HELD_ROW_LENGTH, REREAD_BYTES, HELD_NUMBER_BYTES = 4 * SPLIT_THREADS * MAX_REGISTER_LOADS, 4.0, 8.0
 # SPLIT_CLUSTER_BLOCKS thread blocks split a strip of PLANE_CHUNK_LENGTH columns of B. Each of these thread blocks moves
-# at most STRIP_BLOCK_BANDWIDTH bytes of B per second. A B with fewer than about 1000 columns has too few strips to fill
-# the device. STRIP_BLOCK_BANDWIDTH was measured on an H100 for B with 65536 rows and 512 columns.
+# at most STRIP_BLOCK_BANDWIDTH bytes of B per second. If B has fewer than about 1000 columns, there are too few strips
+# to fill the device. STRIP_BLOCK_BANDWIDTH was measured on an H100 for B with 65536 rows and 512 columns.
 STRIP_BLOCK_BANDWIDTH, STRIP_NUMBER_BYTES = 17.5e9, 12.0
 
 
@@ -493,7 +496,7 @@ def _triangle_share(x: TriangleProducts, work: PlanWork, rate: ProductRate, dtyp
     aligned = not work.triangles_unaligned and not work.triangles_odd
     by_kernel = dtype.name in (*leaf.kernel_triangles, *(leaf.loose_triangles if x.loose and aligned else ()))
     if by_kernel and not is_slow_on_column_major_b(use, dtype.name):
-        # The kernel computes both triangles of the tiles on the diagonal.
+        # The triangle kernel computes both triangles of the tiles on the diagonal.
         return relative * min(rate.half_by_tiles * (1 + rate.half_edge / x.rows), 1.0)
     unaligned = 1 + work.triangles_unaligned * (rate.unaligned - 1) + work.triangles_odd * (rate.odd - 1)
     if dtype.name not in leaf.blas_triangles:  # no BLAS function for a triangle: the leaf computes the whole product

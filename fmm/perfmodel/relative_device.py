@@ -7,7 +7,7 @@ calibrations were evaluated for shapes that were measured on an H100. With the H
 chosen plans have 0.997 (TF32), 0.986 (float32) and 0.988 (float64) of the best speed. With the H100's own models the
 chosen plans have 0.999 (TF32), 0.981 (float32) and 0.991 (float64) of the best speed. With calibrations from the
 datasheet alone, the chosen plans have 0.93 of the best speed in TF32 and 0.96 in float32. The section "Another card" of
-results/nvidia-h200/tried-choices.md has the table.
+results/nvidia-h200/tried-choices.md has a table of these shares of the best speed.
 """
 
 from __future__ import annotations

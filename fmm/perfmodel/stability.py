@@ -6,7 +6,8 @@ sharing of additions. The walk is Brent's analysis, extended to any plan. The bo
 error. Winograd's variant, with the factor 18 for each level, is worse than Strassen's algorithm (12) by every measure
 of this module. The variant `dps` has the factor 13, but is better than Strassen's algorithm by two other measures. On
 independent random data, the error grows 1.47 times with each level of `dps`, and 1.73 times with each level of
-Strassen's algorithm. In the Frobenius norm, the factors are 12.2 for `dps` and 14.8 for Strassen's algorithm.
+Strassen's algorithm. In the Frobenius norm, the factors by which a level increases the error bound are 12.2 for `dps`
+and 14.8 for Strassen's algorithm.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ PlaceKey = tuple[str, int, int, PlacePart | None]
 
 @dataclass(frozen=True, slots=True)
 class _BlockValue:
-    """The value of a block: an exact linear combination of atoms, and the rounding error in units of u |A| |B|."""
+    """The value of a block: an exact linear combination of input blocks and products, and the rounding error.
+
+    The rounding error is in units of u |A| |B|.
+    """
 
     terms: Mapping[object, float]
     rounding: float = 0.0
@@ -198,7 +202,7 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
     `in_pieces` is True if the vendor's product adds up a long sum in several partial sums, as BLAS does on a CPU. With
     partial sums the vendor's error grows slowly with k, so that the shorter products of a plan gain less accuracy. With
     OpenBLAS, three levels of Winograd's variant in float32 at n = 4096 have a measured error growth of 14.4. The
-    expected growth for this product is 18.5 with `in_pieces`; without `in_pieces` it would be 9.5.
+    expected error growth of these three levels is 18.5 with `in_pieces`, and would be 9.5 without `in_pieces`.
     """
     if DTYPES[dtype].exact:
         return 1.0  # integer arithmetic is exact
@@ -227,8 +231,8 @@ class _ErrorGrowths(NamedTuple):
 # shorter partial sums. At k = 32 to 2048, a complex product from four real products has up to 1.6 times the vendor's
 # error on random numbers. On positive numbers, a complex product from four real products has up to 2.3 times the
 # vendor's error. A complex product from three real products has up to 5.9 times the vendor's error on positive numbers.
-# The factors on positive numbers are largest at k = 291, where a complex product adds up two partial sums and a real
-# product has a single sum.
+# These multiples of the vendor's error on positive numbers are largest at k = 291, where a complex product adds up two
+# partial sums and a real product has a single sum.
 SHORTER_PIECES_GROWTH: Final = _ErrorGrowths(1.6, 2.7)
 
 

@@ -101,7 +101,7 @@ def estimated_work(plan: Plan, problem: Problem) -> PlanWork:
 
 
 def counted_work(plan: Plan, problem: Problem) -> PlanWork:
-    """Return the work counted from the plan's steps; only the shares are estimated."""
+    """Return the work counted from the plan's steps; only the shares of the traffic are estimated."""
     if problem.writes_triangle:
         return _gram_work(plan, problem)
     leaves, traffic, passes = _exact_counts(plan, problem)

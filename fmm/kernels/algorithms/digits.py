@@ -1,19 +1,19 @@
 """Products by digits: exact products of integer matrices, computed by a CPU's BLAS as products of float matrices.
 
 A sum of products of integers is exact in float64 if the magnitudes of all terms add up to at most 2^53 (float32: 2^24).
-Under this condition, every partial sum is an integer that the type represents exactly, in any order of additions. To
-satisfy the condition, the entries of A and B are cut into small digits. All digits with the same index form a
-floating-point matrix, a plane. The inner dimension is cut into blocks of at most `inner` positions, and BLAS multiplies
-planes block by block.
+Every partial sum is then an integer that the type represents exactly, in any order of additions. The entries of A and B
+are cut into small digits, so that the magnitudes add up to at most 2^53 (or 2^24). All digits with the same index form
+a floating-point matrix, a plane. The inner dimension is cut into blocks of at most `inner` positions, and BLAS
+multiplies planes block by block.
 
 Integer types keep only the lowest bits of a product: C modulo 2^bits. (In two's complement, an unsigned integer can be
 read as the signed integer with the same bits.)
 
 Digits are signed. Digit i of x has w_i bits and the offset o_i, the sum of the widths of all lower digits. Let H be the
-sum of 2^(w_i - 1) 2^(o_i) over all digits except the last. The bits of x + H are cut at the offsets. Digit i is the
-field of w_i bits at o_i, minus 2^(w_i - 1), so its magnitude is at most 2^(w_i - 1). The last digit is all bits from
-the last offset o on; its magnitude is at most |x| / 2^o + 1, and at most 2^(bits - 1 - o). The sum of all digits,
-weighted by 2^(o_i), is x modulo 2^bits.
+sum of 2^(w_i - 1) 2^(o_i) over all digits except the last. To find the digits of x, the bits of x + H are cut at the
+offsets o_i. Digit i is the field of w_i bits at o_i, minus 2^(w_i - 1), so its magnitude is at most 2^(w_i - 1). The
+last digit is all bits from the last offset o on; its magnitude is at most |x| / 2^o + 1, and at most 2^(bits - 1 - o).
+The sum of all digits, weighted by 2^(o_i), is x modulo 2^bits.
 
 Two digits by two digits, (a_0 + 2^w a_1) (b_0 + 2^w b_1), need three products instead of four by Karatsuba's identity:
 a_0 b_1 + a_1 b_0 = (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1.

@@ -9,9 +9,9 @@ The integer c is reconstructed from its residues c_i as follows. Let M_i = M / p
 modulo p_i. The weight w_i = M_i e_i is 1 modulo p_i, and 0 modulo every other p_j. The sum s of all c_i w_i therefore
 has the same residues as c, and c = s - q M for an integer q. Since s / M = q + c / M, rounding s / M gives q, if
 |c / M| is less than 1/2 by a margin larger than the error of the computed s / M. `moduli_count_for_bound` requires
-M >= 2 bound (1 + 2^-8); the margin is then 2^-10. In float64, the error of s / M is below 2^-29. Proof: the sum has at
-most 48 terms. Each term is w_i / M, which is below 1, times a residue of at most 2^7 or a sum of residues below 2^12.
-The additions therefore round by at most 48^2 2^12 2^-53.
+M >= 2 bound (1 + 2^-8); the margin is then 2^-10. In float64, the error of s / M is below 2^-29. Proof: s / M is a sum
+of at most 48 terms. Each term is w_i / M, which is below 1, times a residue of at most 2^7 or a sum of residues below
+2^12. The additions therefore round by at most 48^2 2^12 2^-53.
 
 Matrices of float64 become integers by scaling rows and columns with powers of two; the bound on their products is
 proved in kernels/cuda/device_code/residue_planes.cuh.

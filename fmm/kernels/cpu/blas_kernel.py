@@ -18,7 +18,8 @@ INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
     "AVX2": ("avx2", "fma"),
     "AVX-512": ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
 }
-# Instruction set -> OpenBLAS's kernels with these instructions. Kernels for other architectures are not listed.
+# Instruction set -> OpenBLAS's kernels with these instructions. Kernels for architectures other than x86 are not
+# listed.
 OPENBLAS_KERNELS = {
     "SSE": (
         *("Katmai", "Coppermine", "Northwood", "Prescott", "Banias"),

@@ -1,7 +1,7 @@
 """Provide the workspace of a call on the CPU, and NumPy's own product functions as they were when fmm was imported.
 
-Every module of fmm that multiplies with NumPy imports `dot`, `inner` and `matmul` from this module. Otherwise, after
-`numpy.matmul = fmm.matmul`, a call of `numpy.matmul` inside fmm would call fmm again.
+Every module of fmm that multiplies with NumPy imports `dot`, `inner` and `matmul` from this module. If fmm called
+`numpy.matmul` itself, then after `numpy.matmul = fmm.matmul` fmm would call itself again and again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Control the threads of NumPy's OpenBLAS, and find its syrk and herk.
 
 `single_threaded_blas` temporarily limits each BLAS product to the thread that calls BLAS, so that two products can run
-concurrently. The limit applies to the whole process, also to products of other threads. Only one call of fmm sets the
-limit at a time.
+concurrently. The limit of one thread applies to the whole process, also to products of other threads. Only one call of
+fmm at a time sets this limit.
 
 `counted_plan_product` counts the products that plans compute now, in all threads of the program. If several threads of
 the program compute products by plans at the same time on two processors, each product and its sums use one thread.

@@ -254,7 +254,7 @@ def _reduce(x: Array, p: int) -> None:
     """Replace integers below 2^47 in magnitude by their residues modulo p in [-p/2, p/2).
 
     The quotient x / p + (p // 2 + 1/2) / p is at least 1 / (2p) away from an integer, and its rounding errors are below
-    2^-10.
+    2^-10. The floor of the computed quotient is therefore correct.
     """
     quotient = x + (p // 2 + 0.5)
     np.multiply(quotient, 1 / p, out=quotient)

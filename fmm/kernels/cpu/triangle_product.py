@@ -1,8 +1,8 @@
 """Compute products A A^H on the CPU: one triangle by BLAS's syrk or herk, then the other triangle as a mirror image.
 
 NumPy does not expose syrk and herk. If NumPy uses OpenBLAS, fmm calls the functions of this OpenBLAS, which then use
-the same BLAS threads. Otherwise fmm calls syrk and herk through SciPy. If SciPy is not installed, numpy.matmul computes
-the whole product.
+the same BLAS threads. If NumPy uses another BLAS, fmm calls syrk and herk through SciPy. If SciPy is not installed,
+numpy.matmul computes the whole product.
 
 `hermitian_product` computes products of complex matrices with few rows.
 """

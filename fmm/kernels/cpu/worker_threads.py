@@ -265,8 +265,8 @@ class CallerTask(Generic[ResultT]):
     def hand_over_and_wait(self) -> bool:
         """Give the task to an idle worker, wait until the task has ended, and call the functions in `last`.
 
-        A single C function does all three, so no signal handler runs meanwhile. Return False, without having started
-        anything, if no worker is idle.
+        A single C function hands the task over, waits and makes the calls, so no signal handler runs meanwhile. Return
+        False, without having started anything, if no worker is idle.
         """
         hand_task_over = map(call, map(call, (_idle_inboxes.pop,)), (self,))
         wait_for_end = map(call, (self.gate.wait,))

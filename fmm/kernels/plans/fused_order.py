@@ -73,9 +73,9 @@ def _blocks_written(scheme: Scheme, task: Sequence[int]) -> BlockSet:
 def _two_stream_stages(tasks: Sequence[ProductGroup], written: Sequence[BlockSet]) -> Iterator[LaunchStage]:
     """Yield the stages of two streams as in Figure 7 of Huang, Yu and van de Geijn (2020).
 
-    A stage begins with one launch on each stream; the two launches write different blocks of C. A further launch is
-    added to a stream if the launch writes no block that the other stream writes, and if the stream does not have more
-    launches than the other stream.
+    A stage begins with one launch on each stream; the two launches write different blocks of C. Further launches are
+    then added to the two streams. A launch is added to a stream only if the launch writes no block of C that the other
+    stream writes, and only if the stream does not have more launches than the other stream.
     """
     left = list(range(len(tasks)))
     while pair := next(((i, j) for i in left for j in left if i < j and not written[i] & written[j]), None):

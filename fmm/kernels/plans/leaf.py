@@ -206,7 +206,7 @@ class LeafUse:
         return ".".join([f"{self.leaf.name}{'' if self.number is None else self.number}", *self.options])
 
     def multiplied_types(self, sums_inside: bool = False) -> tuple[str, ...]:
-        """Return the types that the leaf multiplies with its options.
+        """Return the types that the leaf multiplies with the options in its text.
 
         With `sums_inside`, return only the types for which the leaf's kernel can form sums.
         """

@@ -187,8 +187,8 @@ SignedExponents = tuple[Place | None, int]  # (vector of exponents or None, sign
 class LineExponents(Sum):
     """A step that finds the exponent e of each row (axis 0) or column (axis 1): 2^(e-1) <= max |x| < 2^e.
 
-    The exponent is 0 for rows (columns) of zeros, and for those with an inf or NaN. If `sign` is not 0, number i of
-    each row (column) is first scaled by 2^(sign * shift_i); the second matrix in `reads` holds the shifts. With
+    The exponent is 0 for a row (column) of zeros, and for a row (column) with an inf or NaN. If `sign` is not 0, number
+    i of each row (column) is first scaled by 2^(sign * shift_i); the second matrix in `reads` holds the shifts. With
     `against`, the last matrix in `reads` holds other exponents, and the result is (e - other) / 2, rounded down.
     """
 

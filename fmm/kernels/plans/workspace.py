@@ -5,7 +5,7 @@ fmm counts workspace in four ways, always in bytes:
 * `plan_workspace_bytes` is exact: the peak of the plan's temporaries, with padded rows, and of the leaves' scratch
   memory.
 * `fmm.perfmodel.work.estimated_workspace` is an estimate, as if all blocks of a level were equal and rows not padded.
-  Near a limit, the model replaces the estimate by the exact count.
+  If the estimate is near the limit on the workspace, the model counts the workspace exactly.
 * The field `workspace` of `fmm.perfmodel.cost.cost` repeats the exact count next to the papers' counts of memory
   transactions, volume and arithmetic operations.
 * The field `PreparedCall.call_bytes` in fmm.runtime.prepare counts one call: workspace, copies of operands and, for a

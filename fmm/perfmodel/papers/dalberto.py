@@ -90,7 +90,7 @@ def inconsistent_systems() -> tuple[MeasuredSystem, ...]:
 def _table_3_row(s: MeasuredSystem) -> tuple[Cell, ...]:
     computed = recursion_point(float(s.alpha_over_pi))
     low, high = s.recursion_point_range(HALF_UNIT, HALF_UNIT)
-    # Equation 3 with epsilon: measured = 22 (alpha/pi + epsilon).
+    # By Equation 3 with epsilon, the measured recursion point is 22 (alpha/pi + epsilon).
     epsilon = None if s.measured is None else (s.measured - s.theoretical) / 22
     # (True if n_1 follows from rounded rates, True if n_1 follows from truncated rates)
     fits = (s.is_consistent(HALF_UNIT, HALF_UNIT), s.is_consistent(Fraction(0), Fraction(1)))

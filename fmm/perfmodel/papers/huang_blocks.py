@@ -94,7 +94,7 @@ def modelled_device(device: Datasheet, element_bytes: int = 4, cache: float = 0.
 
 
 def datasheet_chip(device: Datasheet) -> Chip:
-    """Return the chip of a datasheet for the model in cycles, fmm.perfmodel.block_model."""
+    """Return the description of a datasheet's GPU for fmm.perfmodel.block_model, which counts time in cycles."""
     return Chip(
         device.capability_limits,
         device.sms,
@@ -129,7 +129,8 @@ def strategy_bounds(
     """Return the bounds for one product with the inner dimension k; None means the limit of infinite k."""
     prefetched = min(s.thread_count * s.m_r - s.m_s * s.k_s, s.thread_count * s.n_r - s.n_s * s.k_s)
     most = gpu.limits.max_registers_per_thread
-    # Equation 17 has the shared memory of a multiprocessor; a thread block of later devices may use slightly less.
+    # Equation 17 of the paper uses the shared memory of a multiprocessor. On later devices, a thread block may use
+    # slightly less shared memory than a multiprocessor has.
     shared = gpu.limits.shared_per_block
     return (
         BlockSizeBound(13, "flops per global element", global_intensity(s, w, k), required_global_intensity(gpu)),
@@ -233,10 +234,11 @@ class RegisterModel:
 
 
 FOOTNOTE_14_REGISTERS = RegisterModel()
-# The active blocks of footnote 15 need more registers than footnote 14 counts. With one register for each pointer and
-# 12 to 15 registers that are not printed, Small has the printed 24, 20 and 18 blocks. The model uses 12 registers that
-# are not printed. "Huge: 2 for all variants" holds only if kernels with more than 128 registers spill down to 128
-# registers. Section 5.4 mentions spilling that maintains two active blocks.
+# The numbers of active thread blocks in the paper's footnote 15 follow from more registers than its footnote 14 counts.
+# With one register for each pointer and 12 to 15 registers that the paper does not print, the strategy Small has the
+# printed 24, 20 and 18 active thread blocks. The model uses 12 registers that the paper does not print. The footnote's
+# "Huge: 2 for all variants" holds only if kernels with more than 128 registers spill down to 128 registers. Section 5.4
+# of the paper mentions that the compiler spills registers to keep two thread blocks active.
 FOOTNOTE_15_REGISTERS = RegisterModel(unprinted=12, least_blocks=2)
 
 

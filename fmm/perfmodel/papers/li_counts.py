@@ -159,9 +159,9 @@ COUNTED_METHODS: Final = (*PRODUCT_COUNTS, *METHOD_STEP_TABLES)
 def kernel_additions(kernel: TableKernel) -> int:
     """Return the additions of a kernel for each element of a block; a sum that two outputs share is formed once.
 
-    Section 7.2 counts 15 additions for a level of Figure 23. The kernel (C12, C11) = (C11 + C12 + T1, C11 + C21 + T1)
-    must therefore form C11 + T1 once. With C11 + T1 formed once, this kernel of Figure 23 has three additions; the
-    assignments that the paper prints have four.
+    Section 7.2 of the paper counts 15 additions for a level of Figure 23. The kernel (C12, C11) = (C11 + C12 + T1, C11
+    + C21 + T1) must therefore form C11 + T1 once. With C11 + T1 formed once, this kernel of Figure 23 has three
+    additions; the assignments that the paper prints have four.
     """
     program = kernel.addition_program
     return min(

@@ -6,7 +6,8 @@ model leaves out strides, caches and the lower cost of copies. A fixed ratio alp
 small products.
 
 `choose_hasa_plan` chooses the number of levels of HASA by Equation 2, or for squares by the recursion point n1.
-FMM_TUNING_MODE=hasa selects this rule. The rule has no margin: a plan with any predicted gain is chosen.
+FMM_TUNING_MODE=hasa selects this rule. The rule of D'Alberto and Nicolau has no margin: a plan with any predicted gain
+is chosen.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class BlockWork:
         return m0 * k0 * n0
 
 
-# Table 2 of the paper: 18 additions and 4 copies, 22 passes over blocks.
+# Strassen's algorithm in Table 2 of the paper has 18 additions and 4 copies, which make 22 passes over blocks.
 STRASSEN_WORK = BlockWork("strassen", (2, 2, 2), 7, additions=(5, 5, 8), copies=(0, 0, 4))
 # Winograd's variant has 15 additions and writes the products to C without copies.
 WINOGRAD_WORK = BlockWork("winograd", (2, 2, 2), 7, additions=(4, 4, 7))
@@ -300,14 +301,14 @@ def hasa_plan(depth: int) -> Plan:
     return Plan.parse(" > ".join(["hasa"] * depth + ["vendor"]))
 
 
-# HASA's recursion point divided by the recursion point of Winograd's variant. By Equation 3 the points are proportional
-# to the passes over blocks, 22 and 15.
+# HASA's recursion point divided by the recursion point of Winograd's variant. By Equation 3 the two recursion points
+# are proportional to 22 and 15, the numbers of passes over blocks.
 HASA_POINT_RATIO = recursion_point(1.0, STRASSEN_WORK) / recursion_point(1.0, WINOGRAD_WORK)
 
 
 @dataclass(frozen=True)
 class HasaThresholds:
-    """The thresholds of the rule: alpha/pi and epsilon for Equation 2, and the recursion point of squares.
+    """The thresholds of HASA's rule: alpha/pi and epsilon for Equation 2, and the recursion point of squares.
 
     If `square_point` is None, Equation 2 also decides for squares.
     """

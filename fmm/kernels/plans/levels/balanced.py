@@ -27,8 +27,8 @@ PARTS_BY_HALVED_SIDE = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}
 class BalancedLevel(LevelWithSteps):
     """The level `balanced`: halve the longest side while it is at least gamma times as long as each other side.
 
-    This rule is Table 1 of D'Alberto and Nicolau. The number of halvings depends on the sizes. The number of
-    multiplications does not change.
+    The rule for the halvings is Table 1 of D'Alberto and Nicolau. The number of halvings depends on the sizes. The
+    number of multiplications does not change.
     """
 
     gamma: float

@@ -1,8 +1,8 @@
 """Count the blocks that a level's sums move and that its temporaries hold, once for all sizes of a product.
 
-The steps of the level are computed for one size, with block sides m, k and n that are three different primes. Every
-place then has a multiple of one of the three primes (or one less) as its number of rows, and a multiple of another
-prime (or one less) as its number of columns. The two primes show whether the place has blocks of A, of B or of C.
+The steps of the level are computed for one size, with block sides m, k and n that are three different primes. The rows
+and the columns of every place are then multiples of two different primes (or one less). These two of the primes m, k
+and n show whether the place has blocks of A, of B or of C.
 """
 
 from __future__ import annotations

@@ -66,10 +66,10 @@ MAX_INNER_LEVELS: Final = {"float64": 2, "float32": 1, "complex128": 1, "complex
 # no residues, so they have no level below residues.
 TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
 # The number of moduli of prepared operands, by type. Prepared operands have no level below residues, because a level
-# below residues has different planes for A and for B. A prepared matrix is not conjugated.
+# below residues has different planes for A and for B. Only levels that conjugate no operand can read prepared operands.
 PREPARED_MODULI: Final = {"float64": 14, "complex128": 15}
-# The numbers of moduli of candidates. `residues2m(7)` is a candidate for complex64, because `3m` over `f16x3` takes
-# 1.06, 1.17, 1.25 and 1.17 times as long for squares of side 1024, 2048, 4096 and 8192 (H200).
+# The numbers of moduli that candidate plans have, by type. `residues2m(7)` is a candidate for complex64, because `3m`
+# over `f16x3` takes 1.06, 1.17, 1.25 and 1.17 times as long for squares of side 1024, 2048, 4096 and 8192 (H200).
 USUAL_MODULI: Final = {"float64": (14, 15, 16), "float32": (8,), "complex128": (15, 17), "complex64": (7, 8)}
 # Errors as multiples of the vendor's error, by the number of moduli; 1 if a number is missing. The values follow from
 # errors measured in the Frobenius norm on normal data:
@@ -94,9 +94,9 @@ RELATIVE_ERROR_BY_MODULI: Final = {
 PROBED_MODULI: Final = {"float64": 14, "complex128": 15, "complex64": 7}
 # Bounds of an entry's error relative to the norms of its row of A and its column of B, by the number of moduli; k is
 # the inner dimension. A scaled number is rounded by at most 1/2, and the scaled norm of a row or column is large: at
-# least 2^26.2, 2^30.1, 2^34.0, 2^49.7 and 2^53.5 with 7, 8, 9, 13 and 14 moduli. For complex numbers, the norm is at
-# least 2^50.7, 2^54.0, 2^57.3 and 2^59 with 14 to 17 moduli. With 15 or more moduli, the precision 2^-53 of float64
-# limits the bounds. The rounding of C to float32 adds 2^-24 to the bound.
+# least 2^26.2, 2^30.1, 2^34.0, 2^49.7 and 2^53.5 with 7, 8, 9, 13 and 14 moduli. For complex numbers, the scaled norm
+# of a row or column is at least 2^50.7, 2^54.0, 2^57.3 and 2^59 with 14 to 17 moduli. With 15 or more moduli, the
+# precision 2^-53 of float64 limits the error bounds. The rounding of C to float32 adds 2^-24 to the bound.
 NORM_BOUND_BY_MODULI: Final = {
     "float32": {7: "2^-26 sqrt(k) + 2^-24", 8: "2^-30 sqrt(k) + 2^-24", 9: "2^-34 sqrt(k) + 2^-24"},
     "float64": {13: "2^-48 sqrt(k)", 14: "2^-52 sqrt(k)", 15: "2^-52 sqrt(k)", 16: "2^-52 sqrt(k)"},

@@ -238,7 +238,10 @@ def build_scheme_level(
     name: str, scheme: Scheme | None, table: StepTable | None, traversal: Traversal | None, fringe: str,
     tasks: tuple[str, ...] = (),
 ) -> SchemeLevel:  # fmt: skip
-    """Return the level of this scheme or table, which need not be in the catalogue. The options are not checked."""
+    """Return the level of this scheme or table, which need not be in the catalogue.
+
+    This function does not check the options.
+    """
     bilinear = table_scheme(table) if table else scheme
     assert bilinear is not None
     unit = None if fringe == "unequal" else int(fringe[3:] or 1) if fringe.startswith("pad") else 1

@@ -212,8 +212,8 @@ class _TableLowering:
     ) -> None:
         self.table, self.blocks, self.plan, self.full = table, blocks, plan, full
         self.held = {name: place for name, place in blocks.items() if name[0] in "AB"}
-        # What a place holds: a sum of blocks of A, a sum of blocks of B, or a part of C. Only parts of C can be
-        # cropped.
+        # What a place holds: a sum of blocks of A, a sum of blocks of B, or a part of C. Only a place that holds a part
+        # of C can be cropped to fewer rows or columns.
         self.kind = {name: name[0] for name in self.held}
         self.steps: list[Sum | Product | ProductWithSums] = []
 
