@@ -332,7 +332,7 @@ def fastest_float32_tile(
 def busiest_sm_entries(s: TileSizes, shape: Shape, count: int, multiprocessors: int, triangle: bool = False) -> float:
     """Return the number of entries of C that the busiest multiprocessor computes, a measure of the time in float64.
 
-    This measure leaves out the time to begin and end a tile, and all memory traffic.
+    The number of entries leaves out the time to begin and end a tile, and all memory traffic.
     """
     whole, last = divmod(-(-count_computed_tiles(s, shape, count, triangle) // multiprocessors), s.blocks)
     # A multiprocessor with fewer than MIN_BUSY_SM_THREADS threads takes as long as one with MIN_BUSY_SM_THREADS

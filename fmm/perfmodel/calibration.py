@@ -143,7 +143,7 @@ class Calibration:
     spin: float = 0.0  # seconds lost to BLAS's own threads, which spin on half of a processor after each product
     apart: float = 1.0  # share of `stream` that the sums of small plans reach, since these plans run one step at a time
     # Measured bounds on the number of levels, one LevelBounds for each baseline (a plan without its recursion levels).
-    # A plan with a baseline that is missing here has no bound on its levels. A config file has the bounds in its field
+    # A plan has no bound on its levels if its baseline has no LevelBounds. A config file has the bounds in its field
     # `thresholds`.
     level_bounds: tuple[LevelBounds, ...] = ()
 

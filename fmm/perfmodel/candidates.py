@@ -120,11 +120,11 @@ CANDIDATE_FORMS: Final = (
 )
 
 
-# These patterns of levels may be put above any candidate on a GPU. Levels that run one product after the other need the
-# smallest workspace. On an H200 in float32 at n = 65536, a plan of one sequential, two overlapped and three one-pass
-# levels has 1.96 times cuBLAS's speed and 51 GiB of workspace. A plan of two sequential levels above three levels in
-# one pass has 1.67 times cuBLAS's speed and 31 GiB of workspace. For the same product, plans without sequential levels
-# need 156 GiB of workspace.
+# OUTER_LEVEL_PATTERNS are the patterns of levels that may be put above any candidate on a GPU. Levels that run one
+# product after the other need the smallest workspace. On an H200 in float32 at n = 65536, a plan of one sequential, two
+# overlapped and three one-pass levels has 1.96 times cuBLAS's speed and 51 GiB of workspace. A plan of two sequential
+# levels above three levels in one pass has 1.67 times cuBLAS's speed and 31 GiB of workspace. For the same product,
+# plans without sequential levels need 156 GiB of workspace.
 OUTER_LEVEL_PATTERNS: Final = (
     "{a}.sequential.pad16",
     "{a}.pad16",

@@ -263,13 +263,14 @@ def _peak_flops(gpu: Datasheet, dtype: str) -> float:
 # The smallest compute capability for `f16x3` and residues without warpgroups.
 PORTABLE_MIN_CAPABILITY = 8.0
 # The shares of the peaks of a warp's instructions (mma.sync) that the portable kernels reach on large products, in
-# float16 for `f16x3` and in int8 for residues. On an H100, the peaks of mma.sync are 643 Tflop/s and 1277 Top/s. There
-# the kernels reach 0.50 (compiled for compute capability 8.0) to 0.57 (9.0) in float16, and 0.57 (9.0) in int8. On
-# other chips the datasheet's peak is the peak of mma.sync; no other chip was measured.
+# float16 for `f16x3` and in int8 for residues. On an H100, the peaks of mma.sync are 643 Tflop/s and 1277 Top/s. On an
+# H100, the portable float16 kernel reaches 0.50 of the peak if compiled for compute capability 8.0, and 0.57 if
+# compiled for 9.0. The portable int8 kernel, compiled for 9.0, reaches 0.57 of the peak. On other chips the datasheet's
+# peak is the peak of mma.sync; no other chip was measured.
 PORTABLE_F16X3_PEAK_SHARE, PORTABLE_INT8_PEAK_SHARE = 0.5, 0.5
 # The seconds that a thread block of the leaf `small` takes for SMALL_TILE_SIDE steps of the inner dimension. Two thread
-# blocks of the leaf share a multiprocessor. These seconds follow from the times of products with 512 rows and columns,
-# without the launch: 26 us in float32 and bfloat16, 37 us in float64.
+# blocks of the leaf share a multiprocessor. SMALL_LEAF_STEP_SECONDS follow from the times of products with 512 rows and
+# columns, without the launch: 26 us in float32 and bfloat16, 37 us in float64.
 SMALL_LEAF_STEP_SECONDS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.38e-6, "bfloat16": 1.38e-6}
 
 # The beginning and end of a tile of the kernel `f16x3` take the time of this number of steps of the inner dimension. On
@@ -315,9 +316,9 @@ JOIN_FLOAT64_FLOPS_PER_MODULUS = 12.0
 # guess. Each inner level halves the inner dimension. int8 products lose 13, 5 and 0 % of their rate at inner dimensions
 # of 2048, 4096 and 8192.
 RESIDUE_START_SECONDS, RESIDUE_LEVEL_PIPE_STEPS = (25e-6, 135e-6, 250e-6), 200.0
-# The seconds that a product by residues without inner levels saves on Hopper. There, one kernel both computes the norms
-# of an operand's rows or columns and splits the operand into residues. On an H200 at n = 1024, this kernel saves 10
-# microseconds in complex128, and 18 microseconds in float64.
+# The seconds that a product by residues without inner levels saves on Hopper. On Hopper, one kernel both computes the
+# norms of an operand's rows or columns and splits the operand into residues. On an H200 at n = 1024, this kernel saves
+# 10 microseconds in complex128, and 18 microseconds in float64.
 LINE_KERNEL_SAVED_SECONDS = 15e-6
 # Number of columns of a tile of int8 products. The kernel for int8 products also has narrower tiles, but two narrow
 # tiles take longer than one wide tile. A model with narrow tiles predicts times that are 10 to 25 % too short for

@@ -1,7 +1,8 @@
 """Find the kernel that NumPy's OpenBLAS runs, and warn if the kernel is for an older processor.
 
-OpenBLAS chooses a kernel for the processor when NumPy loads OpenBLAS. There are two causes of a wrong kernel: the
-environment variable OPENBLAS_CORETYPE forces it, or this build of OpenBLAS has no kernel for a new processor.
+OpenBLAS chooses a kernel for the processor when NumPy loads OpenBLAS. A kernel for an older processor has two possible
+causes: the environment variable OPENBLAS_CORETYPE selects the kernel, or this build of OpenBLAS has no kernel for a new
+processor.
 """
 
 from __future__ import annotations

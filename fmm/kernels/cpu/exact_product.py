@@ -3,8 +3,8 @@
 fmm.kernels.algorithms.digits chooses the planes and explains why the result is exact. C is computed in blocks
 (submatrices), which limits the memory of the planes. The workers write the planes of a block of A and a block of B,
 panel by panel (a panel is a band of rows). The planes are multiplied tile by tile, and each product is added to C
-immediately. If BLAS can be limited to one thread, each worker multiplies and adds its own tile. Otherwise BLAS uses all
-threads for one product at a time, and the workers then add the product to C panel by panel.
+immediately. If BLAS can be limited to one thread, each worker multiplies and adds its own tile. If BLAS cannot be
+limited, BLAS uses all threads for one product at a time, and the workers then add the product to C panel by panel.
 
 The product of bool matrices (`or` of `and`) is one float32 product, because a rounded sum of zeros and ones is zero
 only if all terms are zero.

@@ -1,6 +1,6 @@
 """Run two products of a plan concurrently: each step is a task that starts as soon as its inputs are ready.
 
-Each product runs on one thread. So a memory-bound sum runs concurrently with a compute-bound product, and no BLAS
+Each product runs on one thread. A memory-bound sum can then run concurrently with a compute-bound product, and no BLAS
 thread spins during a sum. The walk appends the tasks to a queue in the order of a serial run. The queue derives
 dependencies from the memory that the tasks read and write, so the plan can reuse temporaries as in a serial run.
 
@@ -40,8 +40,8 @@ BANDS_PER_SUM = 4  # number of bands of rows in a sum; a band can start as soon 
 # Smallest number of rows in a part of a divided product. Smaller parts are slower, because BLAS packs the right operand
 # again for each part.
 MIN_PART_ROWS = 384
-# Products are divided at multiples of this number of rows, at the edges of BLAS's tiles. So the results are equal bit
-# for bit to those of the undivided product.
+# Products are divided at multiples of this number of rows, at the edges of BLAS's tiles. The divided product therefore
+# equals the undivided product bit for bit.
 PART_ROW_UNIT = 192
 
 

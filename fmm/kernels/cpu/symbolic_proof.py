@@ -2,7 +2,7 @@
 
 The arrays hold polynomials: sums of words such as a01*b12. The same code runs plans on polynomials and on numbers. New
 temporaries hold None, so reading unwritten memory raises an error. All rows and columns of a block are processed alike,
-and so are all rows and columns of a block's fringe. Therefore a proof needs only one row and one column of a block and
+and so are all rows and columns of a block's fringe. A proof therefore needs only one row and one column of a block and
 of its fringe: the sizes 2 and 3 in each dimension represent all sizes.
 """
 

@@ -3,8 +3,8 @@
 Python runs signal handlers in the main thread, between two bytecodes. Therefore an exception of a handler (Ctrl-C) can
 interrupt Python code anywhere, even in a `finally` block or just after a lock is acquired. Work that must not stop
 halfway runs on a worker thread. The caller hands the task over and waits for the task's end in a single call of a C
-function, during which no handler runs. So when a handler raises its exception, the task either has not started or is
-complete. NumPy's own product also runs in one call of a C function.
+function, during which no handler runs. When a signal handler raises an exception, the task therefore either has not
+started or is complete. NumPy's own product also runs in one call of a C function.
 
 This module uses only locks, queues and lists that Python implements in C. A forked child has none of its parent's
 threads and starts its own threads. A `ForkSafeLock` is unlocked in a forked child.

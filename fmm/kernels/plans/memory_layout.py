@@ -25,7 +25,7 @@ def leading_dimension(cols: int, itemsize: int, avoid_cache_conflicts: bool = Tr
 def temporary_bytes(rows: int, cols: int, itemsize: int) -> int:
     """Return the bytes of a temporary, enough for the row-major and for the column-major layout.
 
-    So a plan's workspace does not depend on the layouts of the operands.
+    A plan's workspace therefore does not depend on the layouts of the operands.
     """
     elements = max(rows * leading_dimension(cols, itemsize), cols * leading_dimension(rows, itemsize))
     return -(-elements * itemsize // ALIGN_BYTES) * ALIGN_BYTES

@@ -182,8 +182,8 @@ class Plan:
         """Return the type of the first level's temporaries and products, in a product of `dtype`.
 
         `products` are the plans of the products in the first level's steps. The steps of `balanced`, and steps that add
-        beta C separately, contain products by this plan itself. These products still run the first level, and the type
-        does not change.
+        beta C separately, contain products by this plan itself. A product by this plan itself still runs the first
+        level, so its type is `dtype`.
         """
         return dtype if not self.levels or self in products else self.levels[0].dtype_below(dtype)
 

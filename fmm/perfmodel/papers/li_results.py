@@ -142,8 +142,8 @@ PRINTED_RUN_TIMES: Final = (
         for n, s in zip((4096, 8192), seconds, strict=True)
     ),
 )
-# Step table with sums inside products -> step table of the same steps with separate sums. These predictions need
-# separate sums, because a calibration from a datasheet has no rate for sums inside products.
+# Step table with sums inside products -> step table of the same steps with separate sums. Predictions from datasheets
+# need separate sums, because a calibration from a datasheet has no rate for sums inside products.
 SEPARATE_SUM_TABLES: Final = {"li-fig12": "li-fig2", "li-fig13": "li-fig3"}
 
 

@@ -165,7 +165,8 @@ def _count_blocks_of_level(level: Complex3mLevel, inner: Plan) -> BlockCounts:
         """Return the steps for sides rounded up to odd numbers.
 
         `count_blocks` calls this function with odd sides, and, to count the fringe, with sides that are 1 smaller. The
-        level `3m` has no fringe. Therefore odd sides and sides that are 1 smaller lead to the same steps.
+        level `3m` has no fringe, so this function returns the same steps for odd sides and for sides that are 1
+        smaller.
         """
         m, k, n = (side | 1 for side in sides)
         return level.level_steps(inner, (m, k, n))

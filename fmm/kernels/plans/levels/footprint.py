@@ -1,8 +1,8 @@
 """Count the blocks that a level's sums move and that its temporaries hold, once for all sizes of a product.
 
 The steps of the level are computed for one size, with block sides m, k and n that are three different primes. The rows
-and the columns of every place are then multiples of two different primes (or one less). These two of the primes m, k
-and n show whether the place has blocks of A, of B or of C.
+and the columns of every place are then multiples of two different primes (or one less). The primes in the rows and
+columns of a place show whether the place has blocks of A, of B or of C.
 """
 
 from __future__ import annotations
