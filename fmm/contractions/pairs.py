@@ -43,9 +43,9 @@ LABEL_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # small matrices are slow.
 SMALLEST_STACKED_SIDE = 128
 # On a GPU, a nearly outer product takes the time to write its result. The library's own einsum computes nearly outer
-# products, since einsum chooses layouts that are written faster (cuBLAS, H100: 1.5 GB in 0.53 instead of 0.59 ms). In
-# these products, each sum has at most MAX_OUTER_SUM terms, and the result has at least MIN_OUTER_RATIO times as many
-# elements as the operands.
+# products, since einsum chooses layouts that are written faster (cuBLAS, H100: 1.5 GB in 0.53 instead of 0.59 ms). A
+# pair is nearly an outer product if each sum has at most MAX_OUTER_SUM terms, and the result has at least
+# MIN_OUTER_RATIO times as many elements as the operands.
 MAX_OUTER_SUM, MIN_OUTER_RATIO = 16, 16
 
 

@@ -68,8 +68,8 @@ class Chip:
     def has_tensor_memory(self) -> bool:
         """True for data-center Blackwell, where matrix instructions (tcgen05) read and write tensor memory.
 
-        On these GPUs, the older matrix instructions of a warp (mma.sync) run at a small part of the tensor cores' full
-        rate.
+        On data-center Blackwell, the older matrix instructions of a warp (mma.sync) run at a small part of the tensor
+        cores' full rate.
         """
         return 100 <= self.compute_capability < 120
 

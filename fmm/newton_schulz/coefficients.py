@@ -13,7 +13,7 @@ from fmm.arrays.detect import describe_value
 StepCoefficients = tuple[float, float, float]
 
 # The coefficients of the optimizer Muon, the same in each step (Keller Jordan,
-# https://kellerjordan.github.io/posts/muon/). With these coefficients, singular values do not converge to 1: they end
+# https://kellerjordan.github.io/posts/muon/). With Muon's coefficients, singular values do not converge to 1: they end
 # between about 0.7 and 1.2.
 MUON: StepCoefficients = (3.4445, -4.7750, 2.0315)
 # The coefficients of Amsel, Persson, Musco, Gower, "The Polar Express", arXiv 2505.16932. The polynomials are the best
@@ -28,8 +28,8 @@ POLAR_EXPRESS: tuple[StepCoefficients, ...] = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),
 )
-# The paper evaluates all polynomials except the last one at x / 1.01. Without this division, rounding could move a
-# singular value out of the interval for which a polynomial was computed.
+# The paper evaluates all polynomials except the last one at x / 1.01. Without the division by 1.01, rounding could move
+# a singular value out of the interval for which a polynomial was computed.
 SAFETY_FACTOR = 1.01
 
 

@@ -68,8 +68,8 @@ class Stack:
         return round_up(2 * self.count * self.small_side**2, ALLOCATOR_ALIGNMENT[0])
 
 
-# If (predicted time of a pair) / (predicted time of two single steps) is at most this number, steps run in pairs. The
-# number is below 1, because predicted times have an error of 6 %.
+# If (predicted time of a pair) / (predicted time of two single steps) is at most this number, steps run in pairs.
+# MAX_PAIR_TIME_RATIO is below 1, because predicted times have an error of 6 %.
 MAX_PAIR_TIME_RATIO = 0.95
 # The coefficients (a, b, c) of one step, or of the two steps of a pair. A unit is a step or a pair: it computes Y from
 # X.
@@ -157,7 +157,7 @@ def _gram_factors(x: DeviceView, is_tall: bool) -> tuple[DeviceView, DeviceView]
 # Lower bound of the time of a step by the library's own products: the host needs this time to launch five kernels.
 LIBRARY_STEP_SECONDS = 4e-5
 # The launches are used if (predicted time of the vendor's products) / (predicted time of the launches) is at least this
-# number. The number is below 1, because a step of the library also copies the addend of a product with beta.
+# number. MIN_TIME_RATIO is below 1, because a step of the library also copies the addend of a product with beta.
 # MIN_TIME_RATIO was chosen on an H200 with 24 random stacks that have a ratio from 0.91 to 1.2: the launches are 1.1 to
 # 6.8 times as fast as torch's products.
 MIN_TIME_RATIO = 0.9

@@ -38,8 +38,8 @@ def main(arguments: Sequence[str] | None = None, ignored: Mapping[str, str] = Ma
     except BrokenPipeError:  # the process that reads stdout, for example `head`, has ended
         _drop_output()
         return EXIT_BROKEN_PIPE
-    # The output could not be written to stdout, for example on a full disk. This handler sees no errors of other files:
-    # each command catches and reports these errors itself.
+    # The output could not be written to stdout, for example on a full disk. Errors of other files do not occur here:
+    # each command catches and reports such errors itself.
     except OSError as error:
         _drop_output()
         if not code:

@@ -24,8 +24,8 @@ from fmm.tuner.findings.summary import make_table
 from fmm.tuner.findings.thresholds import li_threshold_plan
 from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, median_paired_speedup
 
-# Arguments of --plan that name the recursive algorithms of Li, Ranka and Sahni's Figures 16 and 23. These algorithms
-# use the thresholds tau1 and tau2 from this device's tuning.
+# Arguments of --plan that name the recursive algorithms of Li, Ranka and Sahni's Figures 16 and 23. Both
+# algorithms use the thresholds tau1 and tau2 from this device's tuning.
 LI_CODE_PATTERN = re.compile(r"(strassen|winograd)\(tau1, *tau2\)(?: *> *(\S+))?")
 LI_CODES_HELP = "'strassen(tau1, tau2)' and 'winograd(tau1, tau2)' are Li's codes with the tuned thresholds"
 

@@ -130,7 +130,7 @@ def refit_block_model(recorded: RecordedSection) -> dict[str, JsonValue] | None:
 
 
 def _fit_tile_sizes(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, str]]:
-    """Return the block model fitted to the trials, and the tile sizes that it selects for fmm's own kernel.
+    """Return the block model fitted to the trials, and the tile sizes of fmm's own kernel that this model selects.
 
     If the trials are too few for a fit, None is returned instead of the block model, and the present block model
     selects the tile sizes.

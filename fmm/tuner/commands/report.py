@@ -82,7 +82,7 @@ def run_report(options: argparse.Namespace) -> int:
 def write_report(found: Sequence[TypeReport], output: Path) -> list[Path]:
     """Write the HTML page, and each figure as PNG and SVG in the folder `report` beside the page; return all paths.
 
-    If `output` ends in .html, it is the path of the page; otherwise it is the folder of `report.html`.
+    If `output` ends in .html, `output` is the path of the page; otherwise `output` is the folder of `report.html`.
     """
     from matplotlib import rc_context
 

@@ -26,9 +26,9 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.candidates import device_candidates
 
 MAX_WORKER_PROCESSES = 16  # largest number of background processes
-# Three sizes (m, k, n) for which a plan needs different kernels. In the first size, the block size of every level
-# divides the sides. The second size has aligned sides that the block sizes do not divide, so that blocks are padded. In
-# the third size, the sides are odd.
+# Three sizes (m, k, n) for which a plan needs different kernels. The block size of every level divides the sides of the
+# first size. The sides of the second size are aligned, but the block sizes do not divide the sides, so that blocks are
+# padded. The sides of the third size are odd.
 COMPILED_SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
 # For each of these sizes (m, k, n), the block model selects different tile sizes for fmm's own product kernel.
 TILE_KERNEL_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))
@@ -163,7 +163,7 @@ def kernel_keys(plan: Plan, dtype: str) -> frozenset[KernelKey]:
 
 
 def largest_level_products(plan: Plan) -> int:
-    """Return the number of products of the plan's largest level; the compile time of sum kernels grows with it."""
+    """Return the number of products of the plan's largest level; with more products, sum kernels compile longer."""
     return max((step.products for step in plan.levels), default=1)
 
 

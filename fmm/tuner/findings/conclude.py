@@ -61,9 +61,9 @@ OUT_OF_MEMORY_TEXT = "out of memory"
 def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     """Return the config section of a tuning; None if no product of the vendor was measured in PROBE_STAGES.
 
-    If the tuning had a first look and fmm ships a model for this kind of device, two models are compared. The first
-    model is a fit of all parameters. The second model is the shipped model, scaled to the measured rates. The section
-    has the model with the smaller error on held-out shapes, since a fit of many parameters to few trials may be bad.
+    If the tuning had a first look and fmm ships a model for this kind of device, two models are compared. One model is
+    a fit of all parameters. The other model is the shipped model, scaled to the measured rates. The section has the
+    model with the smaller error on held-out shapes, since a fit of many parameters to few trials may be bad.
     """
     if not any(o.run_kind == "vendor" for o in fitting.observed_medians(journal.recorded, PROBE_STAGES)):
         return None
@@ -215,7 +215,7 @@ def check_model(
 ) -> CheckedModel:
     """Return a fitted model with the margins that its errors on held-out observations require.
 
-    There are two margins: one for plans with the vendor's leaf, and one for plans with fmm's own leaves. Errors on
+    The model has two margins: one for plans with the vendor's leaf, and one for plans with fmm's own leaves. Errors on
     plans with the vendor's leaf do not raise the margin of plans with fmm's own leaves, and vice versa. `slower` is the
     slowdown relative to an idle device. `measured` is the side of the largest product that was timed with a plan.
     `losing` has the smallest margins with which no plan is chosen that was slower than the vendor. `excluded` is the

@@ -257,8 +257,8 @@ def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelO
 def margins_for_losing_samples(samples: Iterable[LevelSample]) -> tuple[float, float]:
     """Return two margins, with which the model chooses no plan that was measurably slower than the vendor.
 
-    With a smaller margin, the model would choose at least one such plan. The first margin is for plans with the
-    vendor's leaf, the second for plans with fmm's own kernels.
+    With a smaller margin, the model would choose at least one plan that was slower. The first margin is for plans with
+    the vendor's leaf, the second for plans with fmm's own kernels.
     """
     margins = [0.0, 0.0]
     for s in samples:

@@ -21,8 +21,8 @@ from fmm.tuner.fit.model import Observation, PredictionError
 from fmm.tuner.trials.record import ProductSize, Trial
 
 # The stage with this name records the shortest of many samples of short products: the time on an idle device. Work of
-# other programs that never pauses slows long products down, but A/A pairs do not show this slowdown. Such work slows
-# the vendor's product more than plans, so that plans seem faster than they are.
+# other programs that never pauses slows long products down, but A/A pairs do not show this slowdown. Other programs
+# slow the vendor's product more than plans, so that plans seem faster than they are.
 QUIET_STAGE = "undisturbed"
 # Two limits of the slowdown, which is the time by the fitted model divided by the time in the quiet stage. A slowdown
 # above TOLERATED_SLOWDOWN raises the margin. For a slowdown above MAX_SLOWDOWN, the tuning is rejected.
@@ -40,8 +40,8 @@ MIN_HELD_OUT_PAIRS = 5  # smallest number of held-out speedups with which a mode
 UNCHECKED_MARGIN = 0.08  # margin of a model with fewer than MIN_HELD_OUT_PAIRS held-out speedups
 # The smallest margin of plans with fmm's own leaves, if some held-out plan has a leaf with a rate of its own. An error
 # of the vendor's predicted time cancels in a predicted speedup only if the plan's leaf is also the vendor's product.
-# The model predicts too long times of the vendor's product: in three float64 tunings by at least 4.5 to 6 % for one
-# product in ten, and by at least 6 to 8 % for one product in twenty. With the margins of 2.7 and 5.5 % that the
+# The model predicts times of the vendor's product that are too long: in three float64 tunings by at least 4.5 to 6 %
+# for one product in ten, and by at least 6 to 8 % for one product in twenty. With the margins of 2.7 and 5.5 % that the
 # held-out plans of two H200 tunings require, the models choose slow plans (below 0.98 of the vendor's speed) for 32 of
 # 529 recorded float64 shapes; with a margin of 8 %, for 18.
 MIN_OWN_RATE_MARGIN = 0.08

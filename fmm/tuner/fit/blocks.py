@@ -31,7 +31,7 @@ STRATEGY_SHAPES: tuple[ProductSize, ...] = (
     (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
     (8192, 1024, 256), (256, 1024, 8192), (512, 8192, 512), (4096, 128, 4096),
 )  # fmt: skip
-# if the built-in terms have a larger root mean square error, new terms are fitted
+# if the root mean square error of the built-in terms is above this number, new terms are fitted
 MAX_BUILT_IN_ERROR = 0.05
 SHOWN_SQUARE_SIDES = (
     512,

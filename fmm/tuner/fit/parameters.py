@@ -34,7 +34,7 @@ class FitParameter:
     high: float
     informed_by: frozenset[str]
     neutral: float | None = None  # value if the parameter is undetermined; None: the value before the fit
-    # The fit varies the value itself if True, as for a share; if False, the fit varies the logarithm of the value.
+    # True for a share: the fit varies the value itself. False for all other parameters: the fit varies the logarithm.
     linear: bool = False
 
     def value_in(self, calibration: Calibration, dtype: str) -> float:
@@ -110,7 +110,7 @@ FIT_PARAMETERS = (
     FitParameter("sequential", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
     FitParameter("ragged", "", 0.1, 10.0, PLAN_RUN_KINDS, 1.0),
     # The upper bound of `scalar` is 1: access to single numbers is never faster than access to vectors. Without the
-    # bound, few plans could separate the effects of `scalar` and `ragged`.
+    # bound on `scalar`, few plans could separate the effects of `scalar` and `ragged`.
     FitParameter("scalar", "", 0.1, 1.0, PLAN_RUN_KINDS, 1.0),
     # `parts` remains at its starting value if no plan for complex numbers was timed.
     FitParameter("parts", "", 0.1, 2.0, PLAN_RUN_KINDS),

@@ -112,7 +112,8 @@ def gram_speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
 def speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
     """Return the speedup for square products of one side; None if the side is far above the timed sides.
 
-    If fmm.matmul uses a certified entry of this side, its speedup is returned, else that of the model's choice.
+    If fmm.matmul uses a certified entry of this side, the speedup of the entry is returned, else that of the model's
+    choice.
     """
     known = report.tuned.find_entry((side, side, side))
     if known is None and (

@@ -48,7 +48,7 @@ class TypeReport:
 
     @property
     def choice_calibration(self) -> Calibration:
-        """Return the calibration that fmm.matmul uses; if the tuning is rejected, the calibration that it fitted."""
+        """Return the calibration that fmm.matmul uses; for a rejected tuning, the tuning's fitted calibration."""
         return self.used.calibration or self.calibration
 
     @property

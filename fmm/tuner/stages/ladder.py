@@ -1,8 +1,8 @@
 """Measure a ladder of squares on a GPU, to find the side from which plans with L levels or more are the fastest.
 
-On each square, plans with L levels or more are timed against plans with fewer levels. The first square is at the
-crossover that the model predicts. If a plan with L levels or more is the fastest, the next square is smaller, else
-larger. The ladder ends when the crossover is between two timed squares. fmm.tuner.findings.ladder computes the
+On each square, plans with L levels or more are timed against plans with fewer levels. The square that is measured first
+is at the crossover that the model predicts. If a plan with L levels or more is the fastest, the next square is smaller,
+else larger. The ladder ends when the crossover is between two timed squares. fmm.tuner.findings.ladder computes the
 crossovers tau1, tau2 and tau3 from the samples.
 """
 
@@ -82,8 +82,8 @@ def fast_plans(ranked: Sequence[Mapping[Plan, float]]) -> list[Plan]:
 def ladder_baselines(ranked: Sequence[Iterable[Plan]]) -> list[str]:
     """Return the baselines for which crossovers are measured: `vendor`, and at most two other baselines.
 
-    The first other baseline is that of the plans with levels that are the fastest on the most squares. The second other
-    baseline is chosen in the same way among plans without emulation.
+    For each square, the baseline of the fastest plan with levels is counted, and the most frequent baseline is
+    returned. A second baseline is counted in the same way among plans without emulation.
     """
     first = {True: Counter[str](), False: Counter[str]()}
     for plans in ranked:
@@ -96,7 +96,7 @@ def ladder_baselines(ranked: Sequence[Iterable[Plan]]) -> list[str]:
 
 @dataclass
 class Ladder:
-    """The ladder of one crossover: plans of one baseline with `levels` levels or more, against plans with fewer."""
+    """The ladder of one crossover: plans of one baseline with at least `levels` levels, and plans with fewer levels."""
 
     journal: Journal
     calibration: Calibration

@@ -95,10 +95,10 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
     order in which their kernels compile. Fitted and held-out shapes alternate, so that an interrupted tuning has shapes
     of both kinds.
 
-    On a GPU, sums are timed on squares of at most half of the largest side. On these squares, sums already run at their
-    full rate, and initializing larger operands would take longer than the sums. On a CPU, sums and products are timed
-    inside whole plans, and not on the largest square. On a CPU, the second largest square is measured last, after the
-    held-out shapes.
+    On a GPU, sums are timed on squares of at most half of the largest side. Sums already run at their full rate on
+    squares of half of the largest side, and initializing larger operands would take longer than the sums. On a CPU,
+    sums and products are timed inside whole plans, and not on the largest square. On a CPU, the second largest square
+    is measured last, after the held-out shapes.
     """
     device, gpu = journal.device, journal.device.untuned_model().batches
     plans = [p for p in compilable_candidates(device, effort) if p != VENDOR][: 3 if gpu else 2]

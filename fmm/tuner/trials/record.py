@@ -98,8 +98,8 @@ class TrialFile:
     def append_record(self, kind: str, record: Mapping[str, Any]) -> None:
         """Append a line of JSON to the file, by a single system call.
 
-        With a single call, concurrent tunings cannot mix parts of their lines, and a killed process truncates at most
-        the last line.
+        Since the line is written by a single call, concurrent tunings cannot mix parts of their lines, and a killed
+        process truncates at most the last line.
         """
         line = json.dumps({kind: record}, allow_nan=False).encode() + b"\n"
         if self._handle < 0:
