@@ -71,18 +71,19 @@ PREPARED_MODULI: Final = {"float64": 14, "complex128": 15}
 # The numbers of moduli that candidate plans have, by type. `residues2m(7)` is a candidate for complex64, because `3m`
 # over `f16x3` takes 1.06, 1.17, 1.25 and 1.17 times as long for squares of side 1024, 2048, 4096 and 8192 (H200).
 USUAL_MODULI: Final = {"float64": (14, 15, 16), "float32": (8,), "complex128": (15, 17), "complex64": (7, 8)}
-# Errors as multiples of the vendor's error, by the number of moduli; 1 if a number is missing. The values follow from
-# errors measured in the Frobenius norm on normal data:
-# - float64 and DGEMM, H200: 0.5 to 0.7 with 14 moduli (0.03 on uniform data), and 15 times as much with 13 moduli.
-# - float64 and DGEMM, H100, sides of 1024 to 8192: 0.045 to 0.068 with 15 moduli. The error is 0.019 to 0.044 with 16
-#   moduli; this is the error of rounding C to float64.
-# - float32 and SGEMM, H200: 0.17 to 0.26 with 7 moduli, and 0.013 to 0.023 with 8 moduli. With 9 moduli, the rounding
-#   of C to float32 causes most of the error.
-# - complex128 and ZGEMM, H100: 0.48 with 15 moduli, and 0.016 to 0.032 with 17 moduli. With 17 moduli, the error
-#   relative to C is about 2^-54.
-# - complex64 and CGEMM, H200, sides of 1024 to 8192: 0.2 to 0.45 with 7 moduli (0.13 to 0.28 on uniform data), and
-#   0.02 to 0.07 with 8 moduli. At 500 x 16384 x 600, CGEMM adds up several partial sums. The error is then 1.34 times
-#   CGEMM's error with 7 moduli, and 0.18 times with 8 moduli.
+# Errors as multiples of the vendor's error, by type and number of moduli; 1 if a number is missing. The values follow
+# from errors measured in the Frobenius norm on normal data.
+# On an H200 in float64, the error with 14 moduli is 0.5 to 0.7 times DGEMM's error (0.03 times on uniform data), and
+# the error with 13 moduli is 15 times as large. On an H100 in float64 with sides of 1024 to 8192, the error is 0.045 to
+# 0.068 times DGEMM's error with 15 moduli, and 0.019 to 0.044 times with 16 moduli, where the rounding of C to float64
+# causes the error.
+# On an H200 in float32, the error is 0.17 to 0.26 times SGEMM's error with 7 moduli, and 0.013 to 0.023 times with 8
+# moduli. With 9 moduli, the rounding of C to float32 causes most of the error.
+# On an H100 in complex128, the error is 0.48 times ZGEMM's error with 15 moduli, and 0.016 to 0.032 times with 17
+# moduli, where the error relative to C is about 2^-54.
+# On an H200 in complex64 with sides of 1024 to 8192, the error is 0.2 to 0.45 times CGEMM's error with 7 moduli (0.13
+# to 0.28 times on uniform data), and 0.02 to 0.07 times with 8 moduli. At 500 x 16384 x 600, CGEMM adds up several
+# partial sums. There, the error is 1.34 times CGEMM's error with 7 moduli, and 0.18 times with 8 moduli.
 RELATIVE_ERROR_BY_MODULI: Final = {
     "float64": {13: 11.0, 15: 0.07, 16: 0.04},
     "float32": {7: 0.3, 8: 0.02, 9: 0.02},
