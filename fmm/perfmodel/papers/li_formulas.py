@@ -180,42 +180,42 @@ def _reduction_table(k: int) -> PaperTable:
 
 
 def li_fig14() -> PaperTable:
-    """Return Figure 14: the closed forms of one level."""
+    """Return Figure 14: the closed forms of A, T and V for one level."""
     return _closed_form_table(1)
 
 
 def li_fig15() -> PaperTable:
-    """Return Figure 15: the percent reductions of one level."""
+    """Return Figure 15: the reductions of A, T and V by one level, in percent."""
     return _reduction_table(1)
 
 
 def li_fig17() -> PaperTable:
-    """Return Figure 17: the closed forms of two levels."""
+    """Return Figure 17: the closed forms of A, T and V for two levels."""
     return _closed_form_table(2)
 
 
 def li_fig18() -> PaperTable:
-    """Return Figure 18: the closed forms of three levels."""
+    """Return Figure 18: the closed forms of A, T and V for three levels."""
     return _closed_form_table(3)
 
 
 def li_fig19() -> PaperTable:
-    """Return Figure 19: the closed forms of four levels."""
+    """Return Figure 19: the closed forms of A, T and V for four levels."""
     return _closed_form_table(4)
 
 
 def li_fig20() -> PaperTable:
-    """Return Figure 20: the percent reductions of two levels."""
+    """Return Figure 20: the reductions of A, T and V by two levels, in percent."""
     return _reduction_table(2)
 
 
 def li_fig21() -> PaperTable:
-    """Return Figure 21: the percent reductions of three levels."""
+    """Return Figure 21: the reductions of A, T and V by three levels, in percent."""
     return _reduction_table(3)
 
 
 def li_fig22() -> PaperTable:
-    """Return Figure 22: the percent reductions of four levels."""
+    """Return Figure 22: the reductions of A, T and V by four levels, in percent."""
     return _reduction_table(4)
 
 

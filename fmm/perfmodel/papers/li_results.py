@@ -56,7 +56,8 @@ def reduction_curve(
 
 
 def _reduction_figure(figure: int, method: str, tau2: int) -> PaperTable:
-    """Return one of Figures 26 to 29 as a table: the reductions by n for a method and tau2.
+    """Return one of Figures 26 to 29 as a table: the reductions of A, T and V for each n by a method with a value of
+    tau2.
 
     The printed percentages are taken from Figures 15 and 20 to 22, at the figure's n and number of levels.
     """
@@ -85,22 +86,22 @@ _CURVE_NOTES: Final = (
 
 
 def li_fig26() -> PaperTable:
-    """Return Figure 26: the reductions by n, Strassen's method, tau2 = 4096."""
+    """Return Figure 26: the reductions of A, T and V for each n by Strassen's method with tau2 = 4096."""
     return _reduction_figure(26, "strassen", 4096)
 
 
 def li_fig27() -> PaperTable:
-    """Return Figure 27: the reductions by n, Winograd's method, tau2 = 4096."""
+    """Return Figure 27: the reductions of A, T and V for each n by Winograd's method with tau2 = 4096."""
     return _reduction_figure(27, "winograd", 4096)
 
 
 def li_fig28() -> PaperTable:
-    """Return Figure 28: the reductions by n, Strassen's method, tau2 = 2048."""
+    """Return Figure 28: the reductions of A, T and V for each n by Strassen's method with tau2 = 2048."""
     return _reduction_figure(28, "strassen", 2048)
 
 
 def li_fig29() -> PaperTable:
-    """Return Figure 29: the reductions by n, Winograd's method, tau2 = 2048."""
+    """Return Figure 29: the reductions of A, T and V for each n by Winograd's method with tau2 = 2048."""
     return _reduction_figure(29, "winograd", 2048)
 
 
