@@ -56,8 +56,7 @@ def reduction_curve(
 
 
 def _reduction_figure(figure: int, method: str, tau2: int) -> PaperTable:
-    """Return one of Figures 26 to 29 as a table: the reductions of A, T and V for each n by a method with a value of
-    tau2.
+    """Return one of Figures 26 to 29 as a table: the reductions of A, T and V for each n by `method` with `tau2`.
 
     The printed percentages are taken from Figures 15 and 20 to 22, at the figure's n and number of levels.
     """
