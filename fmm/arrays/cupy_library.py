@@ -159,9 +159,9 @@ class CupyLibrary(NumpyLikeLibrary):
     def _is_gram_symmetric(self, a: Any) -> bool:
         """Return True if the result of CuPy's kernel for A times its transpose is symmetric bit for bit.
 
-        A kernel adds in an order that depends on the shape and the layout of A, not on A's entries. To find this order,
-        another matrix with the shape and the layout of A is multiplied by its transpose. The product is not symmetric
-        if the order of additions differs between two mirrored entries.
+        A kernel adds in an order that depends on the shape and the layout of A, not on A's entries. To find the order
+        of additions, another matrix with the shape and the layout of A is multiplied by its transpose. The product is
+        not symmetric if the order of additions differs between two mirrored entries.
         """
         is_transposed = not a.flags.c_contiguous
         shape = a.swapaxes(-1, -2).shape if is_transposed else a.shape

@@ -164,7 +164,7 @@ class Library(Protocol):
     def array_signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
         """Return the shapes, strides, types and devices of these arrays; all arrays except `a` may be None.
 
-        On a device, the signature has all properties in `call_key`.
+        For arrays on a device, the signature contains all properties that `call_key` contains.
         """
         ...
 
@@ -277,7 +277,7 @@ class Library(Protocol):
         ...
 
     def is_plain_product(self, a: Any, b: Any, out: Any, c: Any = None) -> bool:
-        """Return True if A B, or A B + C, of plain arrays of these objects records neither gradients nor a trace."""
+        """Return True if the operands are plain arrays, and A B (or A B + C) records no gradient and no trace."""
         ...
 
     def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:

@@ -16,8 +16,8 @@ TORCH_MATMUL: Any = torch._C._VariableFunctions.matmul
 TORCH_BMM: Any = torch._C._VariableFunctions.bmm
 
 is_compiling = torch.compiler.is_compiling
-# A faster replacement of torch.compiler.is_compiling. When the function is called, it returns False. In code that
-# torch.compile traces, the compiler replaces a call of the function by True.
+# A faster replacement of torch.compiler.is_compiling: in Python a call returns False, and in code that torch.compile
+# traces, the compiler replaces the call by True.
 is_compiled = getattr(torch.compiler, "is_dynamo_compiling", is_compiling)
 tracing_state = torch._C._get_tracing_state
 count_function_modes, count_dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
@@ -46,8 +46,8 @@ def _key_bits(*names: str) -> int:
     return bits
 
 
-# The keys that torch's dispatcher has for tensors with strided memory. A tensor with any other key has another memory
-# layout, or a transform, a trace or a mode records the tensor's calls.
+# The keys that torch's dispatcher has for tensors with strided memory. A tensor with any other dispatcher key has
+# another memory layout, or a transform, a trace or a mode records the tensor's calls.
 PLAIN_DISPATCH_KEYS = _key_bits(
     "CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA", "ADInplaceOrView"
 )

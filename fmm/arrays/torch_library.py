@@ -113,8 +113,8 @@ TYPES_BY_NAME = {name: dtype for dtype, name in TYPE_NAMES.items()}
 HOST_TYPES = tuple(TYPES_BY_NAME[name] for name in STORED_TYPES if not DTYPES[name].sums_wider)
 
 float32 = torch.float32
-# torch's function that returns the precision of float32 products; None in older versions of torch. In versions that
-# have this function, a read of the older setting `allow_tf32` can raise an error.
+# torch's function that returns the precision of float32 products; None in older versions of torch. In versions of torch
+# that have this function, a read of the older setting `allow_tf32` can raise an error.
 _precision_getter: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
@@ -363,8 +363,8 @@ def is_gram_symmetric(a: Any, multiply: Callable[[Any, Any], Any]) -> bool:
     """Return True if the product of a tensor like `a` and its transpose is symmetric bit for bit.
 
     `multiply` returns the product of two tensors. A kernel adds in an order that depends on the shape and the layout of
-    a tensor, not on the tensor's entries. To find this order, another tensor with the same shape and layout is
-    multiplied by its transpose. The product is not symmetric if the order of additions differs between two mirrored
+    a tensor, not on the tensor's entries. To find the order of additions, another tensor with the same shape and layout
+    is multiplied by its transpose. The product is not symmetric if the order of additions differs between two mirrored
     entries.
     """
     if a.is_complex() or a.data_ptr() % VECTOR_BYTES:
@@ -462,7 +462,7 @@ def same_memory_transposed(a: Any, b: Any) -> bool:
 
 TORCH = TorchLibrary()
 # Both adapters for torch share one cache of calls, since a cached decline is looked up before the tensor's device is
-# read. The cache keys include the device.
+# read. The keys of the cache include the tensor's device.
 TORCH_ON_HOST = TorchHostLibrary(TORCH.cached_calls)
 
 

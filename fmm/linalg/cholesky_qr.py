@@ -30,8 +30,8 @@ MAX_PASSES = 3
 # Largest ||Q^H Q - I|| before a pass that makes the columns of Q orthonormal to working accuracy.
 MAX_DEVIATION = 0.25
 SHIFT_UNITS = 4.0  # the shift added to the diagonal, in units of the Gram matrix's rounding error: eps * trace(A^H A)
-# The largest accepted ratio of two backward errors: of a product with an inverse, and of a triangular solve. If the
-# ratio is larger, the library's own function solves the triangular system.
+# A product with the inverse of L replaces a triangular solve if the product's backward error is at most this number
+# times the backward error of the triangular solve.
 MAX_INVERSE_GROWTH = 8.0
 
 

@@ -2,8 +2,8 @@
 
 One step factors the left columns of the matrix, and exchanges rows of the right columns by the pivots of the left
 columns. Then the step replaces the upper block of the right columns by the solution of a triangular system, and
-subtracts a product from the lower block of the right columns. Last, the step factors this lower block, and exchanges
-rows of the left columns by the new pivots. The recursion ends at panels of `width` columns.
+subtracts a product from the lower block of the right columns. Last, the step factors the lower block of the right
+columns, and exchanges rows of the left columns by the new pivots. The recursion ends at panels of `width` columns.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class _BlockedFactorization:
     """The state of one factorization: the matrix, its pivots, and the inverses of the diagonal blocks of L.
 
     A block on the diagonal of L spans two panels. Each panel has a smaller block on the diagonal, and the inverse of
-    this smaller block is computed first. The inverse of the larger block is computed from the inverses of its two
-    smaller blocks.
+    this smaller block is computed first. The inverse of a block that spans two panels is computed from the inverses of
+    the panels' smaller blocks.
     """
 
     def __init__(self, library: NumpySolvers, a: Any, width: int, limit: float | None) -> None:

@@ -67,7 +67,8 @@ def panel_launches(shape: PanelShape) -> Iterator[Launch]:
 
 def _factor_launch(shape: PanelShape, first: int, width: int, block: int) -> Launch:
     each = rows_per_thread(shape.rows - first)
-    # bytes of BlockMemory in lu_panel.cuh: 33 rows as messages of 16 bytes and a candidate, L and U, candidates, pivots
+    # Bytes of struct BlockMemory of lu_panel.cuh. The struct starts with 33 messages: rows of the block with
+    # 16 more bytes each. The entries of U and L, barriers, a pivot candidate of each warp, and the pivots follow.
     item = ITEM_BYTES[shape.dtype]
     shared = 33 * (16 + block * item) + (block * block + each * FACTOR_THREADS * (block + 1)) * item
     shared += 16 + FACTOR_THREADS // 32 * 12 + 4 * block + 64

@@ -7,8 +7,8 @@ loses is not predicted. Instead, each solver has a rule with two limits: the sma
 the solver halves a matrix, and the smallest number of rows of a half.
 
 On a GPU, solvers that invert the blocks on the diagonal save more time than their products do: the library's functions
-for triangular matrices are slow. The rules of these solvers are therefore the smallest sizes of matrices for which the
-solvers were faster than the library's functions, measured on a GPU of compute capability 9.0.
+for triangular matrices are slow. The rules of solvers that invert blocks are therefore the smallest sizes of matrices
+for which the solvers were faster than the library's functions, measured on a GPU of compute capability 9.0.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Kernel:
     def description(self) -> Any:
         """The object that describes the kernel, for example a `TileKernel`.
 
-        `generate` takes this object as its first argument.
+        `generate` takes the description of the kernel as its first argument.
         """
         return self.source_arguments[0]
 
@@ -169,7 +169,7 @@ class LaunchList:
         """Indices in ADDRESS_BASES of the bases that vendor calls read or write.
 
         fmm cannot change the parameters of the vendor's kernels in a captured CUDA graph. A graph with vendor calls is
-        therefore valid only while these bases have the same addresses as at the capture.
+        therefore valid only while the bases of the vendor calls have the same addresses as at the capture.
         """
         calls = (step for step in self.steps if isinstance(step, VendorCall))
         return tuple(sorted({ADDRESS_BASES.index(x.base) for call in calls for x in call.op.operands_and_result}))

@@ -69,7 +69,8 @@ class BlockTerm(NamedTuple):
     offset: int  # bytes from the base
     rows: int
     cols: int
-    # block of A or B: coefficient of the block in a sum, 1 for the first block; block of C: coefficient of the product
+    # for a block of A or B, its coefficient in a sum (1 for the first block); for a block of C, the coefficient of the
+    # product
     factor: float = 1
     keep: float = 0  # block of C: coefficient of the block's old value; if 0, the old value is never read
 

@@ -68,8 +68,8 @@ def compile_kernel(device: int, kernel: Kernel) -> LoadedKernel:
     """Return the compiled kernel for the current device; the kernel may use `kernel.shared` bytes of shared memory.
 
     `device` is the index of the current device. If several threads need the same source, the first thread compiles the
-    source and the others wait. If two kernels are entry points of the same source, the source is compiled for the first
-    kernel. For the second kernel, CuPy finds the code in memory or on disk.
+    source and the others wait. If two kernels are entry points of the same source, CuPy compiles the source for the
+    first kernel, and finds the code in memory or on disk for the second kernel.
     """
     key = device, kernel
     source = device, kernel.generate, kernel.source_arguments, kernel.options, kernel.architecture

@@ -72,8 +72,8 @@ class GraphCaptures:
     def __init__(self, capture_call: Callable[..., Any], cache: GraphCache) -> None:
         """Create an empty cache.
 
-        `capture_call` returns a call's capture, or None if the call cannot be captured. After None, calls with the same
-        key are not captured again.
+        `capture_call` returns a call's capture, or None if the call cannot be captured. If `capture_call` has returned
+        None, later calls with the same key are not captured.
         """
         self.make, self.cache = capture_call, cache
         self.captured: dict[Hashable, Any] = {}  # captures by key; None for a key that cannot be captured

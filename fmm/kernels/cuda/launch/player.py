@@ -79,7 +79,7 @@ class Addresses(NamedTuple):
     def alignment(self) -> Alignment:
         """Powers of two that divide the addresses of A, B, C and the workspace.
 
-        The power for C also divides the addend's address.
+        The power of two for C also divides the addend's address.
         """
         return address_alignment(self.a, self.b, self.c | self.addend, self.workspace)
 
@@ -134,8 +134,8 @@ class _SpareParameters(threading.local):
     interrupted, its parameter block is never used again.
 
     A thread that takes over an ended thread's graph may have no current CUDA context. The driver crashes if a thread
-    without a current context sets a graph's parameters. To prevent this crash, the constructor, which runs once in each
-    thread, makes the device's context current.
+    without a current context sets a graph's parameters. To prevent a crash of the driver, the constructor, which runs
+    once in each thread, makes the device's context current.
     """
 
     def __init__(self, device: int) -> None:

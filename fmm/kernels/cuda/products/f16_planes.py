@@ -36,10 +36,10 @@ from fmm.kernels.plans.memory_layout import round_up
 
 OPERAND_SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # names of the kernel's operands A and B
 SPLIT_THREADS = 256  # number of threads in a thread block of the split kernels
-# Number of thread blocks in a cluster. If lines run along the outer dimension, a cluster splits 64 positions of all
-# lines.
+# Number of thread blocks in a cluster. If an operand is contiguous along the outer dimension, a cluster splits 64
+# rows of A or 64 columns of B.
 SPLIT_CLUSTER_BLOCKS = 8
-STRIP_POSITIONS = 16  # without clusters: number of positions of all lines that one thread block splits
+STRIP_POSITIONS = 16  # without clusters: number of rows of A, or of columns of B, that one thread block splits
 WARP_THREADS = 32
 MAX_REGISTER_LOADS = 16  # largest number of a line's loads that a thread holds in registers
 # Rules for scaling an operand and for arranging its planes hi and lo. All rules scale each row of A or column of B.

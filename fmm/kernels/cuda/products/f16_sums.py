@@ -2,8 +2,8 @@
 
 The kernels are in f16_sums.cuh. Without the kernels of f16_sums.cuh, a level would need two passes: the first writes
 float32 sums of blocks (submatrices), and the second writes the planes of the sums. The power of two that scales a sum
-depends on the sum's largest number, which is unknown before the sum is formed. In place of this largest number, the
-kernels use an upper bound: the sum of the largest numbers of the added blocks. There are three launches. The first
+depends on the sum's largest number, which is unknown before the sum is formed. In place of the sum's largest number,
+the kernels use an upper bound: the sum of the largest numbers of the added blocks. There are three launches. The first
 launch finds the largest number in each line or position of every block. The second launch computes the exponents of all
 sums. The third launch forms the sums and writes their planes.
 """

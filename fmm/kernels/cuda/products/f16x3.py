@@ -50,8 +50,8 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
 )
 
 PRODUCT3_POINTERS = 5  # number of pointers in struct Product3, after its tensor maps
-# The last two tile sizes use no clusters. Tile sizes without clusters are faster if C has so few rows that one of the
-# two thread blocks in each cluster would have no work.
+# The last two entries of F16X3_SIZES use no clusters. Tile sizes without clusters are faster if C has so few rows that
+# one of the two thread blocks in each cluster would have no work.
 F16X3_SIZES = (WgmmaSizes(128, 128), WgmmaSizes(128, 64), WgmmaSizes(128, 128, 1), WgmmaSizes(128, 64, 1))
 
 
@@ -207,9 +207,9 @@ def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
 
 # ---- GPUs without warpgroups: cuBLAS multiplies the planes
 #
-# Tensor cores truncate the numbers that they add to their accumulators, so the error of a long sum grows. To limit this
-# error, the inner dimension is divided into ranges. For each range, one call of cuBLAS computes the product hi hi, and
-# adds the product to the float32 numbers of C in memory. The products hi lo and lo hi are so small that their
+# Tensor cores truncate the numbers that they add to their accumulators, so the error of a long sum grows. To limit the
+# error of a sum, the inner dimension is divided into ranges. For each range, one call of cuBLAS computes the product hi
+# hi, and adds the product to the float32 numbers of C in memory. The products hi lo and lo hi are so small that their
 # truncation does not matter, so one call computes hi lo and one call computes lo hi. At the end, a kernel of fmm undoes
 # the scaling of C.
 

@@ -33,7 +33,7 @@ class TileSizes:
     blocks: int = 0
     rate: float = 1.0  # measured speed divided by the block model's speed (float32, H200); corrects the block model
     # True if sums of K-major blocks (contiguous along the inner dimension) are stored transposed in shared memory. For
-    # each strategy, the value is the one that causes fewer register bank conflicts.
+    # each strategy, `transposed_sums` has the value that causes fewer register bank conflicts.
     transposed_sums: bool = True
     types: tuple[str, ...] = ("float32", "float64")  # element types for which a thread's registers suffice
     mma_depth: int = 8  # depth of one float64 mma instruction along the inner dimension
@@ -79,7 +79,7 @@ H200_STRATEGIES = tuple(
 )
 # Strategies for gemm_tma.cuh, where the copy engine (TMA) loads the tiles. Products with fused sums are fastest with
 # many short stages (Long), and products without sums with few long stages (Deep). `rate` is the speed of the strategy
-# divided by the block model's speed for the strategy Square. The values are 5 % smaller than the rates measured for
+# divided by the block model's speed for the strategy Square. The values of `rate` are 5 % smaller than measured for
 # large products.
 TMA_SIZES = tuple(
     replace(s, types=("float32",))

@@ -137,8 +137,8 @@ class ResidueOperand:
     exponents: int  # offset of the exponents from `base`, in bytes
     planes: int  # offset of the planes from `base`, in bytes
     transposed_copy: int  # offset of the transposed copy in the workspace, in bytes
-    # If the operand's elements already are residues: the place from which the product kernel reads the elements. None
-    # if the split kernel computes the residues.
+    # The place from which the product kernel reads elements that already are residues; None if the split kernel
+    # computes the residues.
     bytes_from: ByteSource | None = None
     base: str = "W"  # name of the base that the offsets of exponents and planes count from
     is_prepared: bool = False  # True if `fmm.prepare` has stored the planes, or both operands use the same planes

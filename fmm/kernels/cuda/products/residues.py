@@ -207,8 +207,8 @@ def residue_op(
     writes_c = (
         are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_tma_aligned(op.dest, alignment)
     )
-    # With levels of Strassen's algorithm, the kernel multiplies a sum of A's blocks by a sum of B's blocks. The result
-    # is not symmetric or Hermitian, even if C is, so both triangles must be computed.
+    # With levels of Strassen's algorithm, the kernel multiplies a sum of A's blocks by a sum of B's blocks. A product
+    # of two sums is not symmetric or Hermitian, even if C is, so both triangles must be computed.
     lower_only = op.triangle is not None and not levels and not DTYPES[dtype].exact
     shares_planes = lower_only and _are_adjoint_planes(op, x, y)
     if shares_planes:
@@ -307,8 +307,8 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
     """Return the launches that prepare one operand for later calls, and the bytes of workspace for these launches."""
     if not any(x.is_prepared for x in op.operands):
         return (), 0
-    # In `op`, the operand to prepare has `is_prepared` set. The launches skip operands with this mark, so the mark is
-    # moved to the other operand: the launches then compute the planes of the operand to prepare.
+    # In `op`, `is_prepared` is True for the operand to prepare. The launches skip an operand with `is_prepared`, so the
+    # two operands exchange this value, and the launches compute the planes of the operand to prepare.
     left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.operands)
     aligned, moduli = _operand_alignments(op, alignment), op.geometry.remainder_weights.moduli
     workspace = max(size for x, size in zip(op.operands, op.geometry.transposed_bytes, strict=True) if x.is_prepared)
@@ -460,8 +460,7 @@ def adjacent_columns(dtype: str, levels: int) -> int:
     """Return the number of adjacent elements of a row that a thread joins in every block of C.
 
     If the plan has levels of Strassen's algorithm below the level of residues, a thread joins elements of four or more
-    blocks of C at a time. Four adjacent elements of 8 bytes or more in each of these blocks would need too many
-    registers.
+    blocks of C at a time. Four adjacent elements of 8 bytes or more in each block of C would need too many registers.
     """
     return 2 if levels and DTYPES[dtype].itemsize >= 8 else 4
 

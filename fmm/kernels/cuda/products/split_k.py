@@ -17,10 +17,9 @@ MIN_PART_STEPS = 16  # smallest number of steps in a part; shorter parts cost mo
 TASK_COUNTS = (1, 8, 24)  # numbers of tasks for which kernels are compiled; a launch uses the smallest that suffices
 MAX_TILE_PARTS = 16  # largest number of parts of one tile
 # How long a thread block takes to start, to store a tile of C, and to store a tile in order with other thread blocks.
-# The unit of these times is the time in which a thread block multiplies one position of the inner dimension. On an
-# H200, a store in order took 45 units when all thread blocks stored at about the same time. Usually the thread blocks
-# store at different times: with a time of 30 units, the predictions select the division that was fastest in
-# measurements.
+# The unit of time is the time in which a thread block multiplies one position of the inner dimension. On an H200, a
+# store in order took 45 units when all thread blocks stored at about the same time. Usually the thread blocks store at
+# different times: with a time of 30 units, the predictions select the division that was fastest in measurements.
 BLOCK_START_TIME, TILE_STORE_TIME, ORDERED_STORE_TIME = 30, 18, 30
 
 
@@ -68,8 +67,8 @@ def _divide_last_tiles(
 ) -> tuple[ProductPart, ...]:
     """Return the tasks in the order of the products; each of the last `cut` tiles has `parts_per_tile` parts.
 
-    The first divided tile can be in the middle of a product's tiles. If its index is i, all later products have
-    separate tasks for the tiles before index i and for the tiles from index i on.
+    If the first divided tile has index i among the tiles of its product, all later products have separate tasks for the
+    tiles before index i and for the tiles from index i on.
     """
     first, before = divmod(products * tiles - cut, tiles)
     lengths = _part_lengths(steps, parts_per_tile, round(ORDERED_STORE_TIME / k_s))

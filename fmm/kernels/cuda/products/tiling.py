@@ -1,8 +1,8 @@
 """Describe what all tiled product kernels share: row-major operands, tile order, triangles of C, and C++ names.
 
 BLAS stores matrices column by column, and the kernels read matrices row by row. A kernel therefore reads each matrix as
-its transpose, and computes BLAS's C = A B as C^T = B^T A^T. In this formula A and B only change places, and no matrix
-is moved.
+its transpose, and computes BLAS's C = A B as C^T = B^T A^T. In B^T A^T, the matrices A and B only change places, and no
+matrix is moved.
 """
 
 from __future__ import annotations

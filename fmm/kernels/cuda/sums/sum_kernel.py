@@ -2,9 +2,10 @@
 
 Each thread reads the elements at its own position from all input blocks, and writes the elements at the same position
 of all output blocks. This module generates `struct Step` with the statements that a thread runs, without branches. The
-kernel of block_sums.cuh calls the struct. Only the struct depends on a scheme's coefficients. The module sum_order.py
-orders the statements so that few values are live at a time: values that do not fit in registers would be spilled to
-memory, and memory bandwidth limits the kernels. The module sum_launch.py describes the blocks in memory.
+kernel of block_sums.cuh calls the functions of struct `Step`. Only the struct depends on a scheme's coefficients. The
+module sum_order.py orders the statements so that few values are live at a time: values that do not fit in registers
+would be spilled to memory, and memory bandwidth limits the kernels. The module sum_launch.py describes the blocks in
+memory.
 """
 
 from __future__ import annotations
@@ -135,9 +136,9 @@ class SumKernel:
     def launch_bounds(self) -> str:
         """The launch bounds: threads of a thread block, and optionally thread blocks on a multiprocessor.
 
-        If only the number of threads is specified, the compiler spills registers, so that six thread blocks fit on a
-        multiprocessor (joins of two levels) or five (transposing splits). If four thread blocks are specified, the
-        compiler spills no register.
+        If the launch bounds specify only the number of threads, the compiler spills registers, so that six thread
+        blocks fit on a multiprocessor (joins of two levels) or five (transposing splits). If the launch bounds specify
+        four thread blocks, the compiler spills no register.
         """
         values = self.vector_width * peak_live_values(self.statements) * DTYPES[self.element].registers
         holds_much = self.prefetches_loads or bool(self.column_major)
@@ -277,7 +278,8 @@ def _batch_start_lines(kernel: SumKernel, loads: Sequence[int], batch: int) -> I
     """Yield the lines that start a batch of prefetched loads.
 
     The code that waits for a batch contains, as a constant, the number of later batches that may still be in flight.
-    Empty batches follow the last batch of loads, so that the same constant is right for the last batches.
+    Empty batches follow the last batch of loads, so that the code can also wait for the last batches with this
+    constant.
     """
     for i in range(batch * kernel.loads_per_batch, min((batch + 1) * kernel.loads_per_batch, len(loads))):
         yield f"io.template fetch<{_block_index_text(kernel.reads[loads[i]])}>({i % kernel.prefetch_slots});"

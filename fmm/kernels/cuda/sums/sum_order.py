@@ -113,8 +113,8 @@ def _order_of_forwarded_inputs(program: AdditionProgram, aliases: AliasPairs) ->
     The inputs of a join are the products of a scheme. In a composition of schemes such as strassen^2, each product has
     one index in each of the schemes. The indices of a product in all schemes together are the digits of the product's
     number: in strassen^2, product 5 of outer product 3 has the digits 3 and 5 in base 7. The search writes the number
-    of each input as digits. The bases of these digits are the prime factors of the number of inputs, in increasing or
-    decreasing order. Each trial exchanges two digits in the numbers of all inputs, for example the digits 3 and 5
+    of each input as digits. The bases of an input's digits are the prime factors of the number of inputs, in increasing
+    or decreasing order. Each trial exchanges two digits in the numbers of all inputs, for example the digits 3 and 5
     wherever the base is 7. So a good order of Strassen's seven products also orders the products of strassen^2 and
     strassen^3 well.
     """
