@@ -120,12 +120,27 @@ def _fallback_reason(a: Any, b: Any, out: Any) -> str:
 
 
 def is_plain_call(a: Any, b: Any, out: Any, c: Any = None, allowed_keys: int = _PLAIN_OR_MARKED) -> bool:
-    """Return True if all tensors are strided tensors on one device and torch would only multiply them.
+    """Return True if `are_plain_tensors` returns True and torch would only multiply these tensors.
 
-    `c` is the addend, or None. `allowed_keys` are the dispatcher's keys that the operands may have. Return False under
-    a transform, forward gradients, autocast, a dispatch mode or deterministic algorithms.
+    Return False under a transform, forward gradients, autocast, a dispatch mode or deterministic algorithms.
     """
-    if is_observed() or type(a) not in PLAIN_TENSORS:
+    return (
+        not is_observed()
+        and are_plain_tensors(a, b, out, c, allowed_keys)
+        and forward_ad._current_level < 0
+        and active_transforms() is None
+        and not count_dispatch_modes()
+        and not (is_any_autocast_enabled() and torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu"))
+        and not is_deterministic()
+    )
+
+
+def are_plain_tensors(a: Any, b: Any, out: Any, c: Any, allowed_keys: int) -> bool:
+    """Return True if all tensors are strided tensors on one device; `c` is the addend, or None.
+
+    `allowed_keys` are the dispatcher's keys that the operands and the addend may have.
+    """
+    if type(a) not in PLAIN_TENSORS:
         return False
     keys = dispatch_keys(a).raw_repr()
     if b is not a:
@@ -136,15 +151,7 @@ def is_plain_call(a: Any, b: Any, out: Any, c: Any = None, allowed_keys: int = _
         if type(c) not in PLAIN_TENSORS or a.get_device() != c.get_device():
             return False
         keys |= dispatch_keys(c).raw_repr()
-    return (
-        not keys & ~allowed_keys
-        and (out is None or is_writable_out(out, a))
-        and forward_ad._current_level < 0
-        and active_transforms() is None
-        and not count_dispatch_modes()
-        and not (is_any_autocast_enabled() and torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu"))
-        and not is_deterministic()
-    )
+    return not keys & ~allowed_keys and (out is None or is_writable_out(out, a))
 
 
 def is_writable_out(out: Any, like: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,14 +24,22 @@ from fmm.integrations.report import (
     count_record,
     is_reporting,
 )
-from fmm.integrations.torch_kernels import HookedLibrary, TorchOperator, bypass_fmm, bypass_state
+from fmm.integrations.torch_kernels import TORCH_OPERATORS, HookedLibrary, TorchOperator, bypass_fmm, bypass_state
 from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime import matmul
 from fmm.runtime.call_record import CallRecord
+from fmm.runtime.decisions.early_declines import CallKey, RecurringCall, remember_decline, was_declined
 from fmm.runtime.decisions.early_declines import is_small_on_device as small_enough
-from fmm.runtime.decisions.early_declines import remember_decline, was_declined
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
-from fmm.runtime.gemm import BlasGemmParams, gemm_constraints, run_gemm
+from fmm.runtime.gemm import (
+    BlasGemmParams,
+    GemmOperands,
+    PlannedGemm,
+    gemm_constraints,
+    planned_operands,
+    remember_planned_gemm,
+    run_gemm,
+)
 from fmm.runtime.prepare import prepare_call
 
 PLAIN_PRODUCT_PARAMS = BlasGemmParams()
@@ -49,19 +58,18 @@ class DispatcherProducts:
         self.library = library
         # The C++ hook that declines small products before Python is called; None if the hook cannot be compiled.
         self.hook = hook
+        # for each operator, by its name in aten: the function that returns a tensor, or None if torch's own kernel must
+        # run
+        self.functions = {operator.name: self._operator_function(operator) for operator in TORCH_OPERATORS}
 
-    def operator_function(self, operator: TorchOperator) -> Callable[..., Any]:
-        """Return the function that computes this operator by plans.
-
-        The function returns a tensor, or None if torch's own kernel must run.
-        """
+    def _operator_function(self, operator: TorchOperator) -> Callable[..., Any]:
         if operator.in_place:
             return partial(self.gemm_in_place, operator.python_name)
         return partial(self.gemm if operator.left_index else self.compute_product, operator.python_name)
 
     def compute_product(self, where: str, a: Any, b: Any, out: Any = None) -> Any:
         """Return the product of two matrices, or of two stacks of equal length; None if torch's own kernel must run."""
-        return None if self._must_decline(where, a, b) else self._compute_or_decline(a, b, out, where)
+        return self._compute(where, a, b, out)
 
     def gemm(self, where: str, addend: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
         """Return beta * addend + alpha * a @ b; None if torch's own kernel must run.
@@ -69,15 +77,10 @@ class DispatcherProducts:
         alpha and beta are coefficients of the plan's last sums. These sums read the addend without a copy, even if the
         addend is broadcast. If beta is 0, the addend is not read, so its inf and NaN have no effect.
         """
-        if self._must_decline(where, a, b):
-            return None
-        if not (is_valid_addend(addend, a, b) and are_valid_factors(alpha, beta, a)):
-            _count_decline(where, a, b, INVALID_ADDEND_REASON)
-            return None
-        return self._compute_or_decline(a, b, out, where, BlasGemmParams(alpha, beta), addend if beta else None)
+        return self._compute(where, a, b, out, BlasGemmParams(alpha, beta), addend)
 
     def gemm_in_place(self, where: str, addend: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
-        """Overwrite the addend with beta * addend + alpha * a @ b; return None if torch's own kernel must do so."""
+        """Overwrite the addend with beta * addend + alpha * a @ b."""
         return self.gemm(where, addend, a, b, beta, alpha, addend)
 
     def _must_decline(self, where: str, a: Any, b: Any) -> bool:
@@ -93,14 +96,62 @@ class DispatcherProducts:
             _count_decline(where, a, b, RECORDED_REASON)
         return declined
 
+    def _compute(
+        self, where: str, a: Any, b: Any, out: Any, update: BlasGemmParams = PLAIN_PRODUCT_PARAMS, addend: Any = None
+    ) -> Any:
+        """Return alpha * a @ b + beta * addend by a cached plan, else by a plan that is decided now.
+
+        Return None if torch's own kernel must run.
+        """
+        if self._must_decline(where, a, b):
+            return None
+        if self.hook is None and not is_reporting() and self._is_declined(a, b):
+            return None
+        recurring = self._recurring_call(a, b, addend, out, update)
+        cached = None if recurring is None else self.library.cached_calls.get(recurring.key.key)
+        if isinstance(cached, PlannedGemm) and cached.expiry > time.monotonic():
+            operands = planned_operands(cached, a, b, addend, out)
+            if operands is not None:
+                c = matmul.run_with_fallback(self.library, cached.call, a, b, out, cached.constraints, operands.addend)
+                if c is None and self.hook is not None:
+                    self.hook.forget_decline()
+                return c
+        if addend is not None:
+            if not (is_valid_addend(addend, a, b) and are_valid_factors(update.alpha, update.beta, a)):
+                _count_decline(where, a, b, INVALID_ADDEND_REASON)
+                return None
+            addend = addend if update.beta else None
+        return self._compute_or_decline(a, b, out, where, update, addend, recurring)
+
+    def _is_declined(self, a: Any, b: Any) -> bool:
+        """Return True if the product is small, or its decline is cached; a hook declines these products itself."""
+        return _is_small_product(a, b) or (a.dim() == 2 and was_declined(self.library, a, b))
+
+    def _recurring_call(self, a: Any, b: Any, addend: Any, out: Any, update: BlasGemmParams) -> RecurringCall | None:
+        """Return the call with the key under which its plan is cached; None if no plan is cached for these operands."""
+        library = self.library
+        if library.processor == "cpu" or is_reporting():  # a report counts every decision
+            return None
+        try:
+            signature = library.array_signature(a, b, addend, out)
+        except RuntimeError:  # a sparse tensor has no strides
+            return None
+        key = CallKey(library, ("torch operator", signature, update, type(update.alpha), type(update.beta)))
+        return RecurringCall(key, update, (a, b, addend, out), False)
+
     def _compute_or_decline(
-        self, a: Any, b: Any, out: Any, where: str, update: BlasGemmParams = PLAIN_PRODUCT_PARAMS, addend: Any = None
+        self,
+        a: Any,
+        b: Any,
+        out: Any,
+        where: str,
+        update: BlasGemmParams,
+        addend: Any,
+        recurring: RecurringCall | None,
     ) -> Any:
         """Return alpha * a @ b + beta * addend, or None if torch's own kernel must run."""
         if _is_small_product(a, b):  # the hook itself declines small products, unless a report counts them
             _count_decline(where, a, b, SMALL_REASON)
-            return None
-        if self.hook is None and not is_reporting() and a.dim() == 2 and was_declined(self.library, a, b):
             return None
         if not are_plain_operands(a, b) or not (out is None or is_valid_out(out, a, b)):
             if is_reporting():
@@ -123,17 +174,27 @@ class DispatcherProducts:
                 count_record(product_kind(where, a, b), CallRecord(call.decision, None))
             return None
         if not is_reporting():
-            return self._multiply_by_plan(a, b, out, update, addend, constraints)
-        product = partial(self._multiply_by_plan, a, b, out, update, addend, constraints)
+            if update == PLAIN_PRODUCT_PARAMS and call.decision.trial is None:
+                operands = GemmOperands(a, b, (False, False), out, None, recurring)
+                remember_planned_gemm(self.library, call, operands, constraints)
+            return self._multiply_by_plan(a, b, out, update, addend, constraints, recurring)
+        product = partial(self._multiply_by_plan, a, b, out, update, addend, constraints, None)
         return count_product(product_kind(where, a, b), product, lambda: call.decision)
 
     def _multiply_by_plan(
-        self, a: Any, b: Any, out: Any, update: BlasGemmParams, addend: Any, constraints: PlanConstraints
+        self,
+        a: Any,
+        b: Any,
+        out: Any,
+        update: BlasGemmParams,
+        addend: Any,
+        constraints: PlanConstraints,
+        recurring: RecurringCall | None,
     ) -> Any:
         if update == PLAIN_PRODUCT_PARAMS:
             return matmul.run_matmul(self.library, a, b, out, constraints)
         with bypass_fmm():  # run_gemm may call torch's functions, and these must not call fmm again
-            return run_gemm(self.library, a, b, addend, out, update, NO_CONSTRAINTS)
+            return run_gemm(self.library, a, b, addend, out, update, NO_CONSTRAINTS, recurring)
 
 
 def _is_small_product(a: Any, b: Any) -> bool:

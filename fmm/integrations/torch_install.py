@@ -134,7 +134,7 @@ def _define_hook_operators(key: str) -> None:
 def _make_hook_operator(operator: TorchOperator, key: str) -> Callable[..., Any]:
     def compute_operator(*operands: Any) -> Any:
         answers = _active_products.get(key)
-        return None if answers is None else answers.operator_function(operator)(*operands)
+        return None if answers is None else answers.functions[operator.name](*operands)
 
     return compute_operator
 
@@ -155,7 +155,7 @@ def install_python_kernels(answers: DispatcherProducts, key: str) -> UndoFunctio
         for operator in TORCH_OPERATORS:
             library.impl(
                 operator.name,
-                _make_python_kernel(operator, answers.operator_function(operator), kernels[operator.name]),
+                _make_python_kernel(operator, answers.functions[operator.name], kernels[operator.name]),
                 key,
                 with_keyset=True,
             )

@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 
-from fmm.arrays.torch_calls import TORCH_BMM, TORCH_MATMUL, is_compiling
+from fmm.arrays.torch_calls import (
+    PLAIN_DISPATCH_KEYS,
+    TORCH_BMM,
+    TORCH_MATMUL,
+    are_plain_tensors,
+    is_compiling,
+    is_deterministic,
+)
 from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, TorchHostLibrary, TorchLibrary
 from fmm.integrations.install_targets import CannotInstallError, UndoFunction
 
@@ -123,6 +130,10 @@ class HookedDeviceLibrary(TorchLibrary):
 
     def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         return _call_torch_kernel(self, a, b, out)
+
+    def is_plain_product(self, a: Any, b: Any, out: Any, c: Any = None) -> bool:
+        # torch's dispatcher records gradients and casts operands before it calls the hook
+        return are_plain_tensors(a, b, out, c, PLAIN_DISPATCH_KEYS) and not is_deterministic()
 
 
 class HookedHostLibrary(TorchHostLibrary):

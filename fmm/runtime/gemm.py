@@ -165,21 +165,29 @@ def run_cached_gemm(key: CallKey, a: Any, b: Any, c: Any, out: Any) -> Any:
     cached: PlannedGemm | DeclinedCall | None = key.library.cached_calls.get(key.key)
     if cached is None or cached.expiry <= time.monotonic():
         return None
+    if isinstance(cached, PlannedGemm):
+        operands = planned_operands(cached, a, b, c, out)
+        return None if operands is None else _run_call(cached.library, cached.call, operands, cached.constraints)
     library = cached.library
     alpha, beta, op_a, op_b = cached.params
-    left = a if op_a == "N" else library.transposed_view(a)
-    right = b if op_b == "N" else library.transposed_view(b)
-    if isinstance(cached, PlannedGemm):
-        is_valid = cached.settings == current_settings() and library.is_plain_product(a, b, out, c)
-        return _run_cached_plan(cached, left, right, c, out) if is_valid else None
-    left = library.conjugated_copy(left) if op_a == "C" else left
-    right = library.conjugated_copy(right) if op_b == "C" else right
-    return library.fast_vendor_gemm(left, right, c if beta else None, alpha, beta, out)
+    if op_a != "N":
+        a = library.transposed_view(a) if op_a == "T" else library.conjugated_copy(library.transposed_view(a))
+    if op_b != "N":
+        b = library.transposed_view(b) if op_b == "T" else library.conjugated_copy(library.transposed_view(b))
+    return library.fast_vendor_gemm(a, b, c if beta else None, alpha, beta, out)
 
 
-def _run_cached_plan(cached: PlannedGemm, a: Any, b: Any, c: Any, out: Any) -> Any:
-    """Return C by the cached plan; None if `out` overlaps an operand, or if the plan cannot read the addend."""
+def planned_operands(cached: PlannedGemm, a: Any, b: Any, c: Any, out: Any) -> GemmOperands | None:
+    """Return the operands of a cached plan for these arrays of the caller; None if the cached plan must not run.
+
+    The key of the plan contains the shapes, strides and types of the arrays, so only other properties are checked.
+    """
     library, call = cached.library, cached.call
+    if cached.settings != current_settings() or not library.is_plain_product(a, b, out, c):
+        return None
+    _, _, op_a, op_b = cached.params
+    a = a if op_a == "N" else library.transposed_view(a)
+    b = b if op_b == "N" else library.transposed_view(b)
     if out is not None and not can_write_into_out(library, call, a, b, out):
         return None
     addend = None
@@ -190,10 +198,10 @@ def _run_cached_plan(cached: PlannedGemm, a: Any, b: Any, c: Any, out: Any) -> A
         if out is not None and may_overlap(address, cached.addend_span, library.data_pointer(out), call.spans[2]):
             return None
         addend = c if c.shape == call.shape else library.broadcast_view(c, call.shape)
-    return _run_call(library, call, GemmOperands(a, b, (False, False), out, addend), cached.constraints)
+    return GemmOperands(a, b, (False, False), out, addend)
 
 
-def _remember_planned_gemm(
+def remember_planned_gemm(
     library: Library, call: PreparedCall, operands: GemmOperands, constraints: PlanConstraints
 ) -> None:
     """Cache the plan of a call on a device, if the plan reads the caller's arrays and writes the caller's `out`."""
@@ -386,7 +394,7 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
         return _run_planned_gemm(library, operands._replace(target=copy), constraints)
     if any(operands.conjugates):
         return _run_conjugating_plan(library, call, operands, constraints)
-    _remember_planned_gemm(library, call, operands, constraints)
+    remember_planned_gemm(library, call, operands, constraints)
     return _run_call(library, call, operands, constraints)
 
 

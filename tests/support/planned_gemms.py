@@ -1,6 +1,7 @@
-"""Products by plans of fmm.gemm without a device: which functions the second of two equal calls runs.
+"""Products by cached plans without a device: which functions the second of two equal calls runs.
 
-`python -m tests.support.planned_gemms cupy` (or torch) prints one line of JSON. CuPy is made of NumPy, the tensors are
+`python -m tests.support.planned_gemms cupy` prints one line of JSON for fmm.gemm of CuPy arrays, `torch` for fmm.gemm
+of tensors, and `hook` for torch's operators while fmm is installed. CuPy is made of NumPy, the tensors are
 on the host, and launches are only counted. Each call runs twice: the first one is checked, prepared and cached, and
 the second one must pass the same addresses to the same prepared call.
 """
@@ -23,11 +24,12 @@ from tests.support.numpy_cupy import allocated
 import fmm  # isort: skip
 from fmm.arrays.cupy_library import CUPY
 from fmm.arrays.library import Library
-from fmm.runtime import gemm, run_device
+from fmm.runtime import gemm, matmul, run_device
 from tests.support.own_calls import called_functions
 
 SIDE = 1000
-FULL_PATH = "fmm.request.check_gemm"  # only calls that are not cached run this function
+# Only calls that are not cached run these functions.
+FULL_PATHS = {"fmm.request.check_gemm", "fmm.integrations.torch_answers._compute_or_decline"}
 EMULATION = "FMM_EMULATION"
 Call = Callable[..., object]
 
@@ -129,6 +131,70 @@ def with_determinism(torch: ModuleType, call: Call) -> None:
         torch.use_deterministic_algorithms(False)
 
 
+# ---- torch's operators
+
+
+def hook_on_device() -> tuple[Library, Call]:
+    """Install fmm below torch's operators, with the adapter for CUDA tensors for tensors on the host."""
+    from fmm.integrations import torch_install
+    from fmm.integrations.torch_kernels import HookedDeviceLibrary
+
+    library, wrap = torch_on_device()
+    vars(torch_install)["HookedHostLibrary"] = HookedDeviceLibrary
+    torch_install.install_at_key("CPU", compiled=False)
+    return library, wrap
+
+
+def equal_operators(wrap: Call) -> Iterator[tuple[str, Call]]:
+    import torch
+
+    a, b, c, out = square_arrays(wrap)
+    row: Any = wrap(allocated(SIDE, np.float32))
+    yield "mm", lambda: torch.mm(a, b)
+    yield "@", lambda: a.T @ b
+    yield "mm into a place", lambda: torch.mm(a, b, out=out)
+    yield "bmm", lambda: torch.bmm(a[None], b[None])
+    yield "addmm", lambda: torch.addmm(c, a, b)
+    yield "addmm of a row", lambda: torch.addmm(row, a, b, beta=0.5, alpha=2)
+    yield "addmm into a place", lambda: torch.addmm(c, a, b, out=out)
+    yield "addmm in place", lambda: c.addmm_(a, b)
+
+
+def other_operators(wrap: Call) -> Iterator[tuple[str, Call]]:
+    import torch
+
+    from fmm.integrations.report import begin_report, end_report
+
+    a, b, c, out = square_arrays(wrap)
+    for _ in range(2):
+        torch.mm(a, b)
+        torch.addmm(c, a, b)
+        torch.mm(a, b, out=out)
+
+    def reported() -> None:
+        begin_report()
+        try:
+            torch.mm(a, b)
+        finally:
+            end_report()
+
+    moved: Any = wrap(allocated(SIDE * SIDE + 1, np.float32)[1:].reshape(SIDE, SIDE))
+    yield "another factor", lambda: torch.addmm(c, a, b, alpha=3)
+    yield "an unaligned addend", lambda: torch.addmm(moved, a, b)
+    yield "an operand as place", lambda: torch.mm(a, b, out=a)
+    yield "a negative view", lambda: torch.mm(torch._neg_view(a), b)
+    yield "deterministic", lambda: with_determinism(torch, lambda: torch.mm(a, b))
+    yield "a report", reported
+    yield "another setting", lambda: with_variable(lambda: torch.mm(a, b))
+
+
+CALLS: dict[str, tuple[Call, Call, Call]] = {
+    "cupy": (lambda: (CUPY, short_ways.cupy.ndarray), equal_calls, other_calls),
+    "torch": (torch_on_device, equal_calls, other_calls),
+    "hook": (hook_on_device, equal_operators, other_operators),
+}
+
+
 # ---- what they pass on
 
 
@@ -136,7 +202,7 @@ def with_determinism(torch: ModuleType, call: Call) -> None:
 def passed_arguments(library: Any) -> Iterator[list[Any]]:
     """Yield a list of the arguments of each plan that runs, with arrays as addresses and shapes."""
     found: list[Any] = []
-    own = vars(gemm)["run_with_fallback"]
+    own = matmul.run_with_fallback
 
     def described(x: Any) -> Any:
         return None if x is None else (library.data_pointer(x), *library.describe_operand(x))
@@ -145,11 +211,11 @@ def passed_arguments(library: Any) -> Iterator[list[Any]]:
         found.append((id(call), *map(described, (a, b, out, addend)), constraints))
         return own(adapter, call, a, b, out, constraints, addend)
 
-    vars(gemm)["run_with_fallback"] = run
+    vars(gemm)["run_with_fallback"] = vars(matmul)["run_with_fallback"] = run
     try:
         yield found
     finally:
-        vars(gemm)["run_with_fallback"] = own
+        vars(gemm)["run_with_fallback"] = vars(matmul)["run_with_fallback"] = own
 
 
 def count_launch(*arguments: Any, **options: Any) -> None:
@@ -159,19 +225,20 @@ def count_launch(*arguments: Any, **options: Any) -> None:
 def main(name: str) -> int:
     short_ways.patch()
     vars(run_device)["StreamCall"].run_at_addresses = count_launch
-    library, wrap = torch_on_device() if name == "torch" else (CUPY, short_ways.cupy.ndarray)
+    prepare, equal, other = CALLS[name]
+    library, wrap = prepare()
     found: dict[str, Any] = {"equal": {}, "other": {}}
-    for title, call in equal_calls(wrap):
+    for title, call in equal(wrap):
         with passed_arguments(library) as passed:
-            is_first_checked = FULL_PATH in called_functions(call)
+            is_first_checked = not FULL_PATHS.isdisjoint(called_functions(call))
             call()
         found["equal"][title] = {
             "is_first_checked": is_first_checked,
             "functions": called_functions(call),
             "is_same": len(passed) == 2 and passed[0] == passed[1],
         }
-    for title, call in other_calls(wrap):
-        found["other"][title] = FULL_PATH in called_functions(call)
+    for title, call in other(wrap):
+        found["other"][title] = not FULL_PATHS.isdisjoint(called_functions(call))
     print(json.dumps(found))
     return 0
 
