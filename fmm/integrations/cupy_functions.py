@@ -72,6 +72,8 @@ class CupyFunctions:
         return len(operands) >= 2 and all(type(x) is self.ndarray for x in operands[:2])
 
     def matmul(self, *operands: Any, **options: Any) -> Any:
+        if len(operands) == 2 and not options and type(operands[0]) is type(operands[1]) is self.ndarray:
+            return multiply_and_count("cupy.matmul", matmul, *operands)
         if self.are_plain_arrays(operands) and accepts_matmul_call(operands, options):
             return multiply_and_count("cupy.matmul", matmul, *operands, **options)
         return self.own_matmul(*operands, **options)

@@ -306,3 +306,26 @@ def test_products_and_halves_are_kept_alike(cupy: Any, planned: list[Any], monke
             call()
             questions.append(asked[0])
         assert questions[0] and questions[1:3] == [0, 0] and questions[3]
+
+
+def test_a_stack_is_multiplied_by_the_function_of_cupys_operator(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cupy.matmul checks its options first, which takes longer than a small product. CuPy rejects other operands."""
+    ran: list[tuple[int, ...]] = []
+
+    def core_matmul(a: Any, b: Any) -> Any:
+        ran.append(a.shape)
+        return cupy.ndarray(np.matmul(a.host, b.host))
+
+    fmm.matmul(cupy.ndarray((2, 2)), cupy.ndarray((2, 2)))  # loads the adapter
+    monkeypatch.setattr("fmm.arrays.cupy_library.core_matmul", core_matmul)
+    a, b = (cupy.ndarray(np.ones(shape, np.float32)) for shape in ((3, 4, 5), (3, 5, 6)))
+    cupy.calls.clear()
+    for product in (fmm.matmul, fmm.gemm):
+        assert (product(a, b).host == 5).all()
+    assert ran == [(3, 4, 5)] * 2 and not cupy.calls
+    one, matrix, wide = (cupy.ndarray(np.ones(shape)) for shape in ((1, 5, 6), (5, 6), (3, 5, 6)))
+    for other in (one, matrix, wide):
+        fmm.matmul(a, other)
+    with pytest.raises(ValueError, match="mismatch"):
+        fmm.matmul(a, a)
+    assert len(ran) == 2 and len(cupy.calls) == 4
