@@ -103,7 +103,7 @@ class NextPair(NamedTuple):
     kept: frozenset[str]
 
     def must_copy(self, operand: LabeledLayout) -> bool:
-        """Return True if this pair must copy the operand: the strides of its rows or summed labels do not nest."""
+        """Return True if this pair must copy the operand: its row or summed labels cannot become one dimension."""
         rows = operand.stored_order(set(operand.labels) - self.other)
         summed = operand.stored_order(self.other - self.kept)
         return not (operand.strides_nest(rows) and operand.strides_nest(summed))
