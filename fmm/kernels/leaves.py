@@ -5,6 +5,7 @@ Importing fmm.kernels registers all leaves.
 The leaf `vendor` is one call of the vendor's BLAS. The other leaves for floating-point numbers run on a GPU:
 
 * `lt0` to `lt31`: numbered algorithms that cuBLASLt's heuristic proposes for the product.
+* `vendor-emulated`: cuBLAS's own emulation of float64 and complex128.
 * `vendor3m`: cuBLAS's complex product, computed as three real products.
 * `tile`: fmm's own GEMM kernel for float32 and float64, which can form sums inside the product. On Hopper, another
   kernel of fmm multiplies 16-bit types and TF32, without sums.
@@ -85,6 +86,19 @@ VENDOR3M_LEAF = Leaf(
     unprobed=("alone",),
     saves_products=True,
     relative_error=sqrt(5),  # the error of the level `3m` on entries of one sign
+)
+EMULATED_LEAF = Leaf(
+    "vendor-emulated",
+    "cuBLAS's own emulation by products of 8-bit integers, at its full accuracy (cuBLAS 13.0 update 2 or newer)",
+    ("cuda",),
+    types=("float64", "complex128"),
+    call_text="one BLAS call",
+    # No candidate: on an H200 and an H100, residues with the same accuracy are faster at all sizes.
+    forms=(),
+    emulates=True,
+    relative_error=0.07,  # the error is about 7e-17, relative in the Frobenius norm
+    norm_bound="2^-52 sqrt(k)",
+    rate="vendor-emulated-{}",
 )
 LT_LEAF = Leaf(
     "lt",
@@ -173,5 +187,15 @@ BYTES_LEAF = Leaf(
     only_below_levels=True,
 )
 
-for _row in (VENDOR_LEAF, LT_LEAF, TILE_LEAF, SMALL_LEAF, F16X3_LEAF, BYTES_LEAF, VENDOR3M_LEAF, DIGITS_LEAF):
+for _row in (
+    VENDOR_LEAF,
+    LT_LEAF,
+    TILE_LEAF,
+    SMALL_LEAF,
+    F16X3_LEAF,
+    BYTES_LEAF,
+    VENDOR3M_LEAF,
+    EMULATED_LEAF,
+    DIGITS_LEAF,
+):
     register_leaf(_row)

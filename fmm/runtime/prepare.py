@@ -562,6 +562,8 @@ def _call_with_launches(
     several = len(offsets) * len(launches.steps) > 1
     with_graph = cublas_scratch_offset(launches) + GRAPH_SCRATCH_BYTES * launches.vendor_stream_count
     uses_graph = several and launches.stream_count == 1 and is_short and with_graph <= call.limits.workspace
+    # While a graph is captured, cuBLAS cannot allocate the memory that its own emulation needs.
+    uses_graph = uses_graph and not launches.needs_emulation_mode
     return replace(
         call,
         launches=launches,

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from fmm.kernels.cuda.ops import BlockTerm, GemmOp, RankOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
+
+EMULATED_LEAF_NAME: Final = "vendor-emulated"  # the leaf for which cuBLAS runs in its emulation mode
 
 # Every address in a launch's parameters is a base plus an offset. The bases of matrices are A, B, C, the workspace
 # ("W"), and ADDEND if the addend is outside C. The base FLAG is the address of the flag that kernels raise for an inf
@@ -179,6 +181,12 @@ class LaunchList:
         """True if a vendor call multiplies float32 in TF32. cuBLAS runs all calls of the list in one math mode."""
         calls = (step for step in self.steps if isinstance(step, VendorCall))
         return any(call.op.dtype == "tf32" for call in calls)
+
+    @cached_property
+    def needs_emulation_mode(self) -> bool:
+        """True if a vendor call is cuBLAS's own emulation. cuBLAS then runs all calls of the list in this mode."""
+        calls = (step for step in self.steps if isinstance(step, VendorCall))
+        return any(isinstance(x.op, GemmOp) and x.op.leaf_use.leaf.name == EMULATED_LEAF_NAME for x in calls)
 
     @property
     def has_vector_access(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.launch_list import Launch, VendorCall
+from fmm.kernels.cuda.launch_list import EMULATED_LEAF_NAME, Launch, VendorCall
 from fmm.kernels.cuda.ops import DeviceView, GemmOp, MirroredGemm, MirrorOp, RankOp, has_matching_layout
 from fmm.kernels.cuda.products.f16_planes import SPLIT_CLUSTER_BLOCKS, operand_planes, plane_split_launch
 from fmm.kernels.cuda.products.f16_sums import PlaneSums, find_plane_sums, plane_sum_launches
@@ -131,6 +131,11 @@ def select_vendor_gemm3m(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     if op.dtype in BATCHED_GEMM3M_TYPES or op.count == 1:
         return (VendorCall(op, batch_label(label, op)),)
     return tuple(VendorCall(one, label) for one in op.single_products)
+
+
+def select_emulated_gemm(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
+    """Return the calls of cuBLAS's own emulation for the leaf `vendor-emulated`, one for each product."""
+    return tuple(VendorCall(one, f"cuBLAS, {op.dtype} by cuBLAS's own emulation") for one in op.single_products)
 
 
 def select_cublaslt_gemm(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
@@ -366,6 +371,7 @@ def _residue_product(op: GemmOp, target: ChipTarget) -> ResidueOp | None:
 LEAF_SELECTORS: Final[dict[str, LeafSelector]] = {
     "vendor": select_vendor_gemm,
     "vendor3m": select_vendor_gemm3m,
+    EMULATED_LEAF_NAME: select_emulated_gemm,
     "lt": select_cublaslt_gemm,
     "tile": select_tile_kernel,
     "small": select_small_kernel,

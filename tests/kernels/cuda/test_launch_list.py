@@ -65,6 +65,12 @@ CASES = (
     Case(
         "strassen.batched.pad16 > lt31", "tf32", (*SPLITS, "cuBLASLt, candidate 31, a batch of 7", "block_sums, join: ")
     ),
+    Case("vendor-emulated", "float64", ("cuBLAS, float64 by cuBLAS's own emulation",)),
+    Case(
+        "strassen.batched.pad16 > vendor-emulated",
+        "float64",
+        (*SPLITS, "7 x cuBLAS, float64 by cuBLAS's own emulation", "block_sums, join: "),
+    ),
     # cuBLAS's complex products by three real ones, and the level that makes such products.
     Case("vendor3m", "complex64", ("cuBLAS, complex64 by three real products",)),
     Case(
@@ -241,7 +247,7 @@ def test_every_leaf_has_a_case() -> None:
 # ---- every kernel of every leaf
 
 LEVELS = ("", "strassen.batched.pad16", "winograd.pad", "strassen.fused.pad8", "li-fig12", "strassen.overlapped.pad16")
-VENDORS = {"vendor": "cuBLAS", "vendor3m": "cuBLAS", "lt": "cuBLASLt"}
+VENDORS = {"vendor": "cuBLAS", "vendor-emulated": "cuBLAS", "vendor3m": "cuBLAS", "lt": "cuBLASLt"}
 # Every leaf with every option, of numbered ones the first.
 USES = [use for leaf in ON_DEVICE for use in leaf.all_uses if not use.number and not use.order]
 

@@ -58,7 +58,7 @@ def load_library(name: str) -> Any:
     raise ImportError(f"{name} 12 or 13 was not found beside CuPy")
 
 
-MathMode = Literal["ieee", "tf32"]
+MathMode = Literal["ieee", "tf32", "emulated"]
 _Pointer = ctypes.c_void_p
 
 
@@ -112,7 +112,11 @@ _RANK_FUNCTIONS = {
 }
 _LOWER, _UPPER, _NOT_TRANSPOSED, _TRANSPOSED, _ADJOINT = 0, 1, 0, 1, 2  # CUBLAS_FILL_MODE_*, CUBLAS_OP_*
 _DEFAULT_ALGORITHM = -1
-_MATH_MODES: dict[str, int] = {"ieee": 0, "tf32": 3}  # CUBLAS_DEFAULT_MATH, CUBLAS_TF32_TENSOR_OP_MATH
+# CUBLAS_DEFAULT_MATH, CUBLAS_TF32_TENSOR_OP_MATH, CUBLAS_FP64_EMULATED_FIXEDPOINT_MATH
+_MATH_MODES: dict[str, int] = {"ieee": 0, "tf32": 3, "emulated": 8}
+# CUBLAS_EMULATION_STRATEGY_*: by default, cuBLAS never emulates on an H100 or H200; an eager handle always does.
+_DEFAULT_STRATEGY, _EAGER_STRATEGY = 0, 2
+_STRATEGY_FUNCTION = "cublasSetEmulationStrategy"  # cuBLAS 13.0 update 2 and newer have this function
 
 
 @lru_cache(maxsize=1)
@@ -129,6 +133,8 @@ def _cublas_library() -> Any:
         getattr(library, name).argtypes = [pointer, *sizes, pointer, pointer, number, pointer, pointer, number]
     library.cublasSetStream_v2.argtypes = [pointer, pointer]
     library.cublasSetWorkspace_v2.argtypes = [pointer, pointer, ctypes.c_size_t]
+    if hasattr(library, _STRATEGY_FUNCTION):
+        getattr(library, _STRATEGY_FUNCTION).argtypes = [pointer, number]
     return library
 
 
@@ -169,12 +175,28 @@ def handle_setup_calls(context: StreamContext, math: MathMode, before: int) -> l
     calls: list[BoundCall] = [partial(_cublas_library().cublasSetStream_v2, context.handle, context.stream)]
     if before != _MATH_MODES[math]:
         calls.append(partial(_cublas.setMathMode, context.handle, _MATH_MODES[math]))
-    return calls
+    return calls + _strategy_calls(context, math, _EAGER_STRATEGY)
+
+
+def _strategy_calls(context: StreamContext, math: MathMode, strategy: int) -> list[BoundCall]:
+    """Return the call that sets the strategy of cuBLAS's own emulation; none in the other math modes."""
+    if math != "emulated":
+        return []
+    return [partial(getattr(_cublas_library(), _STRATEGY_FUNCTION), context.handle, strategy)]
+
+
+def check_emulation() -> None:
+    """Raise PlanError if the loaded cuBLAS has no emulation of float64."""
+    if not hasattr(_cublas_library(), _STRATEGY_FUNCTION):
+        raise PlanError(
+            f"cuBLAS {cublas_version()} cannot emulate float64: vendor-emulated needs cuBLAS 13.0 update 2 or newer"
+        )
 
 
 def mode_restore_calls(context: StreamContext, math: MathMode, before: int) -> list[BoundCall]:
     """Return the calls that set the handle's math mode from `math` back to `before`."""
-    return [partial(_cublas.setMathMode, context.handle, before)] if before != _MATH_MODES[math] else []
+    calls = [partial(_cublas.setMathMode, context.handle, before)] if before != _MATH_MODES[math] else []
+    return calls + _strategy_calls(context, math, _DEFAULT_STRATEGY)
 
 
 def set_handle_stream(context: StreamContext) -> None:

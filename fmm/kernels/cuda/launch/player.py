@@ -24,6 +24,7 @@ from fmm.kernels.cuda.launch.cublas import (
     GemmCall,
     MathMode,
     StreamContext,
+    check_emulation,
     handle_setup_calls,
     math_mode,
     mode_restore_calls,
@@ -149,6 +150,9 @@ class Player:
     def __init__(self, launches: LaunchList, device: int) -> None:
         self.launches, self.device = launches, device
         self.math: MathMode = "tf32" if launches.needs_tf32_mode else "ieee"
+        if launches.needs_emulation_mode:
+            check_emulation()
+            self.math = "emulated"
         compile_kernels(device, {launch.kernel for launch in launches.launches})
         self.calls = [KernelCall(launch, device) for launch in launches.launches]
         self._counting = [launch.counters for launch in launches.launches if launch.counters]
