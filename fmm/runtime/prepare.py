@@ -502,7 +502,7 @@ def _check_required_plan(
     decision = Decision(plan, problem, f"{why}{unless}", on_cpu=on_host, calibration=model)
     launches = launches_on_device(plan, problem, device, True)
     if limits.reproducible and launches is not None and not any(x.does == "product" for x in launches.launches):
-        raise PlanError(f"a reproducible product cannot run on this GPU: {launches.step_labels()[-1]}")
+        raise PlanError(f"a reproducible product cannot run on this GPU: {launches.step_labels()[0]}")
     return decision, launches
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -9,11 +10,16 @@ import numpy as np
 import pytest
 
 import fmm
+from fmm.arrays.library import ProductSetting, contiguous_operand
 from fmm.kernels.algorithms.residues import max_scaled_norm
 from fmm.kernels.cpu.residue_product import exponents_for, ordered_norms, residue_product
 from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.plans.plan import PlanError
+from fmm.perfmodel.choose import Limits
 from fmm.runtime.decisions.reproducible import reproducible_plan
+from fmm.runtime.prepare import ProblemQuery, prepare_query
+from tests.support import chips
+from tests.support.devices import H200
 from tests.support.residue_products import product_on_host, real_numbers
 from tests.support.residues_on_host import exponents
 from tests.support.same_bits import DIGESTS, digest, fixed_operands
@@ -104,6 +110,19 @@ def test_errors_name_the_type_and_the_valid_types() -> None:
 def test_integers_are_exact_by_any_plan() -> None:
     a = np.arange(60, dtype=np.int32).reshape(6, 10)
     assert_same_bits(reproducible(a, a.T), a @ a.T)
+
+
+def test_a_gpu_runs_its_own_kernels_or_raises() -> None:
+    """Before compute capability 8.0 the vendor would multiply."""
+    operand = contiguous_operand((300, 300), "float64")
+    limits, setting = Limits(1 << 34, reproducible=True), ProductSetting(0, "float64")
+    devices = [replace(H200, chip=chip) for chip in (chips.H200, chips.A100, chips.V100)]
+    queries = [ProblemQuery(operand, operand, None, setting, x, limits, reproducible_plan("float64")) for x in devices]
+    for query in queries[:2]:
+        call = prepare_query(query)
+        assert call.launches is not None and any(x.does == "product" for x in call.launches.launches)
+    with pytest.raises(PlanError, match=r"cannot run on this GPU: .*compute capability 8\.0"):
+        prepare_query(queries[2])
 
 
 # ---- bits on the host
