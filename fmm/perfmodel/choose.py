@@ -68,8 +68,11 @@ class Limits:
         """Return True if a plan with the expected error growth `growth` respects all limits except the workspace.
 
         A limit of 1 on the error growth requires the vendor's accuracy in every entry of C, which no emulation
-        guarantees. A limit below 1 on the error growth bounds the error relative to the norms of rows and columns.
+        guarantees. A limit below 1 on the error growth bounds the error relative to the norms of rows and columns. Only
+        such a limit allows plans that are for errors smaller than the vendor's.
         """
+        if plan.is_for_smaller_errors and not self.forbids_vendor:
+            return False
         strict = not self.emulation or self.error_growth == 1
         allowed = growth <= self.error_growth and not (strict and plan.uses_emulation)
         return allowed and not (self.componentwise and not has_componentwise_bound(plan))
@@ -137,8 +140,13 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
 
 
 def all_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
-    """Return all candidates, ranked with the fastest first; for large products, add compositions of levels."""
+    """Return all candidates, ranked with the fastest first; for large products, add compositions of levels.
+
+    Plans for errors smaller than the vendor's are candidates only if the limits forbid the vendor's product.
+    """
     candidates = rank_candidates(problem, calibration)
+    if not limits.forbids_vendor:
+        candidates = tuple(c for c in candidates if not c.plan.is_for_smaller_errors)
     if problem.writes_triangle or problem.flops < COMPOSITION_MIN_FLOPS:
         return candidates
     return _sorted_by_time([*candidates, *compose_candidates(problem, calibration, limits)])

@@ -91,6 +91,9 @@ class Leaf:
     # The leaf is a candidate only if no side of the product is longer than `longest`, because the leaf's rate is
     # measured only up to this length; 0: no limit.
     longest: int = 0
+    # True if the leaf is a candidate only for a call that requires a smaller error than the vendor's: a call with
+    # max_error_growth below 1.
+    for_smaller_errors: bool = False
     # The forms of candidates that end in the leaf (fmm.perfmodel.candidates). `alone`: plans without levels. `peer`:
     # plans without levels that are a baseline for other plans. `half`: plans without levels, for Gram products only.
     forms: tuple[str, ...] = ("alone", "nested", "one pass")

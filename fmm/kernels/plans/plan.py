@@ -111,6 +111,11 @@ class Plan:
         return any(use.leaf.emulates for use in self.leaf_uses)
 
     @property
+    def is_for_smaller_errors(self) -> bool:
+        """Return True if the plan is a candidate only for a call that requires a smaller error than the vendor's."""
+        return any(use.leaf.for_smaller_errors for use in self.leaf_uses)
+
+    @property
     def is_gram_plan(self) -> bool:
         """Return True for a plan that computes Gram products only."""
         return bool(self.levels) and self.levels[0].for_gram

@@ -30,10 +30,6 @@ from fmm.runtime.devices import Device
 
 WARPGROUP_PLAN = Plan.parse("tile")
 STACKED_TYPES = ("bfloat16", "float16")  # types whose triangles the warpgroup kernel mirrors
-# Plans that are candidates for a stack, but not for one matrix. On an H200, stacks of complex64 products take by
-# residues 0.71 times as long as by the vendor for 64 products of side 512 (predicted 0.77), and 0.41 times for 16
-# products of side 1024 (predicted 0.47).
-PLANS_FOR_STACKS = {"complex64": (Plan.parse("residues2m(8) > bytes"),)}
 # A plan for a stack must be predicted to win by this share of the vendor's time, in addition to the margin of the plan
 # for one matrix. On an H200, launches of float32, float64 and complex stacks take 0.8 to 1.2 times as long as
 # predicted.
@@ -82,7 +78,8 @@ def stacked_decisions(problem: Problem, single: Decision, limits: Limits, device
     """Yield decisions for groups of the stack's products, the best first; `single` is the decision for one matrix.
 
     In each decision, `problem.batch` is the number of products in a group, a divisor of the stack's number of products.
-    Yield nothing if running the plan for one matrix after the other is predicted to be the fastest.
+    Yield nothing if running the plan for one matrix after the other is predicted to be the fastest. If the
+    limits forbid the vendor's product and `single` has a plan within the limits, the vendor is no alternative.
     """
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or problem.dtype not in calibration.rates or device.chip is None:
@@ -99,16 +96,18 @@ def stacked_decisions(problem: Problem, single: Decision, limits: Limits, device
     single_seconds = problem.batch * _single_seconds(single)
     if single.plan == VENDOR:
         single_seconds = VENDOR_TRIANGLE_SLOWDOWN * single_seconds if problem.writes_triangle else inf
-    for seconds, margin, plan in plans if vendor_seconds >= MIN_VENDOR_SECONDS else ():
+    allows_vendor = not limits.forbids_vendor or single.plan == VENDOR
+    is_worthwhile = vendor_seconds >= MIN_VENDOR_SECONDS or not allows_vendor
+    for seconds, margin, plan in plans if is_worthwhile else ():
         if plan == single.plan:  # one launch for all matrices is not slower than one launch for each matrix
             seconds = min(seconds, single_seconds)
-        if seconds > min((1 - margin) * vendor_seconds, single_seconds):
+        if seconds > min((1 - margin) * vendor_seconds if allows_vendor else inf, single_seconds):
             continue
         gain = f"predicted {vendor_seconds / seconds:.2f}x the vendor's batch"
         for count in group_sizes(problem, plan):
             shared = "one launch" if count == problem.batch else f"launches for {count} of them"
             yield Decision(plan, replace(problem, batch=count), f"{shared} for {problem.batch} products, {gain}")
-    if single_seconds > (1 - calibration.margin) * vendor_seconds or vendor_seconds < MIN_VENDOR_SECONDS:
+    if allows_vendor and (single_seconds > (1 - calibration.margin) * vendor_seconds or not is_worthwhile):
         yield Decision(VENDOR, problem, f"the vendor multiplies {problem.batch} matrices as one batch")
 
 
@@ -120,7 +119,7 @@ def _plans_for_stack(problem: Problem, calibration: Calibration, limits: Limits)
     tiled_m, tiled_n = (-(-side // TILE_SIDE) * TILE_SIDE for side in (problem.m, problem.n))
     if problem.m * problem.n < MIN_TILE_SHARE * tiled_m * tiled_n:
         return
-    for plan in (*filter_candidates(problem, calibration), *PLANS_FOR_STACKS.get(problem.dtype, ())):
+    for plan in filter_candidates(problem, calibration):
         growth = expected_error_growth(plan, problem.dtype, False)
         if plan.levels or not plan.uses_emulation or not limits.allows_plan(plan, growth):
             continue

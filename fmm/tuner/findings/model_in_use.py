@@ -235,6 +235,8 @@ def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tun
         return NO_MEMORY_REASON
     if plan.uses_emulation and not limits.emulation:
         return "FMM_EMULATION=0 forbids emulation"
+    if plan.is_for_smaller_errors:
+        return "used only with max_error_growth below 1"
     return "the expected error exceeds the limit"
 
 

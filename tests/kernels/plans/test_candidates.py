@@ -82,9 +82,9 @@ OWN = [
 ]
 TWO, TWO_UNPROBED = (  # no probe measures the second list
     [f"residues2m({count}){below} > bytes" for count in counts for below in ("", " > strassen")]
-    for counts in ((15, 7), (17, 8))
+    for counts in ((15,), (17, 8))
 )
-WITH_RESIDUES = [*RESIDUES, *ACCURATE, *TWO[:2], *TWO_UNPROBED[:2], *TWO[2:], *TWO_UNPROBED[2:]]
+WITH_RESIDUES = [*RESIDUES, *ACCURATE, *TWO, *TWO_UNPROBED]
 REAL = (*GPU, *OWN)
 # Strategies that a search names.
 SHAPES = ("small", "medium", "large", "tall", "wide", "huge", "square", "half", "third", "broad")

@@ -133,9 +133,7 @@ def test_halves_by_residues() -> None:
 # ---- candidates
 
 
-COMPLEX_CANDIDATES = [
-    f"residues2m({count}){below} > bytes" for count in (15, 17, 7, 8) for below in ("", " > strassen")
-]
+COMPLEX_CANDIDATES = [f"residues2m({count}){below} > bytes" for count in (15, 17, 8) for below in ("", " > strassen")]
 
 
 def test_candidates_come_from_the_registry() -> None:

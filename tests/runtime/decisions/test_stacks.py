@@ -145,9 +145,27 @@ def test_stacks_that_the_vendor_multiplies() -> None:
     assert products((64, 1024, 1024), (64, 1024, 1024), emulation=False).plan is None
 
 
-def test_products_that_fill_few_of_their_tiles_are_the_vendors() -> None:
-    assert products((27, 136, 1656), (27, 1656, 280), "complex64").plan is None
-    assert products((10, 400, 768), (10, 768, 296), "complex64").plan is not None
+def test_products_that_fill_few_of_their_tiles_share_no_launch() -> None:
+    few = products((27, 136, 1656), (27, 1656, 280), "complex64", error_growth=0.2)
+    assert few.plan is not None and len(few.offsets) == 27
+    assert len(products((10, 400, 768), (10, 768, 296), "complex64", error_growth=0.2).offsets) == 1
+
+
+def test_stacks_of_complex64_are_by_residues_only_for_errors_below_the_vendors() -> None:
+    assert products((64, 512, 512), (64, 512, 512), "complex64").plan is None
+    call = products((64, 512, 512), (64, 512, 512), "complex64", error_growth=0.2)
+    assert str(call.plan) == "residues2m(8) > bytes" and call.offsets == ((0, 0, 0),)
+
+
+@pytest.mark.parametrize(("dtype", "growth"), [("float64", 0.1), ("float32", 0.05), ("complex64", 0.2)])
+@pytest.mark.parametrize("shape", [(64, 128, 128), (27, 136, 136)])
+def test_the_vendor_multiplies_no_stack_that_needs_a_smaller_error(
+    shape: tuple[int, ...], dtype: str, growth: float
+) -> None:
+    """Although its batch is faster."""
+    call = products(shape, shape, dtype, error_growth=growth)
+    assert call.plan is not None and call.decision.error_growth <= growth
+    assert products(shape, shape, dtype, error_growth=1e-9).plan is None  # no plan is so accurate
 
 
 def test_one_matrix_for_a_whole_stack_is_one_tall_product() -> None:

@@ -362,10 +362,10 @@ def test_pictures_and_tables_go_by_the_model_in_use() -> None:
     """Which knows, of complex numbers, what real products take that no complex tuning measures."""
     cases = {case.dtype: case for case in type_reports(RECORDED)}
     known = cases["complex64"]
-    assert str(known.model_choice(4096, 4096, 4096).plan) == "residues2m(7) > bytes"
+    assert str(known.model_choice(4096, 4096, 4096).plan) == "3m > f16x3"
     assert any(plan.leaf_use.leaf.name == "f16x3" for plan in known.plan_map[1].values() if plan.levels)
     (gain,) = (gain for gain in shown_speedups([known]) if gain.side == 4096)
-    assert dict(known.speedup_curve)[4096] == gain.speedup and gain.plan == "residues2m(7) > bytes"
+    assert dict(known.speedup_curve)[4096] == gain.speedup and gain.plan == "3m > f16x3"
 
 
 def test_what_was_measured_in_any_stage_is_drawn() -> None:

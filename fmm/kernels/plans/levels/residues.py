@@ -68,9 +68,11 @@ TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
 # The number of moduli of prepared operands, by type. Prepared operands have no level below residues, because a level
 # below residues has different planes for A and for B. Only levels that conjugate no operand can read prepared operands.
 PREPARED_MODULI: Final = {"float64": 14, "complex128": 15}
-# The numbers of moduli that candidate plans have, by type. `residues2m(7)` is a candidate for complex64, because `3m`
-# over `f16x3` takes 1.06, 1.17, 1.25 and 1.17 times as long for squares of side 1024, 2048, 4096 and 8192 (H200).
-USUAL_MODULI: Final = {"float64": (14, 15, 16), "float32": (8,), "complex128": (15, 17), "complex64": (7, 8)}
+# The numbers of moduli that candidate plans have, by type. For complex64 on an H200, `3m` over `f16x3` takes 1.06, 1.17,
+# 1.25 and 1.17 times as long as `residues2m(7)` for squares of side 1024, 2048, 4096 and 8192. `residues2m(7)` is no
+# candidate: if the scale of the numbers varies along the inner dimension, its error is up to 10^4 times the vendor's
+# error, and the error of `f16x3` is a fifth of the vendor's error (docs/numerics.md).
+USUAL_MODULI: Final = {"float64": (14, 15, 16), "float32": (8,), "complex128": (15, 17), "complex64": (8,)}
 # Errors as multiples of the vendor's error, by type and number of moduli; 1 if a number is missing. The values follow
 # from errors measured in the Frobenius norm on normal data.
 # On an H200 in float64, the error with 14 moduli is 0.5 to 0.7 times DGEMM's error (0.03 times on uniform data), and
@@ -90,9 +92,10 @@ RELATIVE_ERROR_BY_MODULI: Final = {
     "complex128": {14: 8.0, 16: 0.1, 17: 0.04},
     "complex64": {7: 1.5, 8: 0.2, 9: 0.2},
 }
-# The numbers of moduli that the tuner's probes measure, by type. Other candidates (more moduli, or residues for
-# float32) are used only by a call that requires a smaller error than the vendor's.
-PROBED_MODULI: Final = {"float64": 14, "complex128": 15, "complex64": 7}
+# The numbers of moduli that calls use by default and that the tuner's probes measure, by type. More moduli are slower.
+# float32 and complex64 have the leaf `f16x3`, so residues are used for these types only by a call that requires a smaller
+# error than the vendor's.
+DEFAULT_MODULI: Final = {"float64": 14, "complex128": 15}
 # Bounds of an entry's error relative to the norms of its row of A and its column of B, by the number of moduli; k is
 # the inner dimension. A scaled number is rounded by at most 1/2, and the scaled norm of a row or column is large: at
 # least 2^26.2, 2^30.1, 2^34.0, 2^49.7 and 2^53.5 with 7, 8, 9, 13 and 14 moduli. For complex numbers, the scaled norm
@@ -294,7 +297,8 @@ def _float_leaf(leaf: ResidueLeaf, host_product: Callable[..., object]) -> Leaf:
         # split and join take more time than the smaller number of products saves (measured on an H200 up to 16384). A
         # level that conjugates is no candidate: fmm.gemm derives this level from the chosen plan.
         forms=("alone",) if moduli in USUAL_MODULI[dtype] and depth < 2 and not any(level.conjugates) else (),
-        unprobed=() if moduli == PROBED_MODULI.get(dtype) else ("alone",),
+        unprobed=() if moduli == DEFAULT_MODULI.get(dtype) else ("alone",),
+        for_smaller_errors=dtype not in DEFAULT_MODULI,
         relative_error=level.error_growth,
         emulates=True,
         norm_bound=NORM_BOUND_BY_MODULI[dtype][moduli],
