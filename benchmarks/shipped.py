@@ -7,8 +7,9 @@ shipped, because nobody certified anything on the user's card. The error of the 
 from `blocks.json`: from shapes that the fit of its terms did not see (the built-in terms were fitted to all of them).
 
 `--blocks` writes that error and the tiles alone. `--thresholds` keeps the models and computes the thresholds of the
-same trials again. `--card H100` leaves the models of other cards as they are. `python -m benchmarks regret` then
-measures the choices on unseen shapes.
+same trials again. `--margins` keeps the models and chooses their margins again: for a model whose margins were chosen
+before the candidates or the code of the margins changed. `--card H100` and `--dtype float64` leave the models of other
+cards and types as they are. `python -m benchmarks regret` then measures the choices on unseen shapes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from types import MappingProxyType
 
 from benchmarks.held_out import HELD_OUT_FILE_NAME, recorded_rows
 from benchmarks.matrices import OWN_ARITHMETIC
-from benchmarks.replay import replayed_choice
+from benchmarks.replay import replayed_choice, tuned_model
 from fmm.config import files, reader, schema, store
 from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.identity import gpu_device_key
@@ -38,6 +39,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
+from fmm.runtime.devices import gpu_from_description
 from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.findings.conclude import FITTED_STAGES, check_model, starting_calibration
 from fmm.tuner.findings.diagnostics import largest_measured_side, noise_floor
@@ -259,6 +261,16 @@ def with_new_thresholds(
     return {**section, "thresholds": model_thresholds(calibration, dtype, section["intervals"], seen).json_fields}
 
 
+def with_new_margins(section: JsonValue, dtype: str, card: Card) -> dict[str, JsonValue]:
+    """Return a section with its present model and the margins that are the best for this model today."""
+    sheet = datasheet_of(card.sheet)
+    device = gpu_from_description(card.name, sheet.capability, sheet.sms)
+    best = with_best_margins(tuned_model(SHIPPED_CONFIG, dtype, device), dtype, card.results)
+    before, margins = section["calibration"], {"margin": best.margin, "tiled_margin": best.tiled_margin}
+    print(card.sheet, dtype, *(f"{name} {before[name]} -> {value}" for name, value in margins.items()))
+    return {**section, "calibration": {**before, **margins}}
+
+
 def main(arguments: Sequence[str]) -> int:
     """Write the shipped config; return the exit code."""
     parser = argparse.ArgumentParser(
@@ -266,11 +278,20 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--blocks", action="store_true", help="leave models and thresholds as they are")
     parser.add_argument("--thresholds", action="store_true", help="leave the models as they are")
+    parser.add_argument("--margins", action="store_true", help="choose the margins of the present models again")
+    parser.add_argument("--dtype", choices=REAL_TYPES, help="with --margins: this type alone (default: all)")
     parser.add_argument("--card", choices=[card.sheet for card in CARDS], help="this card alone (default: all)")
     options = parser.parse_args(arguments)
+    if options.dtype and not options.margins:
+        parser.error("--dtype goes with --margins")
     config = files.read_config(SHIPPED_CONFIG)
     for card in CARDS:
-        if options.card in (None, card.sheet):
+        if options.card not in (None, card.sheet):
+            continue
+        if options.margins:
+            names = [options.dtype] if options.dtype else list(config[card.key])
+            config[card.key] |= {name: with_new_margins(config[card.key][name], name, card) for name in names}
+        else:
             previous = config[card.key] if options.blocks or options.thresholds else None
             types = previous if previous and options.blocks else sections_of(card, previous)
             config[card.key] = {dtype: with_blocks(raw, dtype, card) for dtype, raw in types.items()}
