@@ -68,8 +68,8 @@ TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
 # The number of moduli of prepared operands, by type. Prepared operands have no level below residues, because a level
 # below residues has different planes for A and for B. Only levels that conjugate no operand can read prepared operands.
 PREPARED_MODULI: Final = {"float64": 14, "complex128": 15}
-# The numbers of moduli that candidate plans have, by type. For complex64 on an H200, `3m` over `f16x3` takes 1.06, 1.17,
-# 1.25 and 1.17 times as long as `residues2m(7)` for squares of side 1024, 2048, 4096 and 8192. `residues2m(7)` is no
+# The numbers of moduli that candidate plans have, by type. For complex64 on an H200, `3m` over `f16x3` takes 1.06,
+# 1.17, 1.25 and 1.17 times as long as `residues2m(7)` for squares of side 1024, 2048, 4096 and 8192. `residues2m(7)` is no
 # candidate: if the scale of the numbers varies along the inner dimension, its error is up to 10^4 times the vendor's
 # error, and the error of `f16x3` is a fifth of the vendor's error (docs/numerics.md).
 USUAL_MODULI: Final = {"float64": (14, 15, 16), "float32": (8,), "complex128": (15, 17), "complex64": (8,)}
@@ -93,8 +93,8 @@ RELATIVE_ERROR_BY_MODULI: Final = {
     "complex64": {7: 1.5, 8: 0.2, 9: 0.2},
 }
 # The numbers of moduli that calls use by default and that the tuner's probes measure, by type. More moduli are slower.
-# float32 and complex64 have the leaf `f16x3`, so residues are used for these types only by a call that requires a smaller
-# error than the vendor's.
+# float32 and complex64 have the leaf `f16x3`, so only a call that requires a smaller error than the vendor's uses
+# residues for these types.
 DEFAULT_MODULI: Final = {"float64": 14, "complex128": 15}
 # Bounds of an entry's error relative to the norms of its row of A and its column of B, by the number of moduli; k is
 # the inner dimension. A scaled number is rounded by at most 1/2, and the scaled norm of a row or column is large: at
