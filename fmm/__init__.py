@@ -1,9 +1,9 @@
 """Matrix products that are faster than the vendor's BLAS where a performance model predicts a gain."""
 
-# The order of these imports matters. NumPy is imported first: with FMM_INSTALL set, the import of NumPy runs
-# fmm_install, and fmm_install needs fmm.kernels either fully imported or not imported at all. fmm.kernels is imported
-# next. If fmm.kernels were first imported inside another module of fmm, this thread would hold the import lock of that
-# module, and another thread that imports fmm.kernels could deadlock.
+# The order of the imports of numpy and fmm.kernels matters. NumPy is imported first: with FMM_INSTALL set, the import
+# of NumPy runs fmm_install, and fmm_install needs fmm.kernels either fully imported or not imported at all. fmm.kernels
+# is imported next. If fmm.kernels were first imported inside another module of fmm, this thread would hold the import
+# lock of that module, and another thread that imports fmm.kernels could deadlock.
 import numpy  # noqa: F401
 
 from fmm import kernels, linalg  # noqa: F401

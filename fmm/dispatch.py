@@ -3,7 +3,7 @@
 Modules that few programs need, and modules that load torch or CuPy, are imported at the first call that needs them.
 
 A call passes these gates in order. The vendor (the library's own function) computes the call at the first gate that
-declines the call. Gates 1 to 4 compare no plans.
+declines the call. Gates 1 to 4 decline calls without comparing plans.
 
 1. Early declines in fmm.api, before the arguments are checked.
    * fmm.matmul of NumPy arrays: `MIN_PLAN_ENTRIES`, `is_small_on_host`, and the cached decline (`was_declined`).
@@ -38,9 +38,10 @@ declines the call. Gates 1 to 4 compare no plans.
    stream is being captured, or recent results had inf or NaN), and `matmul.run_with_fallback` (memory ran out for every
    plan).
 
-If the caller passed a plan, gates 1, 2, 6, 7, `vendor_advantage` and the small matrices of gate 4 do not apply. Gates 3
-(`is_plain_call`), 5 (except for empty products) and 8 raise PlanError. Gate 9 declines only for `may_overflow` and
-numpy.errstate. Host arrays that are streamed through a GPU (`device=`) do not pass these gates.
+If the caller passed a plan, gates 1, 2, 6, 7, `vendor_advantage` and the small matrices of gate 4 do not apply. For a
+call with a plan of the caller, gates 3 (`is_plain_call`), 5 (except for empty products) and 8 raise PlanError, and gate
+9 declines the call only because of `may_overflow` or numpy.errstate. Host arrays that are streamed through a GPU
+(`device=`) do not pass these gates.
 """
 
 from __future__ import annotations
@@ -250,7 +251,7 @@ def dispatch_gram(request: GramRequest, key: CallKey | None = None) -> Any:
 def recurring_gram_function(library: Library) -> Callable[[Library, Any, Any, bool, Triangle], Any]:
     """Return the function that runs a cached fmm.gram call of one array.
 
-    The function returns None for any other call.
+    The function returns None if the complete path of fmm.gram must compute the product.
     """
     return torch_functions_module().recurring_gram_tensors if library.is_differentiable else run_recurring_gram
 

@@ -1,6 +1,6 @@
 """The table of element types that fmm multiplies.
 
-To add a type, add a row. To add a property of all types, add a field of DType.
+To add a type, add a row to the table. To add a property of all types, add a field of DType.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ _FLOAT_ROWS = (
 def _integer_types() -> Iterator[DType]:
     """Yield the integer types.
 
-    All rows have int8's cuBLAS codes: cuBLAS multiplies no other integer type. Sums of int8 products are int32.
+    All integer types have int8's codes for cuBLAS, because cuBLAS multiplies no other integer type. Sums of int8
+    products are int32.
     """
     for name, itemsize, cpp, number in (
         ("int8", 1, "signed char", 3),

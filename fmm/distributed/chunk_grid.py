@@ -111,7 +111,10 @@ class ChunkTasks(DefaultMachine):
         self.table.update(table)
 
     def _evaluate_program(self, program: AdditionProgram, inputs: list[ChunkCell | None]) -> list[ChunkCell | None]:
-        """Return the cells of a program's inputs and of the sum in each of its lines; None means a chunk of zeros."""
+        """Return the cells of an addition program's inputs, then the cell of the sum in each line of the program.
+
+        None means a chunk of zeros.
+        """
         values = list(inputs)
         for line in program.lines:
             terms = [(c, cell) for c, v in line if (cell := values[v]) is not None]
@@ -195,7 +198,8 @@ def weighted_chunk_sum(weights: Sequence[float | complex], chunks: Sequence[Any]
         total = np.zeros_like(chunks[0], shape=shape)
     elif len(terms) > 1 and chunks[1].shape == shape and set(weights[:2]) <= {1, -1} and 1 in weights[:2]:
         (first, x), (second, y) = terms[:2]
-        # the first two terms are added in one pass over memory; a scaled copy and an addition would take two passes
+        # the first two chunks are added or subtracted in one pass over memory; scaling the first chunk and then adding
+        # the second chunk would take two passes
         total = x + y if first == second else x - y if first == 1 else y - x
         terms = terms[2:]
     else:

@@ -5,8 +5,8 @@ chunk computed with levels is finite, the tasks that would compute the chunk wit
 and B passes through a task on the worker that holds the chunk. The task returns the chunk if a product without levels
 needs the chunk, else None, so that no chunk is sent in vain.
 
-An inf or NaN in an operand or in a sum spreads to every chunk that depends on the value. A finite chunk computed with
-levels is therefore correct.
+An inf or NaN in an operand or in a sum spreads to every chunk that depends on the value. A chunk that was computed with
+levels and is finite therefore depends on no inf or NaN, and is correct.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def add_recompute_tasks(
         tasks.table[key] = (run_without_warnings, *task)
     by_levels = {index: cell for index, cell in np.ndenumerate(c) if isinstance(cell, ChunkCell)}
     nonfinite = _build_cell_grid(c.shape, lambda *index: tasks.add_task(1, 1, has_inf_or_nan, by_levels[index].key))
-    # The result is correct with any number of parts. With 2 parts per level, the tasks wait least for each other.
+    # `parts` only determines which chunks of the result share forwarding tasks, so the result is correct with any
+    # number of parts. With 2 parts per level, a task waits the shortest time for other tasks.
     parts = 2 ** len(outer_plan.levels)
     rows = [_conditional_chunk_tasks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
     cols = [_conditional_chunk_tasks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
@@ -57,11 +58,12 @@ def _build_cell_grid(shape: tuple[int, ...], cell: Callable[..., ChunkCell]) -> 
 def _conditional_chunk_tasks(
     tasks: ChunkTasks, chunks: ChunkGrid, nonfinite: ChunkGrid, parts: int
 ) -> list[list[ChunkCell]]:
-    """Return, for each chunk in a row of the result, cells that forward A's row of chunks for a recomputation.
+    """Return the tasks from which the recomputation of a row of result chunks reads the chunks in a row of A.
 
-    If `chunks` is a column of B, return the cells for each chunk in a column of the result. Result chunks with equal
-    positions in the submatrices of a level are ready at about the same time. These chunks share the tasks that forward
-    chunks.
+    There is a list of tasks for each chunk in the row of the result. If `chunks` is a column of B, return the tasks for
+    a column of the result. A task returns its chunk of A or B if a chunk of the result has inf or NaN and must be
+    recomputed, else None. Result chunks with equal positions in the submatrices of a level are ready at about the same
+    time, so these result chunks share one task for each chunk of A or B.
     """
     distance = -(-len(nonfinite) // parts)
     sets = [[cell.key for cell in nonfinite[first::distance]] for first in range(distance)]

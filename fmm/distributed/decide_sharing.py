@@ -29,8 +29,8 @@ from fmm.runtime.devices import Device
 
 MAX_PRINTED_CANDIDATES = 8  # number of candidates that str(decision) lists
 UNLIMITED_BYTES = 1 << 62
-# Assumed rate of sums, in bytes per second, on a device without a calibration. Only the number of pieces depends on
-# this rate.
+# Assumed rate of sums, in bytes per second, on a device without a calibration. The rate affects only the number of
+# pieces into which a shared product is cut.
 ASSUMED_SUM_BYTES_PER_SECOND = 1e10
 
 

@@ -158,8 +158,8 @@ def _empty_panel(like: Any, box: Rectangle) -> Any:
 def redistribute_result_to_row(c: Any, layout: MeshLayout, processes: MeshProcesses) -> Any:
     """Redistribute C after a one-dimensional mesh multiplied as a two-dimensional mesh; return this process's part.
 
-    Before the redistribution, C is cut into blocks. After it, C is cut only along the axis of C that the first
-    dimension of the two-dimensional mesh cuts. Each process receives one part of C, in the order of ranks.
+    Before the redistribution, C is cut into blocks. After the redistribution, C is cut along one axis: the axis that
+    the first dimension of the two-dimensional mesh cuts. Each process receives one part of C, in the order of ranks.
     """
     me, axis = processes.place, 0 if layout.work[0] == M_AXIS else 1
     target = BlocksHeld((layout.m, layout.n), layout.mesh, (axis, axis))
@@ -202,12 +202,13 @@ def is_finite_everywhere(c: Any, processes: MeshProcesses) -> bool:
 # A process that makes a different call than the others would wait for messages that never arrive, or would receive the
 # messages of a different product. The processes therefore compare digests of their calls.
 #
-# With NCCL, the processes compare a call only once, and cache it. A process that later makes a different cached call
-# waits until the time-out. Comparing every call would cost more than a rare time-out. A digest sent between GPUs
-# arrives after all work that was launched before the digest, so the host would wait for its device in each call. A
-# digest sent between hosts (with gloo) arrives when the last host has reached the call. Each host would therefore wait
-# for all others, and could not launch work ahead of its device. A comparison one call later would be too late: a host
-# that reads the result of a product with different calls hangs before its next call.
+# With NCCL, the processes compare digests only at the first of several equal calls, and cache the decision for the
+# later calls. A process that later makes a different cached call waits until the time-out. Comparing every call would
+# cost more than a rare time-out. A digest sent between GPUs arrives after all work that was launched before the digest,
+# so the host would wait for its device in each call. A digest sent between hosts (with gloo) arrives when the last host
+# has reached the call. With a comparison in each call, a host would therefore wait for all other hosts, and could not
+# launch work ahead of its device. Comparing the digests of a call only at the next call would be too late: a host that
+# reads the result of a product with different calls hangs before its next call.
 
 DIGEST_WORDS = 4  # number of 64-bit words of the digest (SHA-256) of a call's description
 

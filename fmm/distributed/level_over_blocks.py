@@ -79,7 +79,7 @@ def multiply_blocks(
 
 
 def _finish_block_product(key: BlockKey, product: Any, blocks: _LiveBlocks, finish: FinishProduct) -> Any:
-    """Finish the product, and return the block that the task computes: alpha * product + beta * before."""
+    """Finish the product, and return the block that the task computes: alpha * product + beta * addend."""
     _, _, _, alpha, beta, before, *_ = blocks.table[key]
     block = finish(product)
     block = block if alpha == 1 else block.mul_(alpha)

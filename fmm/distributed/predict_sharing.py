@@ -59,7 +59,7 @@ class MeshDevices:
     product_seconds_under: Callable[[LocalConditions], ProductSeconds] | None = None
 
     def devices_under_conditions(self, conditions: LocalConditions) -> MeshDevices:
-        """Return devices with the function `product_seconds` that holds under these conditions."""
+        """Return devices with the function `product_seconds` that predicts local products under these conditions."""
         if self.product_seconds_under is None:
             return self
         return replace(self, product_seconds=self.product_seconds_under(conditions))
@@ -150,8 +150,9 @@ def rank_sharings(
 def choose_sharing(ranked: Sequence[SharingCandidate], memory_limit: float) -> SharingCandidate:
     """Return the fastest candidate within `memory_limit` bytes; if none fits, the candidate with the fewest bytes.
 
-    A candidate with an outer level must save LEVEL_MARGIN of the time of the fastest candidate without a level. A
-    candidate in which a one-dimensional mesh multiplies as a two-dimensional mesh must save RECTANGLE_MARGIN of it.
+    The plain candidate is the fastest candidate that has no level and multiplies in the mesh's own shape. A candidate
+    with an outer level must save LEVEL_MARGIN of the plain candidate's time. A candidate in which a one-dimensional
+    mesh multiplies as a two-dimensional mesh must save RECTANGLE_MARGIN of the plain candidate's time.
     """
     fitting = [sharing for sharing in ranked if sharing.memory <= memory_limit]
     if not fitting:
@@ -170,8 +171,9 @@ def layouts_in_pieces(layout: MeshLayout) -> Iterator[MeshLayout]:
     """Yield layouts with the same work per process, in one or several steps.
 
     Each process's share of the product is cut into as many pieces as there are steps. Along the inner dimension, the
-    number of pieces is the number of parts that the processes hold, or twice this number. Along the rows or the
-    columns, the number of pieces is 2, 4 or 8, and the panel of one operand is the same in all steps.
+    number of pieces is the number of parts that the processes hold, or twice this number. Along the rows or the columns
+    of C, the number of pieces is 2, 4 or 8. The panel of B is the same in all steps with pieces along the rows, and the
+    panel of A with pieces along the columns.
     """
     held = max(_part_count_along(layout.mesh, layout.a, 1), _part_count_along(layout.mesh, layout.b, 0))
     local = max(held // max(_part_count_along(layout.mesh, layout.work, K_AXIS), 1), 1)
@@ -201,7 +203,7 @@ def canonical_layout(layout: MeshLayout) -> MeshLayout:
 
 
 def _predict_steps(layout: MeshLayout, devices: MeshDevices, product_count: int = 1) -> SharingCandidate:
-    """Return the prediction of `product_count` consecutive products, each in the layout's steps.
+    """Return the prediction of `product_count` consecutive products, each computed in the steps of this layout.
 
     The panels of step i arrive after the panels of step i - 1, and after step i - 2 has freed its panels. The
     first panels of each product arrive while the previous product's last step is multiplied.
@@ -287,10 +289,10 @@ def _slowest_link(layout: MeshLayout, network: Network) -> Link:
 
 
 def rectangle_layouts(layout: MeshLayout) -> Iterator[MeshLayout]:
-    """Yield layouts in which a one-dimensional mesh multiplies as a two-dimensional mesh, without moving A and B.
+    """Yield layouts in which a one-dimensional mesh computes blocks of C, as a two-dimensional mesh does.
 
-    Each process computes a block of C. Then C is redistributed so that only its rows, or only its columns, are cut. If
-    the processes' parts differ in size, no layout is yielded.
+    A and B keep their cuts. Each process computes a block of C. After the product, C is redistributed so that only its
+    rows, or only its columns, are cut. If the processes' parts differ in size, no layout is yielded.
     """
     if len(layout.mesh) > 1:
         return
@@ -367,8 +369,9 @@ def level_operation_counts(outer_plan: Plan) -> tuple[int, tuple[float, float, f
     once = cost(outer_plan, m, k, n, 1).additions
     doubled = [cost(outer_plan, *size, 1).additions for size in ((2 * m, k, n), (m, 2 * k, n), (m, k, 2 * n))]
     blocks = (m * k, k * n, m * n)  # entries of A, B and C if each block is a single entry
-    # Doubling m doubles the additions on A and on C, doubling k those on A and on B, and doubling n those on B and on
-    # C. Twice all additions minus the additions with n doubled is therefore the number of additions on A.
+    # Let x, y and z be the numbers of additions on A, on B and on C: `once` is x + y + z. Doubling m doubles x and z,
+    # doubling k doubles x and y, and doubling n doubles y and z. With n doubled there are x + 2 y + 2 z additions, so x
+    # is 2 * once - (x + 2 y + 2 z).
     product_count = [
         (2 * once - more) / size for more, size in zip((doubled[2], doubled[0], doubled[1]), blocks, strict=True)
     ]

@@ -29,8 +29,8 @@ from fmm.request import parse_plan
 from fmm.runtime.decisions.decide import Decision
 
 LevelParts = tuple[int, int, int]  # the number of parts into which a level cuts each of m, k and n
-# A dimension of the mesh cuts one axis (M, K or N) of the cube of multiply-adds. For each of these axes: the axes of A
-# and of B that the same dimension of the mesh may cut (0 for rows, 1 for columns, None for no cut).
+# A dimension of the mesh cuts one axis (M, K or N) of the cube of multiply-adds. ALLOWED_CUTS has, for each axis of the
+# cube, the axes of A and of B that the same dimension of the mesh may cut (0 for rows, 1 for columns, None for no cut).
 ALLOWED_CUTS: dict[OperandName, dict[int | None, tuple[int | None, ...]]] = {
     "A": {M_AXIS: (0,), K_AXIS: (1,), N_AXIS: (1, None)},
     "B": {M_AXIS: (0, None), K_AXIS: (0,), N_AXIS: (1,)},
@@ -45,7 +45,8 @@ class OuterLevelBlocks:
     parts: LevelParts
     rows: int  # rows of a process's part of C, padded to a multiple of parts[0]; `cols` likewise to parts[2]
     cols: int
-    # The ranges into which the mesh cuts the inner dimension of A or of B, of that operand with the smaller ranges.
+    # The ranges into which the mesh cuts the inner dimension. If the ranges of A and of B differ, the smaller ranges
+    # are used.
     inner: tuple[Span, ...]
     width: int  # length of a part of the inner dimension, padded to a multiple of parts[1]
 
@@ -135,7 +136,7 @@ def _round_up_to_multiple(size: int, unit: int) -> int:
 
 
 def parse_block_levels(plan: Plan | Decision | str, context: str) -> Plan:
-    """Return the plan in this text or decision, with the leaf vendor; error messages contain `context`.
+    """Return the levels of `plan` as a Plan with the leaf `vendor`; error messages contain `context`.
 
     Raise PlanError for levels that cannot be applied to separate blocks: fused sums, real and imaginary parts,
     triangles. The text may omit the leaf; the plan "vendor" has no levels.

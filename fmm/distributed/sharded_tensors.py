@@ -42,8 +42,8 @@ from fmm.runtime.devices import Device, get_device, gpu_from_description
 NO_LEVEL_MESSAGE = "the plan {plan} is valid only for two matrices of one floating-point type on one mesh"
 MAX_CACHED_DECISIONS = 256  # number of cached decisions per mesh
 FREE_MEMORY_SHARE = 0.8  # largest share of a device's free memory for panels and blocks of an outer level
-# The placement of the result along a dimension of the mesh, for each axis of the cube of multiply-adds that the
-# dimension may cut.
+# For each axis of the cube of multiply-adds: the placement of the result along a dimension of the mesh that cuts this
+# axis.
 RESULT_PLACEMENT_BY_AXIS = {M_AXIS: Shard(0), N_AXIS: Shard(1), K_AXIS: Partial()}
 
 
@@ -251,7 +251,8 @@ def checked_placements(mesh: Any, matrix: str, placements: Any, kinds: tuple[typ
 def cut_axes_of_placements(x: Any) -> CutAxes:
     """Return the axis of x that each dimension of the mesh cuts.
 
-    For the placement Partial the axis is 0, since x is reduced to parts of rows before the product.
+    For the placement Partial the axis is 0: before the product, x is reduced, and each process gets some rows of the
+    sum.
     """
 
     def cut_axis(place: Any) -> int | None:

@@ -1,8 +1,8 @@
 """Shared C++ libraries with fmm's hooks for torch and NumPy; each library is compiled at its first use and cached.
 
 A cached library is loaded only if its file has the expected digest: loading a truncated file would crash the process.
-Only this user and root may have write permission for the file. A cached library with a wrong digest or with other
-permissions is compiled again.
+The file of a cached library must be writable by this user and root alone. A cached library with a wrong digest or with
+other permissions is compiled again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CompiledLibrary:
     def load_library(self, needs_cache: bool = True) -> ctypes.CDLL:
         """Return the cached library if its file passes all checks; else compile the library and cache it.
 
-        If other users can write to the cache folder, no library is cached. CannotCompileError is then raised, or, if
+        If other users can write to the cache folder, no library is cached: CannotCompileError is raised, or, if
         `needs_cache` is False, the library is compiled for this process alone.
         """
         compiler = find_compiler()

@@ -21,7 +21,7 @@ DEFAULT_LIBRARIES = "numpy", "torch", "cupy"
 class LibraryFinder:
     """An import finder for NumPy, torch and CuPy: it changes the loader that another finder finds.
 
-    The changed loader imports fmm after the library.
+    The changed loader first loads the library, and then imports fmm.
     """
 
     @classmethod

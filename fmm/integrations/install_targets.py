@@ -38,7 +38,8 @@ class InstallTarget:
 
     library: str
     module: str
-    # Name of the function in `module` that installs fmm. The function returns a function that uninstalls fmm.
+    # Name of the function in `module` that installs fmm. This install function returns another function, which
+    # uninstalls fmm.
     function: str = "install"
     permanent: bool = False  # True after install(), until uninstall()
     holders: int = 0  # number of the target's running `with installed(...)` blocks

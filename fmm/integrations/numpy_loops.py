@@ -39,10 +39,10 @@ from fmm.runtime.prepare import prepare_call
 
 CPP_SOURCE = Path(__file__).with_suffix(".cpp")
 NO_PLAN_SIDE = 0  # as the smallest side of a type, this value means that NumPy computes all products of the type
-# Smallest number of multiply-adds for which fmm chooses a plan already for the first product of its sizes. The choice
-# takes a millisecond, and a product of this size takes far longer. The limit for integers is lower, since NumPy
-# multiplies integers more slowly. Below the limit, NumPy computes the first product of new sizes, and fmm chooses a
-# plan for the second product.
+# Smallest number of multiply-adds for which fmm chooses a plan already for the first product of its sizes. A product of
+# this size takes far longer than the choice of a plan, about a millisecond. The limit for integers is lower, since
+# NumPy multiplies integers more slowly. Below the limit, NumPy computes the first product of new sizes, and fmm chooses
+# a plan for the second product.
 FIRST_PRODUCT_WORK, FIRST_INTEGER_PRODUCT_WORK = 1 << 31, 1 << 24
 # Functions of these packages run inside fmm's calls. A function of another package in a traceback is a signal handler.
 OWN_PACKAGES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}
@@ -50,9 +50,9 @@ REPLACE_LOOP_INDEX = 30  # index of PyUFunc_ReplaceLoopBySignature in the table 
 DTYPES_BY_NUMBER: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in TYPE_NAMES}
 
 FIRST_PRODUCT_REASON = "NumPy computes the first product of these sizes, since a decision might take longer"
-# Return values of `compute_loop_product`. Unless the function returns WRITTEN, NumPy's own loop runs. After DECLINED,
-# the compiled loops do not call the function for products of the same sizes for one second. After DECLINED_NOW, they
-# call it for the next product.
+# Return values of `compute_loop_product`. Unless `compute_loop_product` returns WRITTEN, NumPy's own loop computes the
+# product. After DECLINED, the compiled loops do not call `compute_loop_product` for products of the same sizes for one
+# second. After DECLINED_NOW, the compiled loops call `compute_loop_product` for the next product.
 DECLINED, WRITTEN, DECLINED_NOW = range(3)
 
 _installed_loops: list[CompiledLoops] = []  # the installed loops, at most one
@@ -125,7 +125,7 @@ class CompiledLoops:
     def replace_loops(self) -> None:
         """Replace NumPy's loop by fmm's loop for each element type that plans support.
 
-        fmm's loop can call NumPy's loop.
+        For the products that fmm declines, fmm's loop calls NumPy's loop.
         """
         for number in DTYPES_BY_NUMBER.keys() - self._replaced:
             if self._replace(number, self._replace_loop, numpy_matmul) == 0:
@@ -175,7 +175,7 @@ def compute_loop_product(
 
     Return DECLINED or DECLINED_NOW if NumPy's own loop must compute the stack.
 
-    If `pays` is False, no plan is chosen, since the choice might take longer than the product. An active report still
+    If `pays` is False, no plan is chosen, since the choice might take longer than the product; an active report still
     counts the product.
 
     Exceptions of signal handlers pass through this function, and the compiled loop raises them when the product is
@@ -253,8 +253,8 @@ def _compute_and_count(a: Any, b: Any, c: Any, pays: bool) -> int:
     answer: int = count_product(
         kind, partial(_multiply_by_plan, a, b, c), partial(explain_matmul, NUMPY, a, b, c, NO_CONSTRAINTS)
     )
-    # After DECLINED the compiled loops would not call this function for the next product of these sizes, and the report
-    # would not count that product.
+    # The report must count every product, so DECLINED becomes DECLINED_NOW: after DECLINED, the compiled loops would
+    # not call this function for the next product of these sizes.
     return DECLINED_NOW if answer == DECLINED else answer
 
 

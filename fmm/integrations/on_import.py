@@ -43,7 +43,7 @@ def call_after_import(module: str, callback: ImportCallback) -> bool:
 def _take_callbacks(module: str) -> list[ImportCallback]:
     """Remove and return the callbacks that wait for a loaded module.
 
-    If no callback waits, mark the module as finished.
+    If no callback waits for the module, record that the module's import has ended.
     """
     with _callbacks_lock.now:
         callbacks = _waiting_callbacks.pop(module, [])

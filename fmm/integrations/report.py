@@ -28,8 +28,8 @@ from fmm.runtime.decisions.decide import Decision
 
 MAX_REPORT_LINES = 30  # number of lines in the table of a report; products with the most flops come first
 GENERATED_PRODUCTS_NOTE = "products for which torch.compile generates code of its own"
-# For each install target: products of its library that are not counted with this target alone, and the names of the
-# targets with which they are counted.
+# For each install target: kinds of products that a report does not count with this target alone, and the names of the
+# other targets with which a report counts these products.
 UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "numpy": (("methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),),
     "scipy": (("products inside of the solvers of scipy.linalg", ()),),
@@ -376,7 +376,7 @@ def write_report(path: Path) -> None:
 
 
 # Up to Python 3.13, multiprocessing's forked processes end without the functions of atexit, but run the finalizers of
-# multiprocessing. A finalizer therefore writes the reports of these processes.
+# multiprocessing. A forked process of multiprocessing therefore writes its report in a finalizer.
 
 
 def _write_report_files() -> None:

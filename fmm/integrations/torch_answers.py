@@ -74,8 +74,8 @@ class DispatcherProducts:
     def gemm(self, where: str, addend: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
         """Return beta * addend + alpha * a @ b; None if torch's own kernel must run.
 
-        alpha and beta are coefficients of the plan's last sums. These sums read the addend without a copy, even if the
-        addend is broadcast. If beta is 0, the addend is not read, so its inf and NaN have no effect.
+        alpha and beta are coefficients of the plan's last sums, and the last sums read the addend without a copy, even
+        if the addend is broadcast. If beta is 0, the addend is not read, so its inf and NaN have no effect.
         """
         return self._compute(where, a, b, out, BlasGemmParams(alpha, beta), addend)
 
@@ -86,7 +86,8 @@ class DispatcherProducts:
     def _must_decline(self, where: str, a: Any, b: Any) -> bool:
         """Return True if torch must compute the product, since fmm itself called torch or torch records its calls.
 
-        In both cases the hook is kept from caching a decline, since a later product of the same sizes may have a plan.
+        A decline for one of these two reasons must not be cached by the hook, since a later product of the same sizes
+        may have a plan.
         """
         own = getattr(bypass_state, "on", False)
         declined = own or is_recording()

@@ -26,14 +26,15 @@ class CompiledHook:
     def set_least_work(self, work: int, work_16_bit: int, work_16_bit_unaligned: int) -> None:
         """Set the smallest numbers of multiply-adds of products for which the hook calls Python.
 
-        The three numbers are for any type, for 16-bit types, and for 16-bit types with unaligned rows.
+        `work` holds for any type, `work_16_bit` for 16-bit types, and `work_16_bit_unaligned` for 16-bit types with
+        unaligned rows.
         """
         self.library.fmm_least_work(work, work_16_bit, work_16_bit_unaligned)
 
     def forget_decline(self) -> None:
         """Keep the hook from caching the decline of the current product.
 
-        Only Python functions that the hook calls may call this method.
+        Call this method only inside a Python function that the hook has called.
         """
         self.library.fmm_only_now()
 

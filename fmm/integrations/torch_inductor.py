@@ -1,10 +1,10 @@
 """fmm as a candidate in Inductor's autotuning: for mm, torch.compile times fmm's product and Inductor's own kernels.
 
-If fmm is installed in torch's dispatcher, Inductor's calls of torch's kernels already reach fmm. The candidate is for
-programs that use fmm only in functions that torch.compile compiles. No plan runs while a CUDA graph is captured. The
-modes reduce-overhead and max-autotune capture graphs; the mode max-autotune-no-cudagraphs captures none. Inductor
-accepts external candidates for mm, but not for addmm or bmm. The candidate has no C++ name, so functions that are
-compiled to C++ cannot use it.
+If fmm is installed in torch's dispatcher, Inductor's calls of torch's kernels already reach fmm. fmm's candidate in
+Inductor is for programs that use fmm only in functions that torch.compile compiles. No plan runs while a CUDA graph is
+captured. The modes reduce-overhead and max-autotune capture graphs; the mode max-autotune-no-cudagraphs captures none.
+Inductor accepts external candidates for mm, but not for addmm or bmm. The candidate has no C++ name, so functions that
+are compiled to C++ cannot use it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _is_compiling_here() -> bool:
 
 
 def install() -> Callable[[], None]:
-    """Register the candidate; return the function that removes it.
+    """Add fmm's product to Inductor's candidates for mm; return the function that removes this candidate.
 
     `fmm_product` stays in Inductor's table of external kernels, since compiled code on disk refers to the function.
     """

@@ -142,8 +142,8 @@ def _make_hook_operator(operator: TorchOperator, key: str) -> Callable[..., Any]
 # ---- without the hook
 
 
-# All kernels that were registered in this process. No kernel is freed, since a thread may still run it after its
-# removal.
+# All of fmm's kernels that were registered in torch's dispatcher in this process. No kernel is freed, since a thread
+# may still run a kernel after its removal.
 _registered_kernels: list[Any] = []
 
 

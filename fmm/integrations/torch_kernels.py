@@ -99,7 +99,8 @@ _active_undos: list[UndoFunction] = []
 def bypass_fmm_for_vendor(undo: UndoFunction) -> UndoFunction:
     """Let products that fmm.matmul passes to torch run torch's own kernels, until the returned function is called.
 
-    The returned function also calls `undo`.
+    The returned function calls `undo`, which removes one installation, and ends the bypass when no installation is
+    left.
     """
 
     def undo_installation() -> None:

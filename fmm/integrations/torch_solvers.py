@@ -99,8 +99,8 @@ TORCH_SOLVERS: dict[str, SolverFunction] = {
     "linalg_lu_factor_ex": lu_factor_ex,
     "_linalg_solve_ex": solve_ex,
 }
-# All kernels that were registered in this process. No kernel is freed, since a thread may still run it after its
-# removal.
+# All of fmm's kernels that were registered in torch's dispatcher in this process. No kernel is freed, since a thread
+# may still run a kernel after its removal.
 _registered_kernels: list[Any] = []
 
 

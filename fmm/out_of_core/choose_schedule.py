@@ -25,7 +25,8 @@ MIN_INNER_PIECE_LENGTH = 2048
 # The lengths of pieces of the inner dimension and of bands of rows are multiples of this number.
 CUT_LENGTH_MULTIPLE = 64
 # Cuts of the inner dimension into growing pieces: candidate ratios of consecutive lengths, and candidate numbers of
-# pieces. A short first piece is loaded quickly. While a piece is multiplied, the next, longer piece is loaded.
+# pieces. The first piece is short, so that its load soon ends and the products begin. While one piece of the inner
+# dimension is multiplied, the next piece, which is longer, is loaded.
 PIECE_GROWTHS, PIECE_COUNTS = (1.5, 2.0, 3.0, 4.0), (3, 4, 6)
 MIN_FIRST_PIECE_LENGTH = 256  # smallest length of the first of several growing pieces
 # Candidates for cutting the rows of a block of C into bands, as shares of the block's rows; the last share repeats.

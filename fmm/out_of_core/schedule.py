@@ -51,7 +51,7 @@ class MultiplyStep:
     """A step that multiplies a band of a tile of A by a tile of B into a block of C, after both tiles are loaded.
 
     The product for the first piece of the inner dimension overwrites the slot of the block, after the previous block in
-    the slot has been stored. The products for later pieces are added to the block.
+    the slot has been stored. The products for later pieces of the inner dimension are added to the block of C.
     """
 
     left: StreamedTile
@@ -129,7 +129,7 @@ class Schedule:
     def slot_bytes(self) -> dict[str, tuple[int, ...]]:
         """The bytes of each slot for tiles of A, tiles of B and blocks of C.
 
-        The largest tile of a slot fits row-major or column-major.
+        A slot is large enough for the largest of its tiles, in row-major or in column-major layout.
         """
         largest: dict[tuple[str, int], int] = {}
         key: tuple[str, int]

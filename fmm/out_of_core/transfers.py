@@ -1,8 +1,9 @@
 """Threads that copy between NumPy arrays and a device, through page-locked host buffers.
 
-A NumPy array may be pageable, may be mapped from a file, or may have another type than the product. Each copy therefore
-has two steps. NumPy copies between the array and the buffer, casts if needed, and releases the GIL. The
-device copies between the buffer and device memory. Several threads copy at once; each thread has its own buffers.
+A NumPy array may be pageable, may be mapped from a file, or may have another type than the product. Each copy between
+an array and the device therefore has two steps, with a page-locked buffer between them. NumPy copies between the array
+and the buffer, casts if needed, and releases the GIL. The device copies between the buffer and device memory. Several
+threads copy at once; each thread has its own buffers.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ class CopyThreads:
     def start_load(self, host: Array, place: DeviceLocation) -> DeviceEvent:
         """Start a copy of a matrix to the device; return the event that marks the arrival of the matrix.
 
-        The caller may start further loads before the first load has ended. Their chunks wait in a queue behind the
-        chunks of earlier loads, so that all threads copy at all times.
+        The caller may start further loads before the first load has ended. The chunks of further loads wait in a queue
+        behind the chunks of earlier loads, so that all threads copy at all times.
         """
         return _LoadedEvent(self.engine, self._submit_chunks(self.load_pool, self._load_chunk, host, place))
 

@@ -27,7 +27,7 @@ class Device:
 
     identity: Identity  # the device's key and name in a config
     guess: Calibration | None = field(compare=False)  # the calibration of a device without a tuning
-    # Function that measures the rates of a type in this process. A decision calls the function if a plan wins by the
+    # Function that measures the rates of a type in this process. The function is called if a plan wins by the
     # unmeasured rates of `guess`.
     probe: Callable[[str], Calibration] | None = field(default=None, compare=False)
     # Function that returns the rates of a type if `probe` has measured them, else None.

@@ -2,7 +2,7 @@
 
 alpha and beta are coefficients of a plan's last sums. The addend is either the old C, which the result overwrites, or
 another array, which the plan's sums read without a copy. An addend in another array may be broadcast, for example one
-row for all rows of C. A result with inf or NaN may have to be computed again from the old C. The old C is then copied
+row for all rows of C. A result with inf or NaN may have to be computed again from the old C, so the old C is copied
 before the first computation (fmm.kernels.cuda.record).
 """
 
@@ -44,8 +44,8 @@ from fmm.runtime.prepare import (
     prepared_call_expiry,
 )
 
-# The valid values of transpose_a and transpose_b, with BLAS's letter for each value. False has the letter of 0, and
-# True the letter of 1, since False == 0 and True == 1.
+# The valid values of transpose_a and transpose_b, with BLAS's letter for each value. False and True are valid too, as
+# the keys 0 and 1, since False == 0 and True == 1.
 TRANSPOSE_MODES: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
 
 

@@ -94,7 +94,8 @@ def run_conjugating_plan(library: Library, a: Any, out: Any, params: GramParams,
         own = constraints._replace(plan=call.plan, replaceable=False, params=gemm_params)
         return run_with_fallback(library, call, left, right, target, own)
     except (library.out_of_memory_error, PlanError):
-        # the caller then runs the plan on a copy of the adjoint, and raises the error again if the plan is required
+        # after None the caller computes a copy of the adjoint and multiplies; if the plan is required, the error is
+        # raised again
         return None
 
 
@@ -129,8 +130,8 @@ def explain_conjugating_plan(
         return None
     call, operands = found
     assert call.plan is not None
-    # The model compared plans without conjugation. The predicted times hold for the conjugating plan too, since
-    # conjugating entries while they are read takes no time.
+    # The model predicted the times of plans that do not conjugate A. The predicted times hold for the conjugating plan
+    # too, since conjugating entries while they are read takes no time.
     decision = _select_gram_call(library, operands, constraints, cached=False)[0].decision
     candidates = tuple(replace(c, plan=call.plan) if c.plan == decision.plan else c for c in decision.candidates)
     kernels = describe_kernels(library, call, *operands[:3])
@@ -202,7 +203,7 @@ def explain_gram(
 def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Triangle) -> Any:
     """Return the product of a device array and its adjoint by a cached call; None if run_gram must compute the product.
 
-    The call has alpha 1, beta 0 and no constraints. Only the overlap of `out` with A is checked in each call.
+    The cached call has alpha 1, beta 0 and no constraints. Each call checks only whether `out` overlaps A.
     """
     if library.processor == "cpu":
         return None
@@ -247,11 +248,10 @@ def _can_write_at_address(call: PreparedCall, a: int, out: int) -> bool:
 
 
 def _prepare_recurring_gram(library: Library, a: Any, b: None, out: Any, key: GramKey) -> PreparedCall:
-    """Return a call whose plan computes the complete result.
+    """Return the prepared call of a plan that alone computes the complete result.
 
-    If the plan computes only a part of the result, return a call without a plan, so that run_gram computes the result.
-    The plan computes only a part if an operand must be copied before, if a temporary must be copied into `out` after,
-    or if the plan reads a conjugated copy of A.
+    Return a call without a plan, so that run_gram computes the result, if more than the plan must run: if an operand
+    must first be copied, if a temporary must finally be copied into `out`, or if the plan reads a conjugated copy of A.
     """
     if out is not None or key.fill == "full":
         has_conjugate = is_complex(a)
@@ -266,7 +266,7 @@ def _prepare_recurring_gram(library: Library, a: Any, b: None, out: Any, key: Gr
 def _is_adjoint_unread(call: PreparedCall, key: GramKey) -> bool:
     """Return True if no launch reads A's adjoint, so that the adjoint need not be computed.
 
-    For example, cuBLAS's herk reads A alone.
+    For example, cuBLAS's herk reads A, and not A's adjoint.
     """
     adjoint = "A" if _is_adjoint_left(key.rows, key.fill) else "B"
     return (
@@ -284,8 +284,9 @@ def _arrange_operands(
 ) -> GramOperands:
     """Return the operands of a call; ValueError if the shapes do not match.
 
-    If `conjugates` is False, A's transposed view replaces the adjoint of a complex A, without a conjugated copy. A call
-    is prepared from memory layouts alone, and the view and the adjoint have equal layouts.
+    If `conjugates` is False, A's transposed view takes the place of the adjoint of a complex A, so that A is not
+    copied. The transposed view suffices to prepare a call: only memory layouts matter, and the view and the adjoint
+    have equal layouts.
     """
     if a.ndim < 2 or (b is not None and (b.ndim < 2 or a.shape[-2] != b.shape[-1])):
         shapes = " and ".join(str(tuple(x.shape)) for x in (a, b) if x is not None)
@@ -327,10 +328,10 @@ def _result_shape(left: Any, right: Any) -> tuple[int, ...]:
 
 # ---- the call
 
-# A plan that cannot write into `out` computes a new array, and the new array is copied into `out`. The plan and the
-# copy together are used if the predicted time of the plan alone is below this fraction of the vendor's time. (On an
-# H200 in float64 with side 8192, the plan alone is predicted to take 0.89 times the vendor's time; the plan and the
-# copy take 1.04 times the vendor's time.)
+# A plan that cannot write into `out` computes a new array, and the new array is copied into `out`. A plan that needs
+# this copy is used only if the predicted time of the plan without the copy is below this fraction of the vendor's time.
+# (On an H200 in float64 with side 8192, the plan alone is predicted to take 0.89 times the vendor's time; the plan and
+# the copy take 1.04 times the vendor's time.)
 MAX_TIME_SHARE_WITH_COPY = 0.8
 
 
@@ -441,7 +442,8 @@ def _needs_library_gemm(
 ) -> bool:
     """Return True if the library's gemm must compute a product of two matrices on the host.
 
-    The library's gemm then computes both triangles: BLAS has no function that computes one triangle of A B.
+    The library's gemm computes both triangles of a symmetric A B, since BLAS has no function that computes one triangle
+    of A B.
     """
     return constraints.plan is None and call.plan == VENDOR and _can_use_gemm(library, operands)
 
@@ -486,8 +488,8 @@ def _real_factor(factor: Coefficient) -> float:
 #
 # For few rows, no plan for one triangle is faster than the vendor, and preparing a call takes 50 microseconds.
 
-# Largest number of rows of a product that is computed without a prepared call. An array A with at most this number of
-# entries has no more rows, so its number of rows is not checked.
+# Largest number of rows of a product that is computed without a prepared call. If A has at most this number of entries,
+# A has at most this number of rows too, so the rows are not counted.
 SMALL_GRAM_MAX_ROWS = 1024
 # A product of up to THIN_GRAM_MAX_ROWS rows also needs no prepared call if its inner side is at most
 # THIN_GRAM_MAX_INNER_SIDE.

@@ -1,7 +1,7 @@
 """The product of two arrays of one library, computed by a plan if a plan is faster, else by the library's own function.
 
-Each call is prepared, or its prepared call is found in a cache. Then the prepared call runs. If memory runs out, plans
-with less workspace are tried; if all these plans fail, the library's own product runs.
+A call is prepared, or its prepared call is found in a cache, and the prepared call runs. If memory runs out, plans with
+less workspace are tried; if all these plans fail, the library's own product runs.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _call_after_first_product(
 
 
 def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the library's own product.
+    """Return the product, computed by the library's own function.
 
     If the caller passed a plan that cannot run, raise the library's own error for invalid operands, else PlanError.
     """
@@ -120,8 +120,8 @@ def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, 
         raise PlanError(call.plan_refusal)
     if RECORDING_SWITCH.on:
         record_call(call.decision, None)
-    # A decision without a problem may be due to an unusual `out`, and may be wrong for the next call. A decline by this
-    # decision is therefore not cached.
+    # A decision without a problem may be due to an unusual `out`, and a plan may be faster for the next call. For a
+    # call with `out`, a decision without a problem is therefore not cached.
     if constraints is NO_CONSTRAINTS and (out is None or call.decision.problem is not None):
         remember_decline(library, a, b, call.decision)
     return library.vendor_product(a, b, out)
@@ -170,7 +170,8 @@ def _try_plan(
 ) -> Any:
     """Return C, computed by the call's plan.
 
-    Return None if the library must multiply. Return a PlanFailure if the plan fails and the caller did not pass it.
+    Return None if the library must multiply. Return a PlanFailure if the plan fails and the caller did not pass the
+    plan.
     """
     extra = () if addend is None else (addend,)
     required = constraints.plan is not None or constraints.reproducible
@@ -218,7 +219,7 @@ def _run_other_plans(
 def run_cached_gram(library: Library, call: PreparedCall, a: Any, out: Any) -> Any:
     """Return the product of a matrix and its transpose by a cached call without operand copies; None if the plan fails.
 
-    The call needs only the address of A. To save a microsecond, no transposed view of A is created.
+    To save a microsecond, no transposed view of A is created: the cached call needs only A's address.
     """
     try:
         return _runner_module(library.processor).run_call(library, call, a, a, out, False)

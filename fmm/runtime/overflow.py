@@ -1,14 +1,14 @@
 """The check for inf, NaN and possible overflow that precedes each fast product on the host.
 
 A fast algorithm turns one inf into a submatrix of NaN. The sums of a fast algorithm can overflow where the sums of the
-classical product do not, and vice versa. One test excludes overflow in both: max|A|, max|B| and k max|A| max|B| are
-multiplied by the growth of the plan's sums (`intermediate_growth_bound`). If these three numbers are below the type's
-largest number, every intermediate of both algorithms is finite. Otherwise, and if A or B has inf or NaN, the vendor
-multiplies.
+classical product do not, and vice versa. One test excludes overflow in both algorithms: max|A|, max|B| and k max|A|
+max|B| are each multiplied by the growth of the plan's sums (`intermediate_growth_bound`). If the three results are
+below the type's largest number, every intermediate of the fast and of the classical algorithm is finite. If one of the
+three results is larger, or if A or B has inf or NaN, the vendor multiplies.
 
 By the Cauchy-Schwarz inequality, the product of the Frobenius norms of A and B bounds every entry of A B, without the
-factor k. The Frobenius norms need one pass over the operands and are tried first. If they do not exclude overflow, the
-maxima max|A| and max|B| decide.
+factor k. The Frobenius norms need one pass over the operands and are tried first. If the Frobenius norms do not exclude
+overflow, the maxima max|A| and max|B| decide.
 
 The sums of squares run on the call's own threads, and never on BLAS's threads, since all callers share BLAS's threads.
 (With dot products on BLAS's threads, the matrix products of 40 concurrent callers took 20 times as long as one after
@@ -51,7 +51,7 @@ def may_overflow(
 ) -> bool:
     """Return True unless all intermediates of the plan and of the classical product are certainly finite.
 
-    `scale` is a factor on the bounds of all intermediates.
+    The bounds of all intermediates are multiplied by `scale`.
     """
     (m, k), n = a.shape, b.shape[1]
     limit = float(np.finfo(a.dtype).max)
@@ -174,7 +174,7 @@ class _NumberBounds:
 def _bound_of_sum(step: Sum, sizes: _NumberBounds) -> float:
     """Return the largest bound among the places that a sum reads, its partial sums, and the places that it writes.
 
-    Record the bounds of the written places in `sizes`.
+    In `sizes`, record the bound of each place that the sum writes.
     """
     values = [sizes.largest_bound(place) for place in step.reads]
     for terms in step.program.lines:

@@ -68,7 +68,8 @@ ZERO_WORKSPACE_LIMITS = Limits(0)
 class PreparedCall:
     """A call with its plan, launches and memory needs; if `plan` is None, the library's own product runs.
 
-    A prepared call is immutable, so threads and streams share it. Each product allocates its own result and workspace.
+    A prepared call is immutable, so threads and streams share it. Each run of a prepared call allocates its own result
+    and workspace.
     """
 
     decision: Decision
@@ -175,8 +176,8 @@ def _prepare_and_cache(
 ) -> CachedCall:
     """Prepare a call and cache it.
 
-    If the caller set no workspace limit, the limit depends on the free memory. The cached call then expires when the
-    free memory is read again.
+    If the caller set no workspace limit, the limit depends on the free memory, so the cached call expires when the free
+    memory is read again.
     """
     previous: CachedCall | None = library.cached_calls.get(key)
     if constraints.workspace is not None:
@@ -342,8 +343,8 @@ def _prepare_operation(query: ProblemQuery) -> PreparedCall:
     """Return the prepared call for the query's operation, which is a product or one triangle of a product."""
     result, on_host = _result_operand_or_error(query), query.device.threads > 0
     dtype = "tf32" if query.setting.math == "tf32" else result.dtype
-    # Operands that BLAS cannot read are copied. On a device the library copies the complete operand. On the host, each
-    # matrix is copied into the workspace before its product.
+    # Operands that BLAS cannot read are copied. On a device the library copies a complete operand at once. On the host,
+    # each matrix of an operand is copied into the workspace before the product that reads the matrix.
     work = arrange_matrices(query.a, query.b, query.out, result, dtype, not on_host, query.params)
     work = replace(work, problem=_problem_of_query(query, work))
     copied = work.copied_bytes(complete_operands=not on_host)
@@ -410,7 +411,7 @@ def _remaining_limits(limits: Limits, problem: Problem, copied: int) -> Limits:
     """Return the limits for the plan: the workspace limit is reduced by the `copied` bytes of operand copies.
 
     For integers the constraint `componentwise` is dropped, since integer products are exact. For one triangle of a
-    product the constraint forbids emulation, because emulated triangles have no componentwise error bound.
+    product, `componentwise` forbids emulation, because emulated triangles have no componentwise error bound.
     """
     componentwise = limits.componentwise and not problem.element_type.exact
     emulation = limits.emulation and not (componentwise and problem.writes_triangle)
@@ -525,8 +526,9 @@ def launches_on_device(plan: Plan, problem: Problem, device: Device, required: b
     emulates = plan.leaf_use.leaf.emulates
     if not required and emulates and not any(x.does == "product" for x in launches.launches):
         return None  # on this GPU the leaf calls the vendor for this problem
-    # fmm's own kernels are slower if rows are unaligned. The predicted time includes the slowdown only if the rows of
-    # contiguous arrays of these sizes are unaligned. If only the rows of a view are unaligned, no plan is used.
+    # fmm's own kernels are slower if rows are unaligned. The predicted time includes the slowdown only if contiguous
+    # arrays of these sizes have unaligned rows too. If the rows are unaligned only because an operand is a view, the
+    # predicted time is wrong, so no plan is used.
     is_predicted = not are_rows_aligned(reduced_problem(problem), plan.leaf_use.leaf.alignment)
     return launches if required or launches.has_vector_access or is_predicted else None
 

@@ -2,7 +2,7 @@
 
 No program can write to the memory of the copy, so the prepared form always belongs to the copy's values. If b changes,
 prepare b again. If the plan's leaf stores a prepared form (`Leaf.prepared_layout`), the product skips the pass that
-computes this form. Plans with other leaves read the copy as an ordinary matrix.
+computes this form. A plan with a leaf that stores no prepared form reads the copy of b as an ordinary matrix.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def unwrap_operands(a: Any, b: Any, constraints: PlanConstraints) -> tuple[Any, 
 def shape_error_note(a: Any, b: Any) -> str:
     """Return a note for an error about shapes if a left operand was prepared as right operand, or the reverse.
 
-    Otherwise return an empty text.
+    Return an empty text if no operand was prepared for the other side, or if the shapes match.
     """
     note = wrong_side_note(a, b)
     if not note:  # returns before shapes are compared, since a tracer would record the comparison
@@ -115,8 +115,8 @@ def shape_error_note(a: Any, b: Any) -> str:
 def wrong_side_note(a: Any, b: Any) -> str:
     """Return a text for a left operand that was prepared as right operand, or the reverse; else an empty text.
 
-    The text names the operand and the correct call. An operand on the wrong side gives a correct product if the shapes
-    match, but its prepared form is not used.
+    The text names the wrongly prepared operand and the correct call of fmm.matmul. An operand on the wrong side gives a
+    correct product if the shapes match, but its prepared form is not used.
     """
     for x, side, name in ((a, "left", "a"), (b, "right", "b")):
         if isinstance(x, PreparedOperand) and x.side != side:
@@ -134,7 +134,8 @@ def _read_only_copy(library: Library, x: Any) -> Any:
         return x.detach().clone()
     if library is not NUMPY:
         return x.copy(order="K")
-    # Copies of masked arrays and of np.matrix keep their class. A memory-mapped file becomes a numpy.ndarray.
+    # A copy of a masked array or of an np.matrix has the class of the original. A copy of a memory-mapped array is a
+    # plain numpy.ndarray.
     is_array = isinstance(x, np.ndarray) and not isinstance(x, np.memmap)
     copy = x.copy(order="K") if is_array else np.array(x)
     copy.flags.writeable = False

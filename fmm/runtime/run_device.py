@@ -191,14 +191,15 @@ class StreamCall:
         self.call = call  # this reference keeps the call alive, so the key id(call) is unique
         self.stream, self.device = flag.stream, device
         self.launches = call.launches
-        # True if the launches check C for inf and NaN, and then compute C again on the device
+        # True if launches check C for inf and NaN; if C has an inf or NaN, the device then computes C again
         self.is_flagged = may_create_nonfinite(call.launches.plan)
         self.flag_addresses = (flag.address, flag.count_address) if self.is_flagged else (0, 0)
         self.scratch = cublas_scratch_offset(call.launches)
         self.replays = GraphCaptures(self._capture_graph, GRAPH_CACHE) if call.uses_graph else None
         self._latest: Hashable = None  # key of the last replay, which is tried first, since addresses usually recur
         self._players: dict[Alignment, Player | str] = {}  # the player, or why the plan cannot run
-        # The player for addresses from the memory pools, which are aligned, if the call has a single product.
+        # The Player for aligned addresses, if the call has a single product; addresses from the memory pools are
+        # aligned.
         self._single: Player | None = None
         # for each alignment, the indices (in `Addresses`) of the addresses that vendor calls read or write
         self._fixed: dict[Alignment, tuple[int, ...]] = {}
@@ -263,8 +264,8 @@ class StreamCall:
     def _replay_key(self, addresses: Addresses) -> Hashable:
         """Return the cache key of a graph.
 
-        The key contains the alignment of all addresses. It also contains the addresses that vendor calls read or write,
-        because the graph's nodes of vendor calls cannot be changed.
+        The key contains the alignment of all addresses. The key also contains the addresses that vendor calls read or
+        write, because the graph's nodes of vendor calls cannot be changed.
         """
         alignment = addresses.alignment
         fixed = self._fixed.get(alignment)
@@ -331,7 +332,8 @@ class _GraphReplay:
         self, call: StreamCall, graph: Any, addresses: Addresses, counters: dict[Player, tuple[int, ...]]
     ) -> None:
         self.call, self.counters = call, counters
-        # None after a failed update, since some nodes may then have new addresses and others old ones
+        # The addresses in the graph's nodes; None after a failed update, since some nodes may have new addresses and
+        # other nodes old addresses.
         self.bases: tuple[int, ...] | None = addresses.memory_addresses
         self.graph = UpdatableGraph(graph, call.kernel_nodes(addresses, counters))
 

@@ -221,7 +221,7 @@ class _PlanMultiplier:
 
     @property
     def can_vendor_compute_c(self) -> bool:
-        """True if a few calls of C functions compute C by the vendor, without the old values of C."""
+        """True if the vendor can compute C by a few calls of C functions, without the old values of C."""
         is_simple = self.addend is None or self.params.beta in (1, -1)
         return is_simple and not self.in_place and not (self.writes_triangle and self.has_factors)
 
@@ -248,7 +248,8 @@ class _PlanMultiplier:
 
     def _multiply_matrices(self, a: Array, b: Array, c: Array, arena: Arena, addend: Array | None) -> None:
         a, b = self._readable_operands(a, b, arena)
-        # With 0 flops, the backend runs nothing concurrently with a product: the leaf of the plan uses all threads.
+        # If `flops` is 0, the backend runs nothing concurrently with a product, so that the leaf of the plan can use
+        # all threads.
         is_alone = self.plan == VENDOR or self.plan.leaf_use.leaf.host_product_with_scratch is not None
         flops = 0 if is_alone else 2 * a.shape[0] * a.shape[1] * b.shape[1]
         with plan_backend(self.threads.count, flops, self.report) as backend:
@@ -280,7 +281,8 @@ class _PlanMultiplier:
         """Return the matrix, or a copy if the matrix is marked for a copy (`pack`).
 
         BLAS cannot read a matrix of another type, with negative strides, or with gaps along both axes. If the plan is
-        NumPy's own product, only a matrix of another type is copied here; NumPy copies the others itself.
+        NumPy's own product, only a matrix of another type is copied here; NumPy itself copies a matrix with a layout
+        that BLAS cannot read.
         """
         if not pack:
             return x

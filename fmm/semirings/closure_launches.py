@@ -43,8 +43,8 @@ class ClosureLaunches:
     steps: ClosureSteps
     launches: tuple[Launch, ...]
     numbers: int  # number of entries of all temporaries together
-    # Bytes for copies of left operands in which each entry is written twice. A ring with two entries in a word needs
-    # these copies.
+    # Bytes for copies of left operands in which each entry is written twice. A ring that stores two entries in one word
+    # needs these copies.
     doubled_bytes: int
 
 
@@ -134,8 +134,8 @@ class _ClosureRecorder:
 # since a product reads each entry of its operands tens of times from the second-level cache. The prediction also
 # ignores conversions of operands and results, and the lower clock frequency under load.
 
-# Measured clock cycles for one step of the closure of a tile of 128 nodes; a tile has one step for each node. In a step
-# a thread updates 64 entries with two instructions each, and then waits at a barrier.
+# Measured clock cycles for one step of the closure of a tile of 128 nodes; a tile has one step for each node. In each
+# step, a thread updates 64 entries with two instructions for each entry, and then waits at a barrier.
 CLOSURE_STEP_CLOCKS = 510.0
 FLOAT64_CLOSURE_STEP_CLOCKS = 1100.0  # clock cycles for one step of the closure of a tile of 128 nodes in float64
 PREDECESSOR_CLOSURE_STEP_CLOCKS = 500.0  # clocks of one step of the closure of a tile of 64 nodes with predecessors

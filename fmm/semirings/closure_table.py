@@ -216,8 +216,8 @@ def letter_derivatives(x: WordSet, letter: str) -> frozenset[WordSet]:
 
 def is_set_of_walks(x: WordSet, moves: Mapping[str, tuple[int, int]], begin: int, end: int) -> bool:
     """Return True if x is the set of all walks from vertex `begin` to vertex `end`, where each letter is an edge."""
-    # A state belongs to the letters that have been read. The state has the sets of words that may follow these letters,
-    # and the vertex that the walk has reached (None if the letters are no walk).
+    # A state describes a sequence of letters: the sets of words that may follow these letters, and the vertex that the
+    # walk along the letters has reached (None if the letters are no walk).
     state: tuple[frozenset[WordSet], int | None] = (frozenset([x]), begin)
     seen, waiting = {state}, [state]
     while waiting:

@@ -84,8 +84,8 @@ def device_diagonal(x: Any) -> Any:
 def device_closure(ring_name: str, d: Any, predecessors: Any = None) -> tuple[Any, Any]:
     """Return the closure of an n x n matrix, and the last node but one of each path (None without `predecessors`).
 
-    Both matrices must be row-major. The matrix `d` is overwritten if its rows begin at multiples of 16 bytes. On entry,
-    `predecessors` must contain for each edge the node where the edge begins.
+    `d` and `predecessors` must be row-major. The matrix `d` is overwritten if its rows begin at multiples of 16 bytes.
+    On entry, `predecessors` must contain for each edge the node where the edge begins.
     """
     n, ring = len(d), TROPICAL_RINGS[ring_name]
     run, numbers, doubled_bytes = _closure_launches(ring, n, predecessors is not None, int(d.data.device_id))
@@ -132,7 +132,7 @@ def _edges_launch(dtype: str, n: int, strides: tuple[int, int], rule: EdgeRule, 
 def _closure_launches(
     ring: TropicalRing, n: int, with_predecessors: bool, device: int
 ) -> tuple[LaunchSequence, int, int]:
-    """Return the compiled launches of a closure, the number of entries of its temporaries, and its `doubled_bytes`."""
+    """Return the compiled launches of a closure, the entries of its temporaries, and the bytes of doubled copies."""
     closure = closure_launches(ring, n, with_predecessors, chip_of(device).multiprocessors)
     return LaunchSequence(closure.launches, device), closure.numbers, closure.doubled_bytes
 

@@ -39,7 +39,7 @@ def no_edge_value(dtype: Any, maximum: bool) -> Any:
 def choose_ring_domain(
     xp: Any, arrays: tuple[Any, ...], maximum: bool, device: bool, with_arguments: bool, terms: int, work: int
 ) -> RingDomain:
-    """Return the fastest ring for these arrays, in which no sum overflows.
+    """Return the ring with the fastest kernels among the rings in which no sum of these arrays overflows.
 
     The arrays, one or two, have the same type. A product has `work` sums, each of `terms` entries.
     """

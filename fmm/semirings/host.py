@@ -20,7 +20,7 @@ from fmm.semirings.closure_steps import CLOSED_MATRIX_NAME, CloseTileStep, closu
 from fmm.semirings.closure_table import closure_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
-# Bytes of a piece of the result. The temporary sums of a piece need as many bytes again.
+# Bytes of a piece of the result. The temporary sums of a piece need the same number of bytes in addition.
 RESULT_PIECE_BYTES = 1 << 17
 MAX_PIECE_ROW_BYTES = 1 << 13  # largest number of bytes in a row of a piece
 # Largest number of sums in one piece, and largest number of indices k in one pass. The two limits keep pieces short,
@@ -32,9 +32,9 @@ HOST_TILE_SIDE = 64  # largest number of nodes of a tile whose closure is comput
 class ArgumentRecord(NamedTuple):
     """The arrays in which a product records, for each entry of the result, the index k of the best sum.
 
-    `args` receives the index k of the best sum. If `via` is not None, `args` receives the entry in row k of `via`,
-    which is a predecessor. If no sum is better than the previous value, `args` receives the entry of `old`, or -1 if
-    `old` is None. `first` is the first index k of this range of steps.
+    `args` receives the index k of the best sum. If `via` is not None, `args` receives a predecessor instead: the entry
+    in row k of `via`. If no sum is better than the previous value, `args` receives the entry of `old`, or -1 if `old`
+    is None. `first` is the smallest index k in the range that the record covers.
     """
 
     args: Array

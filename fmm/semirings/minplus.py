@@ -48,7 +48,10 @@ def _result_type(x: Any, y: Any) -> Any:
 
 
 def _as_result_type(xp: Any, values: Any, original: Any, dtype: Any, maximum: bool) -> Any:
-    """Return the values in the result's type; "no edge" and masked entries get that type's value for "no edge"."""
+    """Return the values in the result's type.
+
+    "No edge" and masked entries become the value that means "no edge" in the result's type.
+    """
     result = values.astype(dtype, copy=False)
     if values.dtype != dtype and values.dtype.name in COMPUTED_TYPES and values.dtype.kind != "f":
         is_missing = values == no_edge_value(values.dtype, maximum)

@@ -120,8 +120,9 @@ class DeviceMatrix(NamedTuple):
 class SemiringProduct(NamedTuple):
     """The operands of a product: dest[i, j] becomes the best of old[i, j] and all sums left[i, k] + right[k, j].
 
-    If a word of the ring holds two entries, `left` is a copy in which each entry is written twice. `args` receives for
-    each entry the index k of the best sum, or, if `via` is not None, the entry in row k of `via`.
+    If the ring stores two entries in one word, `left` is a copy of the left operand in which each entry is written
+    twice. `args` receives for each entry of `dest` the index k of the best sum, or, if `via` is not None, the entry in
+    row k of `via`.
     """
 
     left: DeviceMatrix
@@ -285,8 +286,8 @@ NONNEGATIVE_FLOAT_SUM_RATES = {
     "Small": SumsPerClock(20, 43),
 }
 INTEGER_SUM_RATES = {"Square": SumsPerClock(45, 57), "Medium": SumsPerClock(40, 54), "Small": SumsPerClock(20, 43)}
-# Rates of kernels that also record the best index k: three of their four instructions run at half the rate. These
-# kernels were measured on large products only.
+# Rates of kernels that also record the best index k: three of their four instructions run at half the rate. The kernels
+# that record k were measured on large products only.
 ARGUMENT_SUM_RATES = {"Half": SumsPerClock(12, 15.5), "Medium": SumsPerClock(10, 13.5), "Small": SumsPerClock(8, 12)}
 DOUBLE_SUM_RATES = {"Half": SumsPerClock(10, 18.3), "Medium": SumsPerClock(10.7, 18.4), "Small": SumsPerClock(9, 17)}
 

@@ -71,7 +71,8 @@ class NumbaSemiring:
         """Replace d by its closure with the Floyd-Warshall algorithm."""
         kernels, count = _compiled_functions(d.dtype.name, self.maximum), len(d)
         together = max(TASK_SUMS // max(count * count, 1), 1)
-        # each call of the compiled function handles `together` nodes, starting at node `first`
+        # each call of the compiled function handles at most `together` nodes, since Ctrl-C is handled only between
+        # calls
         for first in range(0, count, together):
             last = min(first + together, count)
             if predecessors is None:

@@ -1,10 +1,10 @@
 """Repair predecessors if their chain does not lead back to the start of the path.
 
-If several paths have the same length, a product records the first path that it finds for an entry. For another entry in
-the same row, the product may find the paths of equal length in another order. On a cycle with the length zero, exactly
-or by rounding, two nodes can then record each other as predecessors. Rows of the predecessor matrix with cycles are
-found, and rebuilt edge by edge. Each step connects one more node: the node for which the new path exceeds the computed
-length least. The excess is a rounding error.
+If several paths have the same length, a semiring product records the path that it finds first, and the order in which
+paths are found may differ between two entries of a row. On a cycle with the length zero, exactly or by rounding, two
+nodes can therefore record each other as predecessors. Rows of the predecessor matrix with cycles are found, and rebuilt
+edge by edge. Each step connects one more node: the node for which the length of the new path exceeds the computed
+length least. The difference of the two lengths is a rounding error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def repair_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predece
         rows = slice(first, min(first + step, count))
         nodes = predecessors[rows]
         # In every cycle of predecessors, some node is no farther from the start than its predecessor. A row in which
-        # every node is farther than its predecessor is therefore correct.
+        # every node is farther from the start than its predecessor therefore has no cycle, and is correct.
         no_farther = (nodes >= 0) & (xp.take_along_axis(lengths[rows], xp.maximum(nodes, 0), 1) >= lengths[rows])
         # The maximum of bytes is computed, and not `any`: CuPy has a compiled maximum, and needs seconds to compile
         # `any`.

@@ -53,8 +53,9 @@ def untuned_arithmetic_variables(dtype: str, device: Device) -> str:
 
     Return "" if the variables had the same values in the tuning.
 
-    If the values differ, the vendor's speed differs from the speed in the calibration. For example, cuBLAS's emulated
-    float64 is faster. A tuning that was measured with such variables is not valid for a process without them.
+    If the values differ from the values in the tuning, the vendor's speed differs from the speed in the calibration.
+    For example, one of the variables lets cuBLAS emulate float64, and cuBLAS's float64 products are then faster. A
+    tuning that was measured with such variables is not valid for a process without them.
     """
     if device.threads:
         return ""
@@ -105,7 +106,7 @@ def add_unmeasured_rates(tuned: Calibration, unmeasured: Calibration, failed: tu
     """Return a tuned calibration with added rates of the leaves that the tuning did not measure.
 
     The added rate is the leaf's rate in `unmeasured`, times the vendor's measured rate, divided by the vendor's rate in
-    `unmeasured`. Leaves in `failed` get no rate.
+    `unmeasured`. Rates with names in `failed` are not added.
     """
     rates = dict(tuned.rates)
     for leaf in plan_leaves():
@@ -147,10 +148,11 @@ def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Cal
 
 
 def untuned_gpu_calibration(unmeasured: Calibration, problem: Problem, identity: Identity) -> Calibration:
-    """Return the calibration of the GPU's relative; without a relative, a calibration from the GPU's datasheet.
+    """Return the calibration of a GPU without a tuning.
 
-    `unmeasured` is the calibration from the datasheet alone. `calibration_by_first_product` removes the rates of
-    kernels that the first large product has not measured.
+    A datasheet can name a measured GPU as the GPU's relative. With a relative, the relative's shipped calibration is
+    scaled to the GPU. Without a relative, the calibration is `unmeasured`, from the datasheet alone, and
+    `calibration_by_first_product` removes the rates of kernels that the first large product has not measured.
     """
     scaled = relative_calibration(unmeasured, problem.dtype)
     return scaled or calibration_by_first_product(unmeasured, problem, identity)

@@ -61,8 +61,8 @@ ENTRY_SOURCE_SUFFIX = " entry"  # suffix of `Decision.source` if a certified ent
 MIN_TUNED_FLOPS = 2 * 2048**3
 # Smallest predicted speedup over a certified entry's plan for which a plan with an unmeasured leaf replaces the entry.
 ENTRY_OVERRIDE_GAIN = 1.25
-# Smallest side of an integer product on the host that a plan may compute. NumPy computes an integer product with a
-# shorter side in at most 2 ms.
+# Smallest side of an integer product on the host that a plan may compute. NumPy computes an integer product with three
+# shorter sides in at most 2 ms.
 MIN_INTEGER_PLAN_SIDE = 129
 
 
@@ -85,7 +85,7 @@ class Decision:
     calibration: Calibration | None = field(default=None, compare=False, repr=False)  # the model that decided
     limits: Limits | None = field(default=None, compare=False, repr=False)  # the limits that filtered the candidates
     # Bytes that the explained call allocates in addition to A, B and C: the workspace, copies of operands, and on a
-    # device the memory of a CUDA graph. The value is 0 if the vendor multiplies, and for fmm.plan.
+    # device the memory of a CUDA graph. The number is 0 if the vendor multiplies, and in decisions of fmm.plan.
     call_bytes: int = field(default=0, compare=False)
     measured_speedup: float | None = None  # median measured speedup of the entry that decided
 
@@ -111,9 +111,9 @@ class Decision:
     def terms(self) -> tuple[PredictionTerms, ...]:
         """The terms of the predicted times of the plan and of the vendor's product.
 
-        If a certified entry decided, there are no terms. If the caller passed the plan, the terms come from the model
-        that would have decided. `print` shows the terms as the formula of docs/model.md, with the amount of work, the
-        rate and the unit of each term.
+        If a certified entry decided, the tuple is empty, since the entry has no predicted times. If the caller passed
+        the plan, the terms come from the model that would have decided. `print` shows the terms as the formula of
+        docs/model.md, with the amount of work, the rate and the unit of each term.
         """
         calibration = self.calibration
         return tuple(prediction_terms(x, calibration) for x in self._predictions) if calibration else ()
@@ -412,7 +412,8 @@ def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> D
 def _hasa_thresholds(recorded: Thresholds, problem: Problem) -> tuple[HasaThresholds, str]:
     """Return the thresholds of HASA's rule by a config's alpha, pi, n1 and epsilon, and the rule as text.
 
-    n1 is the recursion point of Winograd's variant. HASA has more passes over blocks, so its recursion point is larger.
+    n1 is the recursion point of Winograd's variant. HASA has more passes over blocks than Winograd's variant, so HASA's
+    recursion point is larger.
     """
     from fmm.perfmodel.papers.recursion_points import HASA_POINT_RATIO, HasaThresholds
 
@@ -488,8 +489,8 @@ def smaller_plans(problem: Problem, refused: Plan, limits: Limits, device: Devic
         if plan is None:
             return
         yield plan
-        # The workspace of candidates is an estimate, so the plan can need more than the limit. The minimum makes the
-        # limit shrink in each round, so that the loop ends.
+        # The workspace of candidates is an estimate, so the plan can need more bytes than the limit `nbytes`. `min`
+        # makes this limit shrink in each round, so that the loop ends.
         nbytes = min(nbytes, peak_workspace(plan, problem))
 
 
@@ -521,8 +522,8 @@ def _ranked_candidates(problem: Problem, limits: Limits, device: Device) -> tupl
 # ---- expected times outside a choice
 
 # Largest ratio k / m for which one triangle of an m x k matrix times its adjoint is computed. With a larger ratio the
-# vendor's gemm splits the inner side k among thread blocks, and is fast. The model does not know whether the vendor's
-# syrk splits the inner side too.
+# vendor's gemm splits the inner side k among thread blocks, and is fast. The performance model cannot predict whether
+# the vendor's syrk splits k too, so fmm computes the full product.
 MAX_INNER_SIDE_RATIO = 16
 # Largest number of rows of C for which the vendor's syrk takes about as long on a GPU as its gemm. (On an H200 with
 # 1024 rows and columns, syrk takes 63 us and gemm 59 us in float32; syrk takes 41 us and gemm 42 us in float64.)
@@ -553,7 +554,7 @@ def is_gram_faster(gram: Decision, limits: Limits, device: Device) -> bool:
 
 
 def expected_seconds(plans: Collection[Plan], problem: Problem, limits: Limits, device: Device) -> float:
-    """Return the smallest predicted seconds among the vendor and these plans; 0 if there is no calibration.
+    """Return the smallest predicted seconds of the vendor and of `plans`; 0 if there is no calibration.
 
     Plans that exceed the workspace limit are ignored. Only the passed plans are predicted, since a choice among all
     plans would take a thousand times as long.

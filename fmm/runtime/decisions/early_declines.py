@@ -5,7 +5,8 @@ its operands have few bytes, if a side is short, or if a decline for the same si
 
 The full path (check, prepare, decide) of fmm.gemm and fmm.gram takes 80 microseconds. If the full path declines a call,
 the decline is cached for some seconds. The cache key contains the shapes, strides, types and parameters of the call. A
-decline that no longer holds can cost speed, but never gives a wrong result: the library's own functions compute it.
+cached decline that no longer holds can cost speed, but never gives a wrong result: the library's own functions compute
+the declined call.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, Decision
 
 # ---- on CUDA devices
 
-# Limits on the number of multiply-adds. Below a limit, the vendor's product takes less time than the launches of a
-# plan, on any device. The first limit holds for any type, the second for 16-bit types on tensor cores. The third limit
-# holds for 16-bit types with unaligned rows, for which vendors are several times slower. In unaligned bfloat16 on an
-# H200, a plan takes 26 microseconds and the vendor 38 for 1.36 * 2^30 multiply-adds; for 1.2 * 2^30 multiply-adds, a
-# plan takes 42 microseconds and the vendor 31.
+# Three limits: for a product with fewer multiply-adds, the vendor takes less time than the launches of a plan, on any
+# device. SMALL_MULTIPLY_ADDS holds for any type, SMALL_MULTIPLY_ADDS_16_BIT for 16-bit types on tensor cores.
+# SMALL_MULTIPLY_ADDS_UNALIGNED holds for 16-bit types with unaligned rows, for which vendors are several times slower.
+# In unaligned bfloat16 on an H200, a plan takes 26 microseconds and the vendor 38 for 1.36 * 2^30 multiply-adds; for
+# 1.2 * 2^30 multiply-adds, a plan takes 42 microseconds and the vendor 31.
 SMALL_MULTIPLY_ADDS, SMALL_MULTIPLY_ADDS_16_BIT, SMALL_MULTIPLY_ADDS_UNALIGNED = 1 << 29, 1 << 33, 5 << 28
 
-# The sizes of A and B in bytes can show that a product is below the limits above, since
-# bytes(A) * bytes(B) = (m k n) * k * itemsize^2. If k is below SHORT_INNER_SIDE, most of the product's time is the
-# writing of C, and no plan is faster. If k is larger and bytes(A) * bytes(B) is below SMALL_BYTES_PRODUCT, the number
-# of multiply-adds m k n is below the limits.
+# The sizes of A and B in bytes can show that a product is below these three limits, since bytes(A) * bytes(B) = (m k n)
+# * k * itemsize^2. If k is below SHORT_INNER_SIDE, most of the product's time is the writing of C, and no plan is
+# faster. If k is at least SHORT_INNER_SIDE and bytes(A) * bytes(B) is below SMALL_BYTES_PRODUCT, the product has fewer
+# multiply-adds than the three limits.
 SHORT_INNER_SIDE = 144
 SMALL_BYTES_PRODUCT = SHORT_INNER_SIDE * min(SMALL_MULTIPLY_ADDS * 4**2, SMALL_MULTIPLY_ADDS_UNALIGNED * 2**2)
 
@@ -81,17 +82,17 @@ def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int,
 def smallest_side_with_plan() -> int:
     """Return the smallest side of a product for which a plan can be faster than the vendor on the host.
 
-    One level saves an eighth of the m k n multiply-adds. The level's sums read and write B at least once, so they move
-    2 k n elements. If m is below 16 * (bytes per element) * (flops per byte) / (flops per multiply-add), the pass over
-    B takes more time than the level saves.
+    One level saves an eighth of the m k n multiply-adds. The sums of one level read and write B at least once, so the
+    sums move 2 k n elements or more. If m is below 16 * (bytes per element) * (flops per byte) / (flops per
+    multiply-add), the pass over B takes more time than the level saves.
     """
     sides = (16 * DTYPES[t].itemsize * r / DTYPES[t].flops for t, r in BLAS_FLOPS_PER_BYTE.items())
     return int(min(sides))
 
 
 MIN_PLAN_SIDE = smallest_side_with_plan()
-# Smallest number of entries of A for which a plan is possible. With fewer entries, one side of A is below the smallest
-# side of any plan.
+# Smallest number of entries of A for which a plan is possible. An A with fewer entries has a side that is too short for
+# any plan.
 MIN_PLAN_ENTRIES = MIN_INTEGER_PLAN_SIDE**2
 
 
@@ -155,8 +156,8 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision, beta:
     if library.processor == "cpu":
         if problem is None:  # torch computes all products of this type, whatever the sizes
             is_remembered = library.is_differentiable and a.shape[1] == b.shape[0]
-        # A decision by a rule may not hold for other arrays of the same sizes. For example, a rule for A and its
-        # transposed view does not hold for two different arrays.
+        # A decision by a rule may not hold for other arrays of the same sizes, so its decline is not cached. For
+        # example, a rule for A and A's transposed view does not hold for two different arrays.
         else:
             is_remembered = decision.source != "rule"
         if not is_remembered or 2 * a.shape[0] * a.shape[1] * b.shape[1] < memory.flops:
@@ -166,8 +167,8 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision, beta:
 
 # ---- calls of gemm and gram with a cached decline
 
-# Seconds for which the decline of a small call is cached. The next call after this time is decided again, by a config
-# that may have changed.
+# Seconds for which the decline of a small call is cached. After these seconds, the next call with the same key is
+# decided again, since the config may have changed.
 CALL_DECLINE_SECONDS = 1.0
 # Largest magnitude of an alpha or beta of type int for which a decline is cached. torch accepts larger numbers as
 # floats only.
@@ -274,7 +275,7 @@ def remember_declined_call(call: RecurringCall | None, library: Library, vendor_
     """Cache the decline of the calls with this key; until the decline expires, the library computes these calls.
 
     A large call may take longer than CALL_DECLINE_SECONDS, so the decline of a large call is cached for the seconds in
-    DECLINE_MEMORY. A call without a key is None and is not cached.
+    DECLINE_MEMORY. If `call` is None (a call without a key), nothing is cached.
     """
     if call is None:
         return

@@ -1,13 +1,14 @@
 """Measure fmm's portable kernels by the first large product of a type on an untuned GPU.
 
-The speed of the portable kernels was measured on Hopper alone. On another GPU a datasheet predicts the speed,
-and a prediction alone does not let a product use these kernels. The first product of at least MIN_MEASURED_FLOPS flops
-therefore runs a measurement first. The measurement compares a plan with the vendor, on leading blocks of the operands;
-the plan is the fastest one by the datasheet.
+The speed of fmm's portable kernels for bytes and float16 planes was measured on Hopper GPUs alone. On another GPU a
+datasheet predicts the speed, and a prediction alone does not let a product use the portable kernels. The first product
+of at least MIN_MEASURED_FLOPS flops therefore runs a measurement first. The measurement compares a plan with the
+vendor, on leading blocks of the operands; the plan is the fastest one by the datasheet.
 
-First the kernels are compiled. The timed rounds then take at most MAX_PREDICTED_SECONDS by the prediction. If they take
-longer than MAX_MEASURED_SECONDS, the measurement ends without a result. The result is an entry in the config, with the
-versions of the libraries. After a change of a version, the type is measured again.
+The kernels are compiled before the measurement. The timed rounds of plan and vendor are predicted to take at most
+MAX_PREDICTED_SECONDS. If the timed rounds take longer than MAX_MEASURED_SECONDS, the measurement ends without a result.
+The measurement's result is written into the config as an entry, with the versions of the libraries. After a change of a
+version, the type is measured again.
 
 If the plan won, products of at least the measured size may use the measured leaf. The leaf's rate is scaled so that the
 model predicts at most the measured speedup. If the plan lost, the vendor multiplies until `fmm-tune` measures the type.
@@ -138,7 +139,7 @@ def first_product_entry(identity: Identity, dtype: str) -> Entry | None:
 
 
 def first_product_trial(problem: Problem, limits: Limits, device: Device) -> online.OnlineTrial | None:
-    """Return the trial by which this product measures its type.
+    """Return the OnlineTrial with which this product measures the portable kernels of its type.
 
     Return None if the type has been measured, or if no trial is made for this product: if it is small, a triangle or a
     batch, or if it has factors or a prepared operand.

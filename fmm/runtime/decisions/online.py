@@ -69,10 +69,11 @@ class OnlineTrial:
     def run_at_once(
         self, multiply: Callable[[Plan], Any], wait_until_idle: Callable[[], None], max_seconds: float
     ) -> None:
-        """Compute all products of the trial; only the first call in a process computes, later calls do nothing.
+        """Compute all products of the trial in the first call of this method; do nothing in later calls.
 
-        The first products compile kernels and capture graphs. The products after them may take `max_seconds`. If they
-        take longer, or if an exception is raised, the vendor multiplies until this process ends.
+        The first products of plan and vendor are not timed, because they compile kernels and capture graphs. The timed
+        products together may take `max_seconds`. If the timed products take longer, or if an exception is raised, the
+        vendor multiplies until this process ends.
         """
         if not self._begun.acquire(blocking=False):
             return

@@ -1,8 +1,8 @@
 """Plans for `reproducible=True`: the result has the same bits on every device.
 
-The plans are products by residues without further levels. Their sums are exact, so blocks, streams, threads, memory
-orders and cards have no effect. The element type and the caller's error limit determine the number of moduli, and
-nothing else does: no calibration, no config and no free memory.
+The plans are products by residues without further levels. Sums of residues are exact, so blocks, streams, threads,
+memory orders and cards do not change the result. The element type and the caller's error limit determine the number of
+moduli, and nothing else does: no calibration, no config and no free memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ VALID_TYPES_TEXT: Final = f"valid types: {', '.join(USUAL_MODULI)}, integers"
 def reproducible_plan(dtype: str, max_error_growth: float | None = None) -> Plan:
     """Return the reproducible plan for an element type, with the fewest moduli within the error limit.
 
-    Raise PlanError, which names the valid types or limits, if there is no such plan.
+    Raise PlanError, with the valid types or error limits in its message, if no plan of the type is reproducible within
+    the limit.
     """
     if dtype not in USUAL_MODULI:
         raise PlanError(f"no plan for {dtype} is reproducible; {VALID_TYPES_TEXT}")

@@ -2,7 +2,8 @@
 or by the vendor's batched product.
 
 All matrices of one launch share the multiprocessors, so small matrices fill the device too. A plan for one matrix was
-compared with the vendor's product of one matrix. The vendor's batched product is faster, so a stack is decided anew.
+compared with the vendor's product of one matrix. For a stack, the vendor's batched product is faster than the vendor's
+separate products, so a stack needs a decision of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ MIN_VENDOR_SECONDS = 25e-6
 # H200, the triangles of 49 float64 matrices of 1626 x 264 take 1.5 times as long as predicted.
 VENDOR_TRIANGLE_SLOWDOWN = 1.5
 # Additional time of the library's product of a stack with alpha or beta, or of two matrices A B that is its own
-# adjoint. The library mirrors the product by about five launches, which read and write C about nine times.
+# adjoint. The library mirrors one triangle of C by about five launches, which read and write C about nine times.
 MIRROR_LAUNCH_SECONDS, MIRROR_PASSES = 25e-6, 9
 # Largest workspace, in bytes, of a group of products that share launches. On an H200, one group of eight float64
 # products of side 4096 is 1 % faster than four groups, and needs four times the memory.
@@ -69,7 +70,7 @@ def is_stackable(problem: Problem, limits: Limits) -> bool:
     if not problem.writes_triangle:
         return not problem.beta and problem.prepared_side is None
     is_triangle = problem.fill == "full" and not problem.element_type.is_complex
-    # with a nonzero beta, the kernel reads the lower triangle of C row by row
+    # C must be row-major: with a nonzero beta, the kernel reads the lower triangle of C row by row
     row_major = any(name == "C" and x.order == "C" for name, x in zip("ABC", problem.layouts, strict=True))
     return is_triangle and row_major and limits.allows_plan(WARPGROUP_PLAN, 1.0)
 
@@ -150,8 +151,7 @@ def _triangle_seconds(problem: Problem, chip: Chip) -> tuple[float, float]:
 def _single_seconds(single: Decision) -> float:
     """Return the predicted seconds of the plan for one matrix.
 
-    A plan that a certified entry chose has no predicted time. Its time is then the vendor's predicted time divided by
-    the entry's speedup.
+    For a plan that a certified entry chose, return the vendor's predicted seconds divided by the entry's speedup.
     """
     seconds = {c.plan: c.prediction.predicted_seconds for c in single.candidates}
     if single.plan in seconds:

@@ -57,7 +57,8 @@ def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
         return array_matmul.run_matmul(library, a, b, out, constraints)
     if constraints.reproducible and min(a.dim(), b.dim()) < 2:
         raise PlanError("a reproducible product of a vector records no gradients: pass a matrix of one row or column")
-    # If no plan is faster, torch's own product runs and records gradients. If the call is invalid, it raises the error.
+    # If no plan is faster, torch's own product runs and records gradients. For an invalid call, torch's own product
+    # raises the error.
     if out is not None or min(a.dim(), b.dim()) < 2 or prepare_call(library, a, b, None, constraints).plan is None:
         return library.vendor_product(a, b, out)
     return Product.apply(a, b, constraints)
@@ -321,7 +322,7 @@ def _apply_op(x: Any, op: str) -> Any:
 def _gemm_by_torch(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> Any:
     """Return the result of fmm.gemm, computed by torch's own functions.
 
-    These functions record gradients, and raise torch's errors for invalid operands.
+    torch's functions record gradients, and raise torch's errors for invalid operands.
     """
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return TORCH.vendor_product(a, b)
@@ -340,7 +341,8 @@ def _differentiable_gemm(
 ) -> Any:
     """Return the result of fmm.gemm and record gradients.
 
-    A plan computes the result if it is faster. Otherwise, and if the call is invalid, torch's own functions compute it.
+    A plan computes the result if a plan is faster than torch. If no plan is faster, or if the call is invalid, torch's
+    own functions are called.
     """
     a, b = _apply_op(a, params.op_a), _apply_op(b, params.op_b)
     params = params._replace(op_a="N", op_b="N")

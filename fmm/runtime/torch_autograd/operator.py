@@ -1,8 +1,8 @@
 """torch.ops.fmm.matmul: the product as a torch operator, with a shape function and gradients for compiled graphs.
 
 torch.compile compiles a function that calls fmm.matmul without a graph break. A product that a plan may make faster
-becomes this operator. Any other product becomes torch's own product, which the compiler may fuse with neighbouring
-operations.
+becomes this operator. A product that no plan can make faster becomes torch's own product, which the compiler may fuse
+with neighbouring operations.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from fmm.runtime.torch_autograd.functions import matmul_tensors, product_gradien
 OPERATOR_SCHEMA = (
     "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
 )
-# The tag cudagraph_unsafe: Inductor leaves an operator with this tag out of the CUDA graphs that it captures. In a
-# version of torch without the tag, Inductor captures the operator. The operator then runs torch's own product, since no
-# plan runs while a stream is captured (fmm/runtime/run_device.py).
+# Inductor leaves an operator with the tag cudagraph_unsafe out of the CUDA graphs that Inductor captures. In a version
+# of torch without this tag, Inductor captures fmm's operator in CUDA graphs. During a capture, fmm's operator runs
+# torch's own product, since no plan runs while a stream is captured (fmm/runtime/run_device.py).
 OPERATOR_TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 _OPERATOR_LIBRARY = torch.library.Library("fmm", "FRAGMENT")
 _OPERATOR_LIBRARY.define(OPERATOR_SCHEMA, tags=OPERATOR_TAGS)
@@ -154,9 +154,9 @@ def _as_stack(x: Any, batch_axis: int | None, axes: int, missing_axis: int | Non
 
 # ---- forward-mode gradients and DTensors, which torch.library does not support
 #
-# torch generates an autograd kernel from the operator's gradients. The generated kernel drops the tangents of dual
-# tensors silently, so a kernel of fmm replaces it at torch's autograd keys. A version of torch without
-# torch.library.get_kernel keeps the generated kernel.
+# torch generates an autograd kernel from the operator's gradients. The generated autograd kernel silently drops the
+# tangents of dual tensors, so a kernel of fmm replaces the generated kernel at torch's autograd keys. In a version of
+# torch without torch.library.get_kernel, the generated kernel stays.
 
 AUTOGRAD_KEYS = "AutogradCPU", "AutogradCUDA", "AutogradMeta"
 DTENSOR_MODULE = "torch.distributed.tensor"
@@ -178,7 +178,7 @@ def _add_autograd_kernels() -> None:
 def _autograd_kernel(generated: Any, keys: Any, a: Any, b: Any, *rest: Any) -> Any:
     """Return the operator's product; for tensors with tangents, return torch's own product, as fmm.matmul does."""
     if type(a) not in PLAIN_TENSORS or type(b) not in PLAIN_TENSORS:
-        # if an operand is a DTensor, this module is loaded already
+        # if an operand is a DTensor, the program has already loaded the module of DTensors
         dtensor = getattr(sys.modules.get(DTENSOR_MODULE), "DTensor", ())
         if isinstance(a, dtensor) or isinstance(b, dtensor):
             _register_sharding()
@@ -202,9 +202,9 @@ def _has_tangent(x: Any) -> bool:
 
 @cache
 def _register_sharding() -> None:
-    """Register the operator's placements of DTensors.
+    """Register the placements of DTensors that the operator accepts as operands.
 
-    Products of two matrices have torch.mm's placements. Stacks and vectors are replicated.
+    For a product of two matrices, the placements are those of torch.mm. Stacks and vectors are replicated.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor.experimental import register_sharding
