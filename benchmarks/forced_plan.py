@@ -74,7 +74,7 @@ def force_torch(_: str = "") -> None:
     folder = "fmm.integrations"
     hook = import_module(f"{folder}.torch_hook").load_compiled_hook()
     if hook is not None:
-        hook.set_least_work(0, 0, 0)
+        hook.set_min_multiply_adds(0, 0, 0)
     answers: Any = import_module(f"{folder}.torch_answers")
     answers.small_enough = never_small
     dispatcher = import_module(f"{folder}.torch_install")

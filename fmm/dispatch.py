@@ -132,7 +132,7 @@ def multiply_with_options(a: Any, b: Any, out: Any, casting: Any, order: Any, dt
 
 def dispatch_matmul(request: MatmulRequest) -> Any:
     """Return the product of a checked fmm.matmul call."""
-    if request.device is not None and (machine := _streaming_machine(request)) is not None:
+    if request.device is not None and (machine := _streaming_device(request)) is not None:
         from fmm.out_of_core import product
 
         _refuse_reproducible_streaming(request)
@@ -175,7 +175,7 @@ def dispatch_explain_matmul(request: MatmulRequest) -> Decision:
         a, b, _ = unwrap_operands(request.a, request.b, request.constraints)
         decision = dispatch_explain_matmul(request._replace(a=a, b=b))
         return replace(decision, reason=f"{decision.reason}; {note}")
-    machine = None if request.device is None else _streaming_machine(request)
+    machine = None if request.device is None else _streaming_device(request)
     a, b, constraints = unwrap_operands(request.a, request.b, request.constraints)
     if machine is not None:
         from fmm.out_of_core import product
@@ -199,7 +199,7 @@ def _refuse_reproducible_streaming(request: MatmulRequest) -> None:
         )
 
 
-def _streaming_machine(request: MatmulRequest) -> StreamingDevice | None:
+def _streaming_device(request: MatmulRequest) -> StreamingDevice | None:
     """Return the CUDA device through which host arrays are streamed; None if the arrays are already on the device."""
     device = request.device
     assert device is not None
@@ -241,7 +241,7 @@ def dispatch_gram(request: GramRequest, key: CallKey | None = None) -> Any:
 
     If the library computes the call, the decline is cached under `key`.
     """
-    request = _with_key(request, key, None)
+    request = _with_call_key(request, key, None)
     return (
         torch_functions_module().gram_tensors(*request[1:]) if request.library.is_differentiable else run_gram(*request)
     )
@@ -269,7 +269,7 @@ def dispatch_gemm(request: GemmRequest, key: CallKey | None = None) -> Any:
 
     The decline of the call, or its plan on a device, is cached under `key`.
     """
-    request = _with_key(request, key, request.c)
+    request = _with_call_key(request, key, request.c)
     return (
         torch_functions_module().gemm_tensors(*request[1:]) if request.library.is_differentiable else run_gemm(*request)
     )
@@ -286,7 +286,7 @@ def dispatch_explain_gemm(request: GemmRequest) -> Decision:
 RequestT = TypeVar("RequestT", GemmRequest, GramRequest)
 
 
-def _with_key(request: RequestT, key: CallKey | None, c: Any) -> RequestT:
+def _with_call_key(request: RequestT, key: CallKey | None, c: Any) -> RequestT:
     """Return the request with the key of recurring calls, if all operands have one type; `c` is the addend or None."""
     arrays = request.a, request.b, c, request.out
     if key is None or any(x is not None and x.dtype != request.a.dtype for x in arrays):

@@ -169,13 +169,13 @@ def _xla_product(a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, precis
     return lax.dot_general(a, b, (((inner[0],), (inner[1],)), (stack, stack)), precision=precision)
 
 
-def _product_mkn(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> tuple[int, int, int]:
+def _product_sizes(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> tuple[int, int, int]:
     m, k = reversed(a.shape[-2:]) if transpose_a else a.shape[-2:]
     return m, k, b.shape[-2] if transpose_b else b.shape[-1]
 
 
 def _abstract_product(a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, **_: Any) -> Any:
-    m, _k, n = _product_mkn(a, b, transpose_a, transpose_b)
+    m, _k, n = _product_sizes(a, b, transpose_a, transpose_b)
     return a.update(shape=(*a.shape[:-2], m, n), weak_type=False)
 
 
@@ -267,7 +267,7 @@ def is_faster_by_fmm(
     precision: lax.Precision = lax.Precision.HIGHEST,
 ) -> bool:
     """Return True if fmm computes A B, or A^H A if B is None, faster than XLA's dot."""
-    m, k, n = _product_mkn(a, a if b is None else b, transpose_a, transpose_b)
+    m, k, n = _product_sizes(a, a if b is None else b, transpose_a, transpose_b)
     dtype = str(a.dtype)
     op: Operation = "gram" if b is None else "product"
     if platform == "cpu":
@@ -303,7 +303,7 @@ def numpy_speedup_over_xla(dtype: str) -> float:
 
 def _product_by_fmm(platform: str, a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, **_: Any) -> Any:
     """Return op(A) op(B), computed by a callback that writes into XLA's output buffer."""
-    m, _k, n = _product_mkn(a, b, transpose_a, transpose_b)
+    m, _k, n = _product_sizes(a, b, transpose_a, transpose_b)
 
     def multiply(a: Any, b: Any, c: Any) -> None:
         left, right = (x.swapaxes(-1, -2) if swap else x for x, swap in ((a, transpose_a), (b, transpose_b)))
@@ -389,14 +389,14 @@ def _lower_dot(platform: str, own: Callable[..., Any], context: Any, a: Any, b: 
     left, right = context.avals_in
     if left.dtype == right.dtype == context.avals_out[0].dtype and _is_on_one_device(context):
         dot = _Contraction(left.shape, right.shape, options["dimension_numbers"])
-        precision = lax.Precision.HIGHEST if _is_highest(options["precision"]) else lax.Precision.DEFAULT
+        precision = lax.Precision.HIGHEST if _requires_full_float32(options["precision"]) else lax.Precision.DEFAULT
         stacks = (jax.ShapeDtypeStruct(shape, left.dtype) for shape in (dot.left_shape, dot.right_shape))
         if is_faster_by_fmm(platform, *stacks, **dot.transposes, precision=precision):
             return mlir.lower_fun(partial(dot.product_by_fmm, platform), multiple_results=False)(context, a, b)
     return own(context, a, b, **options)
 
 
-def _is_highest(precision: Any) -> bool:
+def _requires_full_float32(precision: Any) -> bool:
     """Return True if lax.dot_general's precision or algorithm requires float32 instead of TF32."""
     pair = precision if isinstance(precision, tuple) else (precision, precision)
     return all(x in (lax.Precision.HIGHEST, lax.DotAlgorithmPreset.F32_F32_F32) for x in pair)
@@ -412,8 +412,8 @@ class _Contraction:
         (left_inner, right_inner), (left_stack, right_stack) = dimension_numbers
         left_free = [axis for axis in range(len(left)) if axis not in (*left_inner, *left_stack)]
         right_free = [axis for axis in range(len(right)) if axis not in (*right_inner, *right_stack)]
-        self.left_axes, transpose_a = _axes_in_order(left_stack, left_free, left_inner)
-        self.right_axes, swapped = _axes_in_order(right_stack, right_inner, right_free)
+        self.left_axes, transpose_a = _stack_row_column_axes(left_stack, left_free, left_inner)
+        self.right_axes, swapped = _stack_row_column_axes(right_stack, right_inner, right_free)
         self.transposes = {"transpose_a": transpose_a, "transpose_b": swapped}
         count = prod(left[axis] for axis in left_stack)
         m, k = prod(left[axis] for axis in left_free), prod(left[axis] for axis in left_inner)
@@ -429,7 +429,7 @@ class _Contraction:
         return _product_by_fmm(platform, left, right, **self.transposes).reshape(self.shape)
 
 
-def _axes_in_order(stack: Any, rows: Any, columns: Any) -> tuple[tuple[int, ...], bool]:
+def _stack_row_column_axes(stack: Any, rows: Any, columns: Any) -> tuple[tuple[int, ...], bool]:
     """Return the axes in the order stack, rows, columns, and False.
 
     If the axes are stored in the order stack, columns, rows, return the axes in that order, and True: the matrices are

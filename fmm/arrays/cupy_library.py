@@ -26,7 +26,7 @@ from fmm.arrays.library import (
     occupied_bytes,
     product_shape,
 )
-from fmm.arrays.numpy_library import NumpyLikeLibrary, cancel_first_halves
+from fmm.arrays.numpy_library import NumpyLikeLibrary, write_cancelling_halves
 from fmm.dtypes import DTYPES, INTEGERS, STORED_TYPES, DType
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
 
@@ -176,7 +176,7 @@ class CupyLibrary(NumpyLikeLibrary):
             return False
         try:
             x = cupy.sin(1e3 * cupy.arange(a.size, dtype=np.float64)).reshape(shape).astype(a.dtype)
-            x = cancel_first_halves(x.swapaxes(-1, -2) if is_transposed else x)
+            x = write_cancelling_halves(x.swapaxes(-1, -2) if is_transposed else x)
             product = self.vendor_product(x, x.swapaxes(-1, -2))
             return bool((product == product.swapaxes(-1, -2)).all())
         except self.out_of_memory_error:

@@ -257,7 +257,7 @@ class Library(Protocol):
         ...
 
     @property
-    def product_additions(self) -> Mapping[int, Callable[[Any, Any, Any], Any]]:
+    def addmm_functions(self) -> Mapping[int, Callable[[Any, Any, Any], Any]]:
         """The library's functions f(c, a, b) that return C + A B in a new array.
 
         Each function is for matrices (key 2) or for stacks of matrices (key 3); the key is the number of axes of A and

@@ -24,7 +24,7 @@ class NumpyLikeLibrary(ABC):
     """
 
     module: Any
-    product_additions: Mapping[int, Callable[[Any, Any, Any], Any]] = MappingProxyType({})
+    addmm_functions: Mapping[int, Callable[[Any, Any, Any], Any]] = MappingProxyType({})
 
     @abstractmethod
     def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
@@ -149,7 +149,7 @@ ndarray = np.ndarray
 PLAIN_ARRAY_CLASSES = ndarray, np.memmap  # other subclasses have masks, or products of their own class
 
 
-def cancel_first_halves(x: Any) -> Any:
+def write_cancelling_halves(x: Any) -> Any:
     """Make numbers whose products reveal a kernel's order of additions: change x in place, and return it.
 
     The second half of each row is replaced by the first half, multiplied by -1 in every second row. The exact dot
@@ -232,7 +232,7 @@ class NumpyLibrary(NumpyLikeLibrary):
             classes = f"{type(a).__name__} and {type(b).__name__}"
             return ProductSetting(number, refusal=f"operands are {classes}, not plain arrays")
         dtype, refusal, refuses_plans = self._common_type(a, b)
-        if not refusal and (refusal := self._out_refusal(out, dtype)):
+        if not refusal and (refusal := self._out_decline_reason(out, dtype)):
             refuses_plans = True
         b_is_transposed_a = dtype in BLAS_DTYPES and same_memory_transposed(a, b)
         calls_syrk = b_is_transposed_a and is_blas_readable(a)
@@ -273,7 +273,7 @@ class NumpyLibrary(NumpyLikeLibrary):
             return dtype, f"a cast to {dtype} can lose numbers, and NumPy then warns", True
         return dtype, "", False
 
-    def _out_refusal(self, out: Any, dtype: np.dtype[Any]) -> str:
+    def _out_decline_reason(self, out: Any, dtype: np.dtype[Any]) -> str:
         """Return the reason why only NumPy can write into `out`; empty if a plan can.
 
         The shape of `out` is not checked.

@@ -38,7 +38,7 @@ def is_exporting() -> bool:
     return bool(torch.compiler._is_exporting_flag)
 
 
-def _key_bits(*names: str) -> int:
+def _dispatch_key_bits(*names: str) -> int:
     """Return the named keys of torch's dispatcher as a bit set."""
     bits = 0
     for name in names:
@@ -48,10 +48,10 @@ def _key_bits(*names: str) -> int:
 
 # The keys that torch's dispatcher has for tensors with strided memory. A tensor with any other dispatcher key has
 # another memory layout, or a transform, a trace or a mode records the tensor's calls.
-PLAIN_DISPATCH_KEYS = _key_bits(
+PLAIN_DISPATCH_KEYS = _dispatch_key_bits(
     "CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA", "ADInplaceOrView"
 )
-CONJ_NEG_DISPATCH_KEYS = _key_bits("Conjugate", "Negative")
+CONJ_NEG_DISPATCH_KEYS = _dispatch_key_bits("Conjugate", "Negative")
 _PLAIN_OR_MARKED = PLAIN_DISPATCH_KEYS | CONJ_NEG_DISPATCH_KEYS
 
 
@@ -157,13 +157,17 @@ def are_plain_tensors(a: Any, b: Any, out: Any, c: Any, allowed_keys: int) -> bo
 def is_writable_out(out: Any, like: Any) -> bool:
     """Return True if torch accepts `out`: a strided tensor that records no gradients, on the device of `like`."""
     plain = type(out) in PLAIN_TENSORS and not dispatch_keys(out).raw_repr() & ~PLAIN_DISPATCH_KEYS
-    return plain and not (out.requires_grad or is_refused_out(out)) and bool(out.get_device() == like.get_device())
+    return (
+        plain
+        and not (out.requires_grad or is_out_rejected_by_torch(out))
+        and bool(out.get_device() == like.get_device())
+    )
 
 
 MEMORY_OVERLAPS = 1  # torch's MemOverlap::Yes: several entries share memory for certain
 
 
-def is_refused_out(out: Any) -> bool:
+def is_out_rejected_by_torch(out: Any) -> bool:
     """Return True if torch raises an error for `out`.
 
     torch raises an error if `out` is expanded, records gradients or is an inference tensor.
@@ -196,7 +200,7 @@ def _has_tangent(x: Any) -> bool:
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
 
 
-def resolve_marks(a: Any, b: Any) -> tuple[Any, Any]:
+def resolve_conj_and_neg_bits(a: Any, b: Any) -> tuple[Any, Any]:
     """Return both tensors without conjugate and negative marks; only tensors with such marks are copied."""
     if a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg():
         return a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg()

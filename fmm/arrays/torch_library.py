@@ -12,7 +12,7 @@ import torch
 
 from fmm.arrays import host_memory
 from fmm.arrays.library import MemoryNeeds, Operand, Processor, ProductSetting, contiguous_operand, product_shape
-from fmm.arrays.numpy_library import as_integer_factor, cancel_first_halves, tensor_as_numpy
+from fmm.arrays.numpy_library import as_integer_factor, tensor_as_numpy, write_cancelling_halves
 from fmm.arrays.torch_calls import (
     PLAIN_DISPATCH_KEYS,
     TORCH_BMM,
@@ -149,12 +149,12 @@ class _TorchLibraryBase:
 
     name, vendor_name = "torch", "torch.matmul"
     is_differentiable, gemm_name = True, "torch.addmm"
-    product_additions: Mapping[int, Callable[[Any, Any, Any], Any]]
+    addmm_functions: Mapping[int, Callable[[Any, Any, Any], Any]]
     cached_calls: dict[Hashable, Any]
 
     def __init__(self, calls: dict[Hashable, Any] | None = None) -> None:
         self.cached_calls = {} if calls is None else calls
-        self.product_additions = {2: torch.addmm, 3: torch.baddbmm}
+        self.addmm_functions = {2: torch.addmm, 3: torch.baddbmm}
         self.fast_vendor_product, self.is_observed, self.is_tracing = TORCH_MATMUL, is_observed, is_tracing
         self.fast_stack_product = TORCH_BMM
 
@@ -372,7 +372,7 @@ def is_gram_symmetric(a: Any, multiply: Callable[[Any, Any], Any]) -> bool:
     try:
         x = torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device)
         x.normal_(generator=torch.Generator(a.device).manual_seed(0))
-        cancel_first_halves(x)
+        write_cancelling_halves(x)
         product = multiply(x, x.mT)
         return bool(torch.equal(product, product.mT))
     except RuntimeError:  # the memory ran out, or elements share memory

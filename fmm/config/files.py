@@ -150,13 +150,13 @@ class Configs:
             if found.changed and found.entries:
                 until = "only its model is used until `fmm-tune verify --measure`"
                 log_once(f"{', '.join(found.changed)} since the tuning: {until}")
-            yield note_other_card(found) if path == SHIPPED_CONFIG else found
+            yield mark_measured_on_other_card(found) if path == SHIPPED_CONFIG else found
 
 
 OTHER_CARD_NOTE = "on another card of this name"
 
 
-def note_other_card(found: Tuning) -> Tuning:
+def mark_measured_on_other_card(found: Tuning) -> Tuning:
     """Return the shipped tuning; the source of its calibration now says that another card of this name was measured."""
     calibration = found.calibration
     if calibration is None:
@@ -183,28 +183,28 @@ def suppress_missing_config_warning(path: Path) -> None:
 
 def current_settings() -> tuple[tuple[object, ...], Configs]:
     """Return the values of fmm's environment variables, and the configs: every decision depends on both."""
-    return _settings_at(tuple(map(raw_variable_value, RAW_VARIABLE_NAMES)), int(time.monotonic()))
+    return _cached_settings(tuple(map(raw_variable_value, RAW_VARIABLE_NAMES)), int(time.monotonic()))
 
 
 @lru_cache(maxsize=2)
-def _settings_at(variables: tuple[object, ...], second: int) -> tuple[tuple[object, ...], Configs]:
+def _cached_settings(variables: tuple[object, ...], second: int) -> tuple[tuple[object, ...], Configs]:
     return variables, active_configs()
 
 
 def active_configs() -> Configs:
     """Return the current configs; changed files are read again within a second."""
-    return _configs_at(environment_value("FMM_CONFIG"), int(time.monotonic()))
+    return _cached_configs(environment_value("FMM_CONFIG"), int(time.monotonic()))
 
 
 def clear_config_cache() -> None:
     """Clear the caches, so that the next call reads the config files again."""
-    _settings_at.cache_clear()
-    _configs_at.cache_clear()
+    _cached_settings.cache_clear()
+    _cached_configs.cache_clear()
     _read_configs.cache_clear()
 
 
 @lru_cache(maxsize=2)
-def _configs_at(named: str, second: int) -> Configs:
+def _cached_configs(named: str, second: int) -> Configs:
     paths = search_path(named)
     return _read_configs(paths, tuple(map(_file_stamp, paths)), bool(named))
 

@@ -48,10 +48,10 @@ SUMS_VERSION_NAME, COMPILED_SUMS = "sums", "llvmlite"
 
 def cpu_device_key(threads: int) -> str:
     """Return the device key of this processor with this number of BLAS threads; a folder of results/ has this name."""
-    return "-".join(["cpu", *_key_words(processor_name()), f"{threads}t"])
+    return "-".join(["cpu", *_alphanumeric_words(processor_name()), f"{threads}t"])
 
 
-def _key_words(name: str) -> list[str]:
+def _alphanumeric_words(name: str) -> list[str]:
     return "".join(c if c.isalnum() else " " for c in name.lower()).split()
 
 
@@ -75,7 +75,7 @@ def gpu_device_key(name: str, capability: str, sms: int) -> str:
 
     The name is part of the key: an H100 has as many multiprocessors as an H200, but slower memory.
     """
-    return "-".join([f"cuda-{capability}-{sms}sm", *_key_words(name)])
+    return "-".join([f"cuda-{capability}-{sms}sm", *_alphanumeric_words(name)])
 
 
 def parse_gpu_device_key(key: str) -> tuple[str, int] | None:

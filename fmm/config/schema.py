@@ -464,12 +464,12 @@ def read_calibration(raw: JsonValue, json_path: str, dtype: str, name: str, sour
 
 def read_thresholds(raw: JsonValue) -> Thresholds | None:
     """Return the thresholds of a section; None for missing, incomplete or damaged thresholds."""
-    if not _has_thresholds(raw) or any(threshold_errors(raw, "")):
+    if not _is_thresholds_object(raw) or any(threshold_errors(raw, "")):
         return None
     return Thresholds(**{name: check(raw[name], name) for name, check in THRESHOLD_CHECKS.items() if name in raw})
 
 
-def _has_thresholds(raw: JsonValue) -> bool:
+def _is_thresholds_object(raw: JsonValue) -> bool:
     """Return True if the value is an object with all required fields of Thresholds."""
     return isinstance(raw, dict) and raw.keys() >= THRESHOLD_CHECKS.keys() - OPTIONAL_THRESHOLDS
 
@@ -478,7 +478,7 @@ def threshold_errors(raw: JsonValue, json_path: str) -> Iterator[ConfigError]:
     """Yield a ConfigError for each damaged field of thresholds; yield nothing for an object with missing fields."""
     if raw is not None and not isinstance(raw, dict):
         yield wrong_value_error(json_path, "an object", raw)
-    for name, check in THRESHOLD_CHECKS.items() if _has_thresholds(raw) else ():
+    for name, check in THRESHOLD_CHECKS.items() if _is_thresholds_object(raw) else ():
         try:
             if name in raw:
                 check(raw[name], f"{json_path}.{name}")

@@ -84,7 +84,7 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
     terms = [LabeledArray(x, labels) for x, labels in zip(arrays, plan.inputs, strict=True)]
     # A small contraction of CuPy arrays is one call of cupy.einsum, unless fmm's products take the host less time.
     is_cupy = array_kind(arrays[0]) == "cupy"
-    if is_small and is_cupy and not gains_by_products(terms, plan) and subscripts.isascii():
+    if is_small and is_cupy and not is_faster_than_cupy_einsum(terms, plan) and subscripts.isascii():
         path = ["einsum_path", *plan.path]
         return write_to(out, array_module(arrays[0]).einsum(subscripts, *arrays, optimize=path))
     return write_to(out, ordered_result(contract_terms(terms, plan, is_small and not is_cupy), plan.output))
@@ -142,7 +142,7 @@ def plan_contraction(subscripts: str, shapes: tuple[tuple[int, ...], ...], optim
     return ContractionPlan(tuple(terms), tuple(output), *steps, has_only_products, max(work))
 
 
-def gains_by_products(terms: Sequence[LabeledArray], plan: ContractionPlan) -> bool:
+def is_faster_than_cupy_einsum(terms: Sequence[LabeledArray], plan: ContractionPlan) -> bool:
     """Return True if fmm's products of a small contraction take less time than one call of cupy.einsum.
 
     Return False for a single product that must copy a large operand: cupy.einsum copies this operand too.

@@ -66,7 +66,7 @@ class LabeledLayout(NamedTuple):
         stride_of = dict(zip(self.labels, self.strides, strict=True))
         return tuple(sorted((x for x in self.labels if x in labels), key=lambda label: -stride_of[label]))
 
-    def strides_nest(self, labels: Sequence[str]) -> bool:
+    def are_dimensions_mergeable(self, labels: Sequence[str]) -> bool:
         """Return True if the dimensions with these labels, in this order, can become one dimension without a copy."""
         dimensions = {x: (n, stride) for x, n, stride in zip(*self, strict=True) if n != 1}
         nested = pairwise(dimensions[x] for x in labels if x in dimensions)
@@ -106,7 +106,7 @@ class NextPair(NamedTuple):
         """Return True if this pair must copy the operand: its row or summed labels cannot become one dimension."""
         rows = operand.stored_order(set(operand.labels) - self.other)
         summed = operand.stored_order(self.other - self.kept)
-        return not (operand.strides_nest(rows) and operand.strides_nest(summed))
+        return not (operand.are_dimensions_mergeable(rows) and operand.are_dimensions_mergeable(summed))
 
 
 class PairPlan(NamedTuple):
@@ -180,7 +180,7 @@ def contract_pair(
         b = reduce_operand(b, {*a.labels, *kept}, sizes)
         a = reduce_operand(a, {*b.labels, *kept}, sizes)
         layout_a, layout_b = a.layout, b.layout
-    if is_on_device(a.array) and is_bound_by_writing(layout_a, layout_b, kept):
+    if is_on_device(a.array) and is_bound_by_result_writes(layout_a, layout_b, kept):
         return library_einsum([a, b], tuple(label for label in dict.fromkeys(a.labels + b.labels) if label in kept))
     is_jax = is_jax_array(a.array)
     can_use_gram = a.array is b.array and not is_jax and not is_complex_array(a.array)
@@ -206,7 +206,7 @@ def must_reduce(a: LabeledLayout, b: LabeledLayout, kept: frozenset[str]) -> boo
 
 
 @lru_cache(maxsize=4096)
-def is_bound_by_writing(a: LabeledLayout, b: LabeledLayout, kept: frozenset[str]) -> bool:
+def is_bound_by_result_writes(a: LabeledLayout, b: LabeledLayout, kept: frozenset[str]) -> bool:
     """Return True if the pair is nearly an outer product: its sums are short, its result is far larger than a and b."""
     sizes = {**a.sizes, **b.sizes}
     terms = prod(n for label, n in sizes.items() if label not in kept)
@@ -270,7 +270,7 @@ def summed_order(a: LabeledLayout, b: LabeledLayout, labels: Collection[str]) ->
     """Return the order of the summed labels with which fewer elements of the operands must be copied."""
 
     def copied_elements(order: Labels) -> int:
-        return sum(0 if x.strides_nest(order) else prod(x.shape) for x in (a, b))
+        return sum(0 if x.are_dimensions_mergeable(order) else prod(x.shape) for x in (a, b))
 
     return min((a.stored_order(labels), b.stored_order(labels)), key=copied_elements)
 
@@ -284,10 +284,10 @@ def split_stack(operand: LabeledLayout, free: Labels, summed: Labels) -> tuple[L
     the stack is chosen only if both sides of its matrices are large. An operand that must be copied for its summed
     labels becomes one matrix, since one product is faster than a stack.
     """
-    if not operand.strides_nest(summed):
+    if not operand.are_dimensions_mergeable(summed):
         return (), free
     sizes = operand.sizes
-    start = next(i for i in range(len(free) + 1) if operand.strides_nest(free[i:]))
+    start = next(i for i in range(len(free) + 1) if operand.are_dimensions_mergeable(free[i:]))
     inner = free[start:]
     is_large = min(prod(sizes[x] for x in inner), prod(sizes[x] for x in summed)) >= SMALLEST_STACKED_SIDE
     return (free[:start], inner) if is_large else ((), free)

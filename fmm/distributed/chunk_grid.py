@@ -46,7 +46,7 @@ class ChunkTasks(DefaultMachine):
     chunk_growth: float | None = None  # limit of the error growth of the plan that the worker chooses
     products_per_task: int = 1  # number of products of chunks whose sum one task computes
     table: dict[ChunkKey, tuple[Any, ...]] = field(default_factory=dict)
-    has_updating_leaves: bool = True
+    leaves_apply_alpha_beta: bool = True
     used_bytes: int = 0
 
     # ---- the steps of a walk
@@ -99,13 +99,14 @@ class ChunkTasks(DefaultMachine):
     def rename_chunks(self, names: Mapping[ChunkKey, ChunkKey]) -> None:
         """Replace keys of chunks, in the table and in the arguments of the tasks that read the chunks."""
 
-        def with_new_keys(x: Any) -> Any:
+        def replace_chunk_keys(x: Any) -> Any:
             if isinstance(x, list):
-                return [with_new_keys(y) for y in x]
+                return [replace_chunk_keys(y) for y in x]
             return names.get(x, x) if isinstance(x, tuple) else x
 
         table = {
-            names.get(key, key): (function, *map(with_new_keys, rest)) for key, (function, *rest) in self.table.items()
+            names.get(key, key): (function, *map(replace_chunk_keys, rest))
+            for key, (function, *rest) in self.table.items()
         }
         self.table.clear()
         self.table.update(table)

@@ -106,8 +106,8 @@ def _simulate_product(
     m, k, n = grid
     tasks = ChunkTasks("part", products_per_task=candidate.products_per_task)
     operands = {
-        "A": _single_entry_cells("A", m, k),
-        "B": _single_entry_cells("B", k, n),
+        "A": _one_entry_chunk_grid("A", m, k),
+        "B": _one_entry_chunk_grid("B", k, n),
         "C": np.full((m, n), None, dtype=object),
     }
     walk_plan(candidate.outer_plan, operands, tasks, "float64")
@@ -120,7 +120,7 @@ def _simulate_product(
     return simulate_tasks(chunk_tasks, worker_by_chunk, SimulatedWorkers(*workers, fetch_seconds))
 
 
-def _single_entry_cells(name: str, rows: int, cols: int) -> ChunkGrid:
+def _one_entry_chunk_grid(name: str, rows: int, cols: int) -> ChunkGrid:
     cells: ChunkGrid = np.full((rows, cols), None, dtype=object)
     for i, j in np.ndindex(rows, cols):
         cells[i, j] = ChunkCell((name, i, j), 1, 1)

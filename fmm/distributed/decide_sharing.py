@@ -118,7 +118,7 @@ def decide_sharing(
     def local_limits(conditions: LocalConditions) -> Limits:
         unlimited = free_bytes == float("inf")
         workspace = UNLIMITED_BYTES if unlimited else workspace_share(int(free_bytes - conditions.held_bytes))
-        local_growth = growth / _error_growth_of_pieces(conditions, dtype)
+        local_growth = growth / _error_growth_of_piecewise_sums(conditions, dtype)
         return limits_without_arrays("product", dtype, workspace, local_growth)
 
     @cache
@@ -155,10 +155,10 @@ def first_product_size(sharing: SharingCandidate) -> tuple[int, int, int]:
 
 def sharing_error_growth(sharing: SharingCandidate, dtype: str) -> float:
     """Return the error growth of the outer level, including rounded sums of partial products in a 16-bit type."""
-    return _error_growth_of_pieces(sharing.local_conditions, dtype)
+    return _error_growth_of_piecewise_sums(sharing.local_conditions, dtype)
 
 
-def _error_growth_of_pieces(conditions: LocalConditions, dtype: str) -> float:
+def _error_growth_of_piecewise_sums(conditions: LocalConditions, dtype: str) -> float:
     pieces = conditions.pieces if DTYPES[dtype].sums_wider else 1
     return float(expected_error_growth(conditions.outer_plan, dtype) * ((pieces + 1) / 2) ** 0.5)
 

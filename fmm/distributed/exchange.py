@@ -59,7 +59,7 @@ class ProductInProgress:
             if step + 1 < layout.pieces:
                 next_panels = self.panels.start_exchange_step(step + 1)
             left, right = self.panels.finish_exchange_step(panels, step)
-            rows, _, cols = layout.share_in_step(self.place, step)
+            rows, _, cols = layout.process_share_in_step(self.place, step)
             dest = submatrix(c, Rectangle(rows, cols).relative_to(Rectangle(share.rows, share.cols)))
             if 0 not in (*left.shape, *right.shape):
                 multiply(left, right, dest, written and layout.along == K_AXIS)

@@ -35,7 +35,7 @@ class Span(NamedTuple):
         start = max(self.start, other.start)
         return Span(start, max(min(self.stop, other.stop), start))
 
-    def equal_part(self, parts: int, index: int) -> Span:
+    def equal_subspan(self, parts: int, index: int) -> Span:
         """Cut the span into `parts` equal parts, and return the part with this index."""
         step = -(-self.size // parts)
         start, stop = (min(self.start + i * step, self.stop) for i in (index, index + 1))
@@ -79,7 +79,7 @@ def span_of_process(size: int, axis: int, cuts: CutAxes, mesh: Sequence[int], co
     span = Span(0, size)
     for cut, side, place in zip(cuts, mesh, coordinates, strict=True):
         if cut == axis:
-            span = span.equal_part(side, place)
+            span = span.equal_subspan(side, place)
     return span
 
 
@@ -166,7 +166,7 @@ class MeshLayout:
         return prod(self.mesh)
 
     @property
-    def summand_process_count(self) -> int:
+    def inner_dimension_process_count(self) -> int:
         """Number of processes that compute summands of one block of C, each over its range of the inner dimension."""
         return prod(side for side, axis in zip(self.mesh, self.work, strict=True) if axis == K_AXIS)
 
@@ -190,16 +190,16 @@ class MeshLayout:
             for place in places
         )
 
-    def share_in_step(self, rank: int, step: int) -> ProcessShare:
+    def process_share_in_step(self, rank: int, step: int) -> ProcessShare:
         """Return the part of a process's share that the process computes in this step."""
         share = self._process_shares[rank]
-        first = self._first_piece_by_rank[rank] if self.along == K_AXIS else 0
-        piece = share[self.along].equal_part(self.pieces, (first + step) % self.pieces)
+        first = self._first_inner_piece_by_rank[rank] if self.along == K_AXIS else 0
+        piece = share[self.along].equal_subspan(self.pieces, (first + step) % self.pieces)
         return ProcessShare(*(piece if axis == self.along else span for axis, span in enumerate(share)))
 
     def panels_needed(self, rank: int, step: int) -> dict[OperandName, Rectangle]:
         """Return the panels of A and B that a process multiplies in this step."""
-        rows, inner, cols = self.share_in_step(rank, step)
+        rows, inner, cols = self.process_share_in_step(rank, step)
         return {"A": Rectangle(rows, inner), "B": Rectangle(inner, cols)}
 
     def has_constant_panel(self, operand: OperandName) -> bool:
@@ -223,10 +223,10 @@ class MeshLayout:
                             yield RectangleTransfer(operand, source, rank, part)
 
     @cached_property
-    def _first_piece_by_rank(self) -> tuple[int, ...]:
-        return tuple(map(self._first_piece_index, range(self.process_count)))
+    def _first_inner_piece_by_rank(self) -> tuple[int, ...]:
+        return tuple(map(self._first_inner_piece_index, range(self.process_count)))
 
-    def _first_piece_index(self, rank: int) -> int:
+    def _first_inner_piece_index(self, rank: int) -> int:
         """Return the index of the first piece of the inner dimension that a process multiplies.
 
         A process first multiplies the pieces of A and B that it already holds. If A and B are both cut along the inner

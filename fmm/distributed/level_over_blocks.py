@@ -31,15 +31,15 @@ def build_level_tasks(
     """Return the tasks of an outer level, in the order in which a process runs them, and the cells of C's blocks."""
     m, k, n = cut.parts
     rows, cols, width = cut.rows // m, cut.cols // n, cut.width // k
-    left = _named_cells("A", (m, k), rows, cut.inner_part_count("A") * width)
-    right = _named_cells("B", (k, n), cut.inner_part_count("B") * width, cols)
+    left = _symbolic_chunk_grid("A", (m, k), rows, cut.inner_part_count("A") * width)
+    right = _symbolic_chunk_grid("B", (k, n), cut.inner_part_count("B") * width, cols)
     result: ChunkGrid = np.full((m, n), None, dtype=object)
     tasks = ChunkTasks("block")
     walk_plan(plan, {"A": left, "B": right, "C": result}, tasks, dtype)
     return tasks.table, result
 
 
-def _named_cells(name: str, shape: tuple[int, int], rows: int, cols: int) -> ChunkGrid:
+def _symbolic_chunk_grid(name: str, shape: tuple[int, int], rows: int, cols: int) -> ChunkGrid:
     cells: ChunkGrid = np.full(shape, None, dtype=object)
     for i, j in np.ndindex(shape):
         cells[i, j] = ChunkCell((name, i, j), rows, cols)
@@ -58,7 +58,7 @@ def multiply_blocks(
     share = cut.whole.process_share(place)
     c = a.new_empty((share.rows.size, share.cols.size))
     operands = {**_operand_blocks(cut, "A", place, a), **_operand_blocks(cut, "B", place, b)}
-    blocks = _LiveBlocks(operands, table, result, c)
+    blocks = _BlocksInUse(operands, table, result, c)
     started: tuple[BlockKey, Any] | None = None
     for key, (function, *arguments) in table.items():
         if started is not None and started[0] in _block_keys_read(arguments):
@@ -78,7 +78,7 @@ def multiply_blocks(
     return c
 
 
-def _finish_block_product(key: BlockKey, product: Any, blocks: _LiveBlocks, finish: FinishProduct) -> Any:
+def _finish_block_product(key: BlockKey, product: Any, blocks: _BlocksInUse, finish: FinishProduct) -> Any:
     """Finish the product, and return the block that the task computes: alpha * product + beta * addend."""
     _, _, _, alpha, beta, before, *_ = blocks.table[key]
     block = finish(product)
@@ -86,7 +86,7 @@ def _finish_block_product(key: BlockKey, product: Any, blocks: _LiveBlocks, fini
     return block if before is None else block.add_(blocks.live[before], alpha=beta)
 
 
-class _LiveBlocks:
+class _BlocksInUse:
     """Holds the blocks that later tasks still read; `store_block` also copies blocks of C into the matrix C."""
 
     def __init__(

@@ -133,7 +133,7 @@ def rank_sharings(
         else first
     )
     for sharing in refined:
-        for candidate, plan in product(layouts_in_pieces(sharing.layout), plans):
+        for candidate, plan in product(layouts_by_step_count(sharing.layout), plans):
             if candidate.pieces == 1 and plan == VENDOR:
                 continue  # already in `candidates`
             try:
@@ -167,7 +167,7 @@ def choose_sharing(ranked: Sequence[SharingCandidate], memory_limit: float) -> S
     return plain
 
 
-def layouts_in_pieces(layout: MeshLayout) -> Iterator[MeshLayout]:
+def layouts_by_step_count(layout: MeshLayout) -> Iterator[MeshLayout]:
     """Yield layouts with the same work per process, in one or several steps.
 
     Each process's share of the product is cut into as many pieces as there are steps. Along the inner dimension, the
@@ -265,7 +265,7 @@ def _panel_bytes(layout: MeshLayout, itemsize: int) -> float:
 
 def _reduction_seconds(layout: MeshLayout, devices: MeshDevices) -> float:
     """Return the seconds of a reduce-scatter of C; 0 if each block of C is computed by one device alone."""
-    product_count = layout.summand_process_count
+    product_count = layout.inner_dimension_process_count
     if product_count == 1:
         return 0.0
     block = _largest_block_entries(layout) * devices.itemsize
@@ -309,7 +309,7 @@ def _rectangle_sharings(layout: MeshLayout, devices: MeshDevices) -> list[Sharin
     if sharings:
         best = min(sharings, key=lambda sharing: sharing.predicted_seconds).layout
         sharings += [
-            _predict_rectangle(candidate, devices) for candidate in layouts_in_pieces(best) if candidate.pieces > 1
+            _predict_rectangle(candidate, devices) for candidate in layouts_by_step_count(best) if candidate.pieces > 1
         ]
     return sharings
 

@@ -94,7 +94,7 @@ class Chip:
         return self.limits.warp_granularity
 
     @property
-    def near_cache_bytes(self) -> float:
+    def near_l2_bytes(self) -> float:
         """Bytes of the near half of the second-level cache: a multiprocessor is connected directly to one half only."""
         return self.cache / 2
 

@@ -14,8 +14,8 @@ from typing import Any
 from fmm.api import matmul
 from fmm.integrations.product_functions import (
     accepts_matmul_call,
+    attributes_bound_to,
     multiply_and_count,
-    names_bound_to,
     parse_contraction,
     parse_dot_operands,
     replace_attributes,
@@ -55,7 +55,7 @@ class CupyFunctions:
         )
         for own, answer in answers:
             replaced = replacement_function(own, answer)
-            for owner, name in names_bound_to(own, self.cupy, self.cupy.linalg):
+            for owner, name in attributes_bound_to(own, self.cupy, self.cupy.linalg):
                 yield owner, name, replaced
         if is_mutable_type(self.ndarray):
             yield self.ndarray, "__matmul__", self.matmul_operator()
@@ -102,10 +102,10 @@ class CupyFunctions:
             a, b = operands[0], operands[1].T
             matches = a.shape[1] == b.shape[0] and a.dtype == b.dtype
             by_fmm = matches and not self.is_small_product(a, (*a.shape, b.shape[1]))
-            return multiply_and_count("cupy.inner", matmul if by_fmm else self.inner_of_transposed, a, b)
+            return multiply_and_count("cupy.inner", matmul if by_fmm else self.product_by_cupy_inner, a, b)
         return self.own_inner(*operands, **options)
 
-    def inner_of_transposed(self, a: Any, b: Any) -> Any:
+    def product_by_cupy_inner(self, a: Any, b: Any) -> Any:
         return self.own_inner(a, b.T)
 
     def tensordot(self, a: Any, b: Any, axes: Any = 2) -> Any:

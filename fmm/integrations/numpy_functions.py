@@ -20,8 +20,8 @@ from fmm.arrays.numpy_library import NUMPY_DOT, TYPE_NAMES
 from fmm.config.environment import log_once
 from fmm.integrations import numpy_loops
 from fmm.integrations.product_functions import (
+    attributes_bound_to,
     multiply_and_count,
-    names_bound_to,
     parse_dot_operands,
     replace_attributes,
     replacement_function,
@@ -64,7 +64,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     modules = dict.fromkeys((np, *_calling_modules()))
     for own, answer in ((numpy_dot, compute_dot), (numpy_inner, compute_inner)):
         replaced = replacement_function(own, answer)
-        for owner, name in names_bound_to(own, *modules):
+        for owner, name in attributes_bound_to(own, *modules):
             yield owner, name, replaced
 
 
@@ -86,7 +86,7 @@ def compute_dot(*operands: Any, **options: Any) -> Any:
     if arguments is None:
         return numpy_dot(*operands, **options)
     a, b, out = arguments
-    by_fmm = _may_plan_be_faster(a, b) and _is_valid_out(out, a, b)
+    by_fmm = _are_large_matrices(a, b) and _is_valid_out(out, a, b)
     if by_fmm or (is_reporting() and _are_plain_matrices(a, b)):
         return multiply_and_count("numpy.dot", _dot_by_plan if by_fmm else numpy_dot, *operands, **options)
     return numpy_dot(*operands, **options)
@@ -99,9 +99,9 @@ def compute_inner(*operands: Any, **options: Any) -> Any:
     """
     if len(operands) == 2 and not options and type(operands[1]) is ndarray:
         a, b = operands[0], operands[1].T
-        by_fmm = _may_plan_be_faster(a, b)
+        by_fmm = _are_large_matrices(a, b)
         if by_fmm or (is_reporting() and _are_plain_matrices(a, b)):
-            return multiply_and_count("numpy.inner", _dot_by_plan if by_fmm else _inner_of_transposed, a, b)
+            return multiply_and_count("numpy.inner", _dot_by_plan if by_fmm else _product_by_numpy_inner, a, b)
     return numpy_inner(*operands, **options)
 
 
@@ -112,11 +112,11 @@ def _dot_by_plan(a: Any, b: Any, /, out: Any = None) -> Any:
     return run_matmul(NUMPY_DOT, a, b, out, NO_CONSTRAINTS)
 
 
-def _inner_of_transposed(a: Any, b: Any) -> Any:
+def _product_by_numpy_inner(a: Any, b: Any) -> Any:
     return numpy_inner(a, b.T)
 
 
-def _may_plan_be_faster(a: Any, b: Any) -> bool:
+def _are_large_matrices(a: Any, b: Any) -> bool:
     """Return True if a and b are two matrices of matching shapes and are large enough for a plan."""
     return not is_small_on_host(a, b) and _are_plain_matrices(a, b) and a.shape[1] == b.shape[0]
 

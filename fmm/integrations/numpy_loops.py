@@ -116,10 +116,10 @@ class CompiledLoops:
         self._replace_loop = numpy_function_address(REPLACE_LOOP_INDEX)
         self._replaced: set[int] = set()  # NumPy's type numbers of the element types whose loops are replaced
         library.fmm_python_function(compute_loop_product)
-        self._record_main_thread()
-        after_fork_in_child(self._record_main_thread)
+        self._store_main_thread_id()
+        after_fork_in_child(self._store_main_thread_id)
 
-    def _record_main_thread(self) -> None:
+    def _store_main_thread_id(self) -> None:
         self._set_main_thread(threading.main_thread().ident)
 
     def replace_loops(self) -> None:
@@ -225,11 +225,11 @@ def _loop_operands(
         strides = steps[3 + 2 * i : 5 + 2 * i]
         if count > 1 and not (i == 1 and has_one_b):
             shape, strides = (count, *shape), (steps[i], *strides)
-        arrays.append(np.asarray(_LoopMemory(address, shape, strides, dtype)))
+        arrays.append(np.asarray(_LoopOperandMemory(address, shape, strides, dtype)))
     return arrays
 
 
-class _LoopMemory:
+class _LoopOperandMemory:
     """Memory that NumPy passed to a loop, with the array interface, so that NumPy can view the memory as an array."""
 
     def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> None:

@@ -75,7 +75,7 @@ class WeakReplacementFunction(ReplacementFunction):
     __slots__ = ("__weakref__",)
 
 
-def names_bound_to(value: object, *owners: Any) -> list[tuple[Any, str]]:
+def attributes_bound_to(value: object, *owners: Any) -> list[tuple[Any, str]]:
     """Return (module or class, name) for each name that is bound to this object."""
     return [(owner, name) for owner in owners for name, bound in list(vars(owner).items()) if bound is value]
 

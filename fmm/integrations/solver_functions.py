@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from fmm import linalg
-from fmm.integrations.product_functions import names_bound_to, replace_attributes, replacement_function
+from fmm.integrations.product_functions import attributes_bound_to, replace_attributes, replacement_function
 from fmm.linalg.arguments import is_square
-from fmm.linalg.cholesky_recursion import cholesky_side
-from fmm.linalg.inverse import inverse_width
+from fmm.linalg.cholesky_recursion import cholesky_block_side
+from fmm.linalg.inverse import inverse_panel_width
 from fmm.linalg.least_squares import is_tall_system
-from fmm.linalg.lu_recursion import lu_width
-from fmm.linalg.qr_factors import QR_MODES, factors_by_products
+from fmm.linalg.lu_recursion import lu_panel_width
+from fmm.linalg.qr_factors import QR_MODES, prefers_cholesky_qr
 from fmm.linalg.solver_library import SOLVER_TYPES, solver_library
 from fmm.linalg.split_levels import SMALLEST_GAINING_SIDE
 from fmm.linalg.triangular_recursion import triangular_levels
@@ -33,29 +33,29 @@ SolverFunction = Callable[..., Any]  # returns the solver's result, or None if t
 
 def cholesky(a: Any, /, *, upper: bool = False) -> Any:
     """Return the result of numpy.linalg.cholesky or CuPy's cholesky; None if no speedup is predicted."""
-    return linalg.cholesky(a, upper=upper) if cholesky_side(solver_library(a), a, None) else None
+    return linalg.cholesky(a, upper=upper) if cholesky_block_side(solver_library(a), a, None) else None
 
 
 def inv(a: Any) -> Any:
     """Return the result of numpy.linalg.inv or CuPy's inv; None if no speedup is predicted."""
-    return linalg.inv(a) if inverse_width(solver_library(a), a, None) else None
+    return linalg.inv(a) if inverse_panel_width(solver_library(a), a, None) else None
 
 
 def qr(a: Any, mode: str = "reduced") -> Any:
     """Return the result of CuPy's qr; None if no speedup is predicted."""
-    if mode not in QR_MODES or not factors_by_products(solver_library(a), a, mode == "reduced", None):
+    if mode not in QR_MODES or not prefers_cholesky_qr(solver_library(a), a, mode == "reduced", None):
         return None
     return linalg.qr(a, mode)  # type: ignore[arg-type]
 
 
 def solve(a: Any, b: Any) -> Any:
     """Return the result of CuPy's solve; None if no speedup is predicted."""
-    return linalg.solve(a, b) if is_square(a) and lu_width(solver_library(a, b), a, None) else None
+    return linalg.solve(a, b) if is_square(a) and lu_panel_width(solver_library(a, b), a, None) else None
 
 
 def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
     """Return the result of CuPy's lu_factor; None if no speedup is predicted."""
-    return linalg.lu_factor(a) if is_square(a) and lu_width(solver_library(a), a, None) else None
+    return linalg.lu_factor(a) if is_square(a) and lu_panel_width(solver_library(a), a, None) else None
 
 
 def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
@@ -77,7 +77,7 @@ def solve_triangular(
     """Return the result of scipy.linalg.solve_triangular or CuPy's; None if no speedup is predicted."""
     columns = b.shape[1] if b.ndim == 2 else 1
     library = solver_library(a, b)
-    if not has_two_axes(a) or not triangular_levels(library, a, columns, None):
+    if not is_matrix(a) or not triangular_levels(library, a, columns, None):
         return None
     if check_finite and library.module is np:
         np.asarray_chkfinite(a), np.asarray_chkfinite(b)
@@ -86,25 +86,25 @@ def solve_triangular(
 
 def scipy_cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> Any:
     """Return the result of scipy.linalg.cholesky; None if no speedup is predicted."""
-    return cholesky(checked_matrix(a, check_finite), upper=not lower) if has_two_axes(a) else None
+    return cholesky(checked_matrix(a, check_finite), upper=not lower) if is_matrix(a) else None
 
 
 def scipy_inv(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
     """Return the result of scipy.linalg.inv; None if no speedup is predicted."""
-    return inv(checked_matrix(a, check_finite)) if has_two_axes(a) else None
+    return inv(checked_matrix(a, check_finite)) if is_matrix(a) else None
 
 
 def cho_solve(c_and_lower: Any, b: Any, overwrite_b: bool = False, check_finite: bool = True) -> Any:
     """Return the result of scipy.linalg.cho_solve; None if no speedup is predicted."""
     factor, lower = c_and_lower
     columns = b.shape[1] if b.ndim == 2 else 1
-    if not has_two_axes(factor) or not triangular_levels(solver_library(factor, b), factor, columns, None):
+    if not is_matrix(factor) or not triangular_levels(solver_library(factor, b), factor, columns, None):
         return None
     checked_matrix(factor, check_finite), checked_matrix(b, check_finite)
     return linalg.cho_solve((factor, lower), b)
 
 
-def has_two_axes(a: Any) -> bool:
+def is_matrix(a: Any) -> bool:
     """Return True for a matrix; SciPy's own functions handle stacks."""
     return bool(a.ndim == 2)
 
@@ -149,17 +149,17 @@ def solver_replacements(
     for function, solver in functions.items():
         own = getattr(module, function, None)
         if own is not None:
-            replaced = replacement_function(own, solver_answer(own, solver, array_type))
-            for owner, name in names_bound_to(
+            replaced = replacement_function(own, make_solver_replacement(own, solver, array_type))
+            for owner, name in attributes_bound_to(
                 own, *dict.fromkeys((module, sys.modules.get(getattr(own, "__module__", ""), module)))
             ):
                 yield owner, name, replaced
 
 
-def solver_answer(own: Any, solver: SolverFunction, array_type: type) -> Callable[..., Any]:
+def make_solver_replacement(own: Any, solver: SolverFunction, array_type: type) -> Callable[..., Any]:
     """Return a function that calls the solver for large matrices, and otherwise the library's own function."""
 
-    def solve_or_call_own(*operands: Any, **options: Any) -> Any:
+    def solve_or_call_library(*operands: Any, **options: Any) -> Any:
         if not operands or not is_large_matrix(operands[0], array_type) or getattr(running_solver, "on", False):
             return own(*operands, **options)
         running_solver.on = True
@@ -171,7 +171,7 @@ def solver_answer(own: Any, solver: SolverFunction, array_type: type) -> Callabl
             running_solver.on = False
         return own(*operands, **options) if result is None else result
 
-    return solve_or_call_own
+    return solve_or_call_library
 
 
 def is_large_matrix(a: Any, array_type: type) -> bool:

@@ -14,7 +14,7 @@ from fmm.arrays.torch_calls import (
     is_deterministic,
     is_recording,
     is_writable_out,
-    resolve_marks,
+    resolve_conj_and_neg_bits,
 )
 from fmm.integrations.report import (
     ProductKind,
@@ -92,7 +92,7 @@ class DispatcherProducts:
         own = getattr(bypass_state, "on", False)
         declined = own or is_recording()
         if self.hook is not None and (declined or is_reporting()):  # a report counts every product
-            self.hook.forget_decline()
+            self.hook.prevent_decline_caching()
         if declined and not own:
             _count_decline(where, a, b, RECORDED_REASON)
         return declined
@@ -115,7 +115,7 @@ class DispatcherProducts:
             if operands is not None:
                 c = matmul.run_with_fallback(self.library, cached.call, a, b, out, cached.constraints, operands.addend)
                 if c is None and self.hook is not None:
-                    self.hook.forget_decline()
+                    self.hook.prevent_decline_caching()
                 return c
         if addend is not None:
             if not (is_valid_addend(addend, a, b) and are_valid_factors(update.alpha, update.beta, a)):
@@ -158,9 +158,9 @@ class DispatcherProducts:
             if is_reporting():
                 _count_decline(where, a, b, decline_reason(a, b, out))
             return None
-        a, b = resolve_marks(a, b)
+        a, b = resolve_conj_and_neg_bits(a, b)
         if addend is not None and addend is not out:
-            addend = resolve_marks(addend, addend)[0]
+            addend = resolve_conj_and_neg_bits(addend, addend)[0]
         constraints = (
             gemm_constraints(self.library, a, b, addend, out, update)
             if update != PLAIN_PRODUCT_PARAMS

@@ -23,7 +23,7 @@ class CompiledHook:
         self.library.fmm_failure.restype = ctypes.c_char_p
         self.library.fmm_least_work.argtypes = (ctypes.c_int64,) * 3
 
-    def set_least_work(self, work: int, work_16_bit: int, work_16_bit_unaligned: int) -> None:
+    def set_min_multiply_adds(self, work: int, work_16_bit: int, work_16_bit_unaligned: int) -> None:
         """Set the smallest numbers of multiply-adds of products for which the hook calls Python.
 
         `work` holds for any type, `work_16_bit` for 16-bit types, and `work_16_bit_unaligned` for 16-bit types with
@@ -31,7 +31,7 @@ class CompiledHook:
         """
         self.library.fmm_least_work(work, work_16_bit, work_16_bit_unaligned)
 
-    def forget_decline(self) -> None:
+    def prevent_decline_caching(self) -> None:
         """Keep the hook from caching the decline of the current product.
 
         Call this method only inside a Python function that the hook has called.

@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from fmm.arrays.torch_calls import resolve_marks
+from fmm.arrays.torch_calls import resolve_conj_and_neg_bits
 from fmm.arrays.torch_library import torch_library_of
 from fmm.integrations.report import ProductOutcome, count_outcome, count_product, is_reporting
 from fmm.integrations.torch_answers import are_plain_operands, decline_reason, is_valid_out, product_kind
@@ -32,7 +32,7 @@ def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
         if is_counted:
             count_outcome(product_kind(REPORTED_FUNCTION, a, b), ProductOutcome("", decline_reason(a, b, out)))
         return vendor_matmul(a, b, out)
-    arguments = torch_library_of(a), *resolve_marks(a, b), out, NO_CONSTRAINTS
+    arguments = torch_library_of(a), *resolve_conj_and_neg_bits(a, b), out, NO_CONSTRAINTS
     if not is_counted:
         return matmul.run_matmul(*arguments)
     product, decide = partial(matmul.run_matmul, *arguments), partial(matmul.explain_matmul, *arguments)

@@ -90,12 +90,12 @@ def install_compiled_hook(answers: DispatcherProducts, key: str) -> UndoFunction
     hook = answers.hook
     _define_hook_operators(key)
     _active_products[key] = answers
-    _set_least_work(hook)
+    _set_min_multiply_adds(hook)
     if failure := hook.install_operators(
         key == "CUDA", [(operator.name, operator.left_index) for operator in TORCH_OPERATORS]
     ):
         raise CannotInstallError(failure)
-    stop_watching = watch_counting(partial(_set_least_work, hook))
+    stop_watching = watch_counting(partial(_set_min_multiply_adds, hook))
 
     def undo_installation() -> None:
         stop_watching()
@@ -105,9 +105,9 @@ def install_compiled_hook(answers: DispatcherProducts, key: str) -> UndoFunction
     return undo_installation
 
 
-def _set_least_work(hook: CompiledHook) -> None:
+def _set_min_multiply_adds(hook: CompiledHook) -> None:
     """Set the smallest number of multiply-adds for which the hook calls Python; the number is 0 during a report."""
-    hook.set_least_work(
+    hook.set_min_multiply_adds(
         *(
             (0, 0, 0)
             if is_reporting()

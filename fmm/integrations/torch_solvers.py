@@ -16,11 +16,10 @@ from fmm.integrations.install_targets import CannotInstallError, UndoFunction
 from fmm.integrations.torch_kernels import bypass_fmm, bypass_state
 from fmm.linalg import qr_factors
 from fmm.linalg.arguments import is_square
-from fmm.linalg.cholesky_qr import factor_tall_stacks
-from fmm.linalg.cholesky_recursion import cholesky_side, factor_stacks
-from fmm.linalg.inverse import inverse_width, invert_stacks
-from fmm.linalg.lu_factors import factor_stacks as factor_stacks_by_lu
-from fmm.linalg.lu_factors import solve_by_factors
+from fmm.linalg.cholesky_qr import qr_of_tall_stacks
+from fmm.linalg.cholesky_recursion import cholesky_block_side, cholesky_of_stacks
+from fmm.linalg.inverse import inverse_panel_width, invert_stacks
+from fmm.linalg.lu_factors import lu_of_stacks, solve_by_factors
 from fmm.linalg.solver_library import TorchSolvers
 from fmm.linalg.split_levels import SMALLEST_GAINING_SIDE
 from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_without_gradient, triangular_levels
@@ -33,18 +32,18 @@ def column_major(x: Any) -> Any:
     return x.mT.contiguous().mT
 
 
-def zero_info(a: Any) -> Any:
+def zero_info_array(a: Any) -> Any:
     """Return the `info` of a factorization without errors: a zero for each matrix of a stack."""
     return a.new_zeros(a.shape[:-2], dtype=torch.int32)
 
 
 def cholesky_ex(library: TorchSolvers, a: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
     """Return the result of torch's operator linalg_cholesky_ex; None if no speedup is predicted."""
-    if not cholesky_side(library, a, None):
+    if not cholesky_block_side(library, a, None):
         return None
     # the factor must be column-major; the adjoint of a row-major lower factor is a column-major upper factor
-    factor = factor_stacks(library, library.adjoint(a) if upper else a, None, column_major=not upper)
-    return library.adjoint(factor) if upper else factor, zero_info(a)
+    factor = cholesky_of_stacks(library, library.adjoint(a) if upper else a, None, column_major=not upper)
+    return library.adjoint(factor) if upper else factor, zero_info_array(a)
 
 
 def solve_triangular(
@@ -61,22 +60,26 @@ def solve_triangular(
 
 def inv_ex(library: TorchSolvers, a: Any, *, check_errors: bool = False) -> Any:
     """Return the result of torch's operator linalg_inv_ex; None if no speedup is predicted."""
-    return (column_major(invert_stacks(library, a, None)), zero_info(a)) if inverse_width(library, a, None) else None
+    return (
+        (column_major(invert_stacks(library, a, None)), zero_info_array(a))
+        if inverse_panel_width(library, a, None)
+        else None
+    )
 
 
 def qr(library: TorchSolvers, a: Any, mode: str = "reduced") -> Any:
     """Return the result of torch's operator linalg_qr; None if no speedup is predicted."""
-    if mode not in qr_factors.QR_MODES or not qr_factors.factors_by_products(library, a, mode == "reduced", None):
+    if mode not in qr_factors.QR_MODES or not qr_factors.prefers_cholesky_qr(library, a, mode == "reduced", None):
         return None
-    q, r = factor_tall_stacks(library, a, None, mode == "reduced")
+    q, r = qr_of_tall_stacks(library, a, None, mode == "reduced")
     return a.new_empty(0) if q is None else column_major(q), column_major(r)
 
 
 def lu_factor_ex(library: TorchSolvers, a: Any, *, pivot: bool = True, check_errors: bool = False) -> Any:
     """Return the result of torch's operator linalg_lu_factor_ex; None if no speedup is predicted."""
-    if not pivot or not is_square(a) or (factors := factor_stacks_by_lu(library, a, None)) is None:
+    if not pivot or not is_square(a) or (factors := lu_of_stacks(library, a, None)) is None:
         return None
-    return column_major(factors.lu), factors.pivots + library.first_pivot, zero_info(a)
+    return column_major(factors.lu), factors.pivots + library.first_pivot, zero_info_array(a)
 
 
 def solve_ex(library: TorchSolvers, a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> Any:
@@ -85,10 +88,10 @@ def solve_ex(library: TorchSolvers, a: Any, b: Any, *, left: bool = True, check_
     Return None for other right-hand sides, and if no speedup is predicted.
     """
     matches = left and is_square(a) and a.dim() == b.dim() and a.shape[:-1] == b.shape[:-1]
-    if not matches or (factors := factor_stacks_by_lu(library, a, None)) is None:
+    if not matches or (factors := lu_of_stacks(library, a, None)) is None:
         return None
     x = solve_by_factors(library, factors, b, None)
-    return column_major(x), column_major(factors.lu), factors.pivots + library.first_pivot, zero_info(a)
+    return column_major(x), column_major(factors.lu), factors.pivots + library.first_pivot, zero_info_array(a)
 
 
 TORCH_SOLVERS: dict[str, SolverFunction] = {

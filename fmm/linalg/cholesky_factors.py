@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fmm.linalg.arguments import common_arrays, write_result
-from fmm.linalg.cholesky_recursion import cholesky_side, factor_stacks
+from fmm.linalg.cholesky_recursion import cholesky_block_side, cholesky_of_stacks
 from fmm.linalg.triangular import solve_triangular
 
 
@@ -50,7 +50,7 @@ def cholesky(a: Any, /, *, upper: bool = False, out: Any = None, max_error_growt
            [1., 2.]])
     """
     library, (a,) = common_arrays(a)
-    if not cholesky_side(library, a, max_error_growth) or not library.is_plain(a):
+    if not cholesky_block_side(library, a, max_error_growth) or not library.is_plain(a):
         factor = library.cholesky(a, upper)
     elif library.needs_gradient(a):
         from fmm.linalg.torch_gradients import CholeskyFactor
@@ -59,7 +59,7 @@ def cholesky(a: Any, /, *, upper: bool = False, out: Any = None, max_error_growt
         factor = library.adjoint(factor) if upper else factor
     else:
         try:
-            factor = factor_stacks(library, library.adjoint(a) if upper else a, max_error_growth)
+            factor = cholesky_of_stacks(library, library.adjoint(a) if upper else a, max_error_growth)
             factor = library.adjoint(factor) if upper else factor
         except library.linalg_error:
             factor = library.cholesky(a, upper)

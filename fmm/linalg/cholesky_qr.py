@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmm import api
-from fmm.linalg.cholesky_recursion import factor_stacks
-from fmm.linalg.qr_steps import BLOCK_ROWS, column_blocks, inverse_halvings, sums_blocks_of_rows
+from fmm.linalg.cholesky_recursion import cholesky_of_stacks
+from fmm.linalg.qr_steps import BLOCK_ROWS, column_blocks, inverse_halving_count, is_gram_summed_by_row_blocks
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.solver_steps import StepConditions
 from fmm.linalg.split_levels import first_half_rows
@@ -57,7 +57,7 @@ def qr_passes(library: NumpySolvers, a: Any, limit: float | None, max_passes: in
             return None
         if is_last:
             return QrPasses(q, r, factor)
-        q, r = divide_by_adjoint(library, q, factor, limit), updated_r(library, factor, r, limit)
+        q, r = right_divide_by_adjoint(library, q, factor, limit), r_after_pass(library, factor, r, limit)
     return None
 
 
@@ -68,11 +68,11 @@ def cholesky_qr(library: NumpySolvers, a: Any, limit: float | None, with_q: bool
     """
     if (passes := qr_passes(library, a, limit)) is None:
         return None
-    q = divide_by_adjoint(library, passes.q, passes.last_factor, limit, is_last=True) if with_q else None
-    return q, updated_r(library, passes.last_factor, passes.r, limit)
+    q = right_divide_by_adjoint(library, passes.q, passes.last_factor, limit, is_last=True) if with_q else None
+    return q, r_after_pass(library, passes.last_factor, passes.r, limit)
 
 
-def updated_r(library: NumpySolvers, factor: Any, r: Any, limit: float | None) -> Any:
+def r_after_pass(library: NumpySolvers, factor: Any, r: Any, limit: float | None) -> Any:
     """Return the R of A = Q R after one more pass with the factor L: the product L^H R."""
     upper = library.adjoint(factor)
     return upper if r is None else library.module.triu(api.matmul(upper, r, max_error_growth=limit))
@@ -86,7 +86,7 @@ def deviation_from_identity(library: NumpySolvers, gram: Any) -> float:
 def gram_of_tall(library: NumpySolvers, a: Any, limit: float | None) -> Any:
     """Return A^H A, for a matrix with very many rows as a sum over blocks of rows."""
     m, n = a.shape
-    if not sums_blocks_of_rows(m, n, step_conditions(library, a, limit)):
+    if not is_gram_summed_by_row_blocks(m, n, step_conditions(library, a, limit)):
         return api.gram(a, max_error_growth=limit)
     count = m // BLOCK_ROWS
     rows = count * BLOCK_ROWS
@@ -105,30 +105,32 @@ def shifted_cholesky(library: NumpySolvers, gram: Any, limit: float | None, shif
             diagonal = gram.reshape(-1)[:: gram.shape[0] + 1]
             diagonal += shift * float(np.finfo(str(gram.dtype).removeprefix("torch.")).eps) * diagonal.sum()
         try:
-            return factor_stacks(library, gram, limit)
+            return cholesky_of_stacks(library, gram, limit)
         except library.linalg_error:
             continue
     return None
 
 
-def divide_by_adjoint(library: NumpySolvers, a: Any, factor: Any, limit: float | None, is_last: bool = False) -> Any:
+def right_divide_by_adjoint(
+    library: NumpySolvers, a: Any, factor: Any, limit: float | None, is_last: bool = False
+) -> Any:
     """Return a L^-H: on a GPU by products with the inverse of L if the inverse is accurate enough.
 
     On the host, and if the inverse is not accurate enough, a triangular system is solved instead. In the last pass the
     inverse is accurate, since L L^H is close to the identity.
     """
-    if divides_by_inverse(library, a):
+    if prefers_product_with_inverse(library, a):
         inverse = library.identity(factor.shape[0], factor)
-        halvings = inverse_halvings(factor.shape[0], step_conditions(library, a, limit))
+        halvings = inverse_halving_count(factor.shape[0], step_conditions(library, a, limit))
         invert_lower_in_place(library, factor, inverse, halvings, limit)
-        if is_last or inverse_growth(factor, inverse) <= MAX_INVERSE_GROWTH:
+        if is_last or inverse_error_growth(factor, inverse) <= MAX_INVERSE_GROWTH:
             return multiply_by_adjoint(library, a, inverse, limit)
     return solve_triangular_without_gradient(
         library, library.adjoint(factor), a, TriangularForm(False, False, False), limit
     )
 
 
-def divides_by_inverse(library: NumpySolvers, a: Any) -> bool:
+def prefers_product_with_inverse(library: NumpySolvers, a: Any) -> bool:
     """Return True for arrays on a GPU, where products with an inverse are faster than a triangular solve.
 
     On the host, BLAS solves triangular systems as fast as it multiplies.
@@ -161,7 +163,7 @@ def invert_lower_in_place(library: NumpySolvers, a: Any, x: Any, halvings: int, 
     library.write(x[h:, :h], api.gemm(x[h:, h:], panel, alpha=-1, max_error_growth=limit))
 
 
-def inverse_growth(factor: Any, inverse: Any) -> float:
+def inverse_error_growth(factor: Any, inverse: Any) -> float:
     """Return the factor by which a product with L^-H may exceed the backward error of a triangular solve.
 
     If a row a of A is multiplied by L^-H, entry k of the result has an error of eps ||a|| ||column k of L^-H||. The
@@ -179,25 +181,25 @@ def step_conditions(library: NumpySolvers, a: Any, limit: float | None) -> StepC
 
 
 @np.errstate(all="ignore")  # numpy.linalg does not warn of inf and NaN
-def factor_tall_stacks(library: NumpySolvers, a: Any, limit: float | None, with_q: bool = True) -> tuple[Any, Any]:
+def qr_of_tall_stacks(library: NumpySolvers, a: Any, limit: float | None, with_q: bool = True) -> tuple[Any, Any]:
     """Return Q and R of each matrix of a stack; the library's own factors if Cholesky QR fails.
 
     If `with_q` is False, Q is not computed and None is returned in its place.
     """
     if a.ndim == 2:
-        return factor_tall_matrix(library, a, limit, with_q)
+        return qr_of_tall_matrix(library, a, limit, with_q)
     *stack, _, n = a.shape
     q = library.empty(tuple(a.shape), a) if with_q else None
     r = library.empty((*stack, n, n), a)
     for i in np.ndindex(*stack):
-        one_q, one_r = factor_tall_matrix(library, a[i], limit, with_q)
+        one_q, one_r = qr_of_tall_matrix(library, a[i], limit, with_q)
         library.write(r[i], one_r)
         if q is not None:
             library.write(q[i], one_q)
     return q, r
 
 
-def factor_tall_matrix(library: NumpySolvers, a: Any, limit: float | None, with_q: bool) -> tuple[Any, Any]:
+def qr_of_tall_matrix(library: NumpySolvers, a: Any, limit: float | None, with_q: bool) -> tuple[Any, Any]:
     """Return Q and R of one matrix; the library's own factors if Cholesky QR fails.
 
     If `with_q` is False, Q is not computed and None is returned in its place.

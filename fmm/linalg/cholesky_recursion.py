@@ -15,7 +15,7 @@ import numpy as np
 
 from fmm import api
 from fmm.linalg.arguments import is_square
-from fmm.linalg.diagonal_inverses import MAX_BLOCK_GROWTH, block_growth, write_inverses
+from fmm.linalg.diagonal_inverses import MAX_SKEEL_CONDITION, block_skeel_conditions, write_inverses
 from fmm.linalg.products import aligned_copy, has_aligned_rows
 from fmm.linalg.solver_library import InvertedBlock, NumpySolvers
 from fmm.linalg.split_levels import (
@@ -23,45 +23,45 @@ from fmm.linalg.split_levels import (
     INVERTED_RULE,
     POSITIVE_RULE,
     block_side,
-    first_half_in_blocks,
-    inverted_side,
-    rows_of_blocks,
+    diagonal_block_rows,
+    diagonal_block_side,
+    first_half_rows_in_blocks,
     solver_levels,
 )
-from fmm.linalg.triangular_recursion import TriangularBlocks, multiplies_by_inverses, solve_blocks
+from fmm.linalg.triangular_recursion import TriangularBlocks, inverts_diagonal_blocks, solve_blocks
 
 
-def cholesky_side(library: NumpySolvers, a: Any, limit: float | None) -> int:
+def cholesky_block_side(library: NumpySolvers, a: Any, limit: float | None) -> int:
     """Return the number of rows of the blocks on the diagonal.
 
     Return 0 if the library's own function must factor the whole matrix, or must reject it.
     """
     if not is_square(a):
         return 0
-    if multiplies_by_inverses(library, a):
-        return inverted_side(library, a, a.shape[-1], limit, POSITIVE_RULE)
+    if inverts_diagonal_blocks(library, a):
+        return diagonal_block_side(library, a, a.shape[-1], limit, POSITIVE_RULE)
     levels = solver_levels(library, a, None, limit, CHOLESKY_RULE)
     return block_side(a.shape[-1], levels) if levels else 0
 
 
-def inverse_side(library: NumpySolvers, a: Any, side: int) -> int:
+def inverted_block_side(library: NumpySolvers, a: Any, side: int) -> int:
     """Return the number of rows of the inverted blocks if the library factors blocks of `side` rows."""
-    return min(side, rows_of_blocks(library, a, INVERTED_RULE)) if multiplies_by_inverses(library, a) else side
+    return min(side, diagonal_block_rows(library, a, INVERTED_RULE)) if inverts_diagonal_blocks(library, a) else side
 
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
-def factor_stacks(library: NumpySolvers, a: Any, limit: float | None, column_major: bool = False) -> Any:
+def cholesky_of_stacks(library: NumpySolvers, a: Any, limit: float | None, column_major: bool = False) -> Any:
     """Return the lower factors of a stack in a new array; raise `linalg_error` if a matrix has no factor.
 
     If an inverse of a block is not accurate, the library's own function factors the whole stack.
     """
-    side, module = cholesky_side(library, a, limit) or a.shape[-1], library.module
+    side, module = cholesky_block_side(library, a, limit) or a.shape[-1], library.module
     factor = library.transpose(module.triu(library.transpose(a))) if column_major else module.tril(a)
     work = factor if has_aligned_rows(library, factor) or side >= a.shape[-1] else aligned_copy(library, factor)
     factorizations = [CholeskyFactorization(library, work[i], side, limit) for i in np.ndindex(*a.shape[:-2])]
     for factorization in factorizations:
-        factorization.factor_rows(0, a.shape[-1])
-    if any(factorization.has_failed() for factorization in factorizations):
+        factorization.factor_diagonal_block(0, a.shape[-1])
+    if any(factorization.has_block_without_factor() for factorization in factorizations):
         raise library.linalg_error("a block is not positive definite")
     if all(factorization.is_accurate() for factorization in factorizations):
         return factor if work is factor else library.write(factor, work)
@@ -77,23 +77,23 @@ class CholeskyFactorization:
 
     def __init__(self, library: NumpySolvers, a: Any, side: int, limit: float | None) -> None:
         self.library, self.a, self.side, self.limit = library, a, side, limit
-        self.small = small = inverse_side(library, a, side)
-        is_inverted = side < a.shape[0] and multiplies_by_inverses(library, a)
+        self.small = small = inverted_block_side(library, a, side)
+        is_inverted = side < a.shape[0] and inverts_diagonal_blocks(library, a)
         self.inverses: Any = library.zeros((a.shape[0] // small, small, small), a) if is_inverted else None
         self.failures: list[Any] = []
 
-    def factor_rows(self, first: int, last: int) -> None:
+    def factor_diagonal_block(self, first: int, last: int) -> None:
         """Replace the lower triangle of a square block by its Cholesky factor: rows and columns first to last - 1."""
         if last - first <= self.side:
             self._factor_block(first, last)
             return
-        middle = first + first_half_in_blocks(last - first, self.side)
+        middle = first + first_half_rows_in_blocks(last - first, self.side)
         left, rest = slice(first, middle), slice(middle, last)
-        self.factor_rows(first, middle)
+        self.factor_diagonal_block(first, middle)
         self._solve_panel(left, rest)
         panel, trailing = self.a[rest, left], self.a[rest, rest]
         api.gram(panel, out=trailing, rows=True, fill="lower", alpha=-1, beta=1, max_error_growth=self.limit)
-        self.factor_rows(middle, last)
+        self.factor_diagonal_block(middle, last)
 
     def _factor_block(self, first: int, last: int) -> None:
         """Factor a block on the diagonal; if rows follow below it, also invert the smaller blocks of its factor."""
@@ -114,7 +114,7 @@ class CholeskyFactorization:
         blocks = TriangularBlocks(library, True, False, small, self.limit, inverses)
         solve_blocks(blocks, library.conjugate(self.a[left, left]), library.transpose(self.a[rest, left]))
 
-    def has_failed(self) -> bool:
+    def has_block_without_factor(self) -> bool:
         """Return True if a block has no factor."""
         return bool(self.failures) and bool((self.library.module.stack(self.failures) != 0).any())
 
@@ -122,4 +122,6 @@ class CholeskyFactorization:
         """Return True if all inverses that were used as factors of products are accurate."""
         if self.inverses is None:
             return True
-        return bool((block_growth(self.library, self.a, self.inverses, True, False) <= MAX_BLOCK_GROWTH).all())
+        return bool(
+            (block_skeel_conditions(self.library, self.a, self.inverses, True, False) <= MAX_SKEEL_CONDITION).all()
+        )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fmm.linalg.arguments import common_arrays, is_square
-from fmm.linalg.lu_factors import factor_stacks
-from fmm.linalg.lu_recursion import lu_width
+from fmm.linalg.lu_factors import lu_of_stacks
+from fmm.linalg.lu_recursion import lu_panel_width
 from fmm.linalg.solver_library import LuFactors, NumpySolvers
 
 
@@ -43,7 +43,7 @@ def det(a: Any, /, *, max_error_growth: float | None = None) -> Any:
     if (factors := _factors(library, a, max_error_growth)) is None:
         return library.det(a)
     diagonal = _diagonals(library, factors)
-    return _exchange_signs(library, factors, diagonal) * diagonal.prod(-1)
+    return _permutation_signs(library, factors, diagonal) * diagonal.prod(-1)
 
 
 def slogdet(a: Any, /, *, max_error_growth: float | None = None) -> SlogdetResult:
@@ -75,14 +75,19 @@ def slogdet(a: Any, /, *, max_error_growth: float | None = None) -> SlogdetResul
         return SlogdetResult(*library.slogdet(a))
     diagonal = _diagonals(library, factors)
     magnitudes = abs(diagonal)
-    sign = _exchange_signs(library, factors, diagonal) * (diagonal / magnitudes).prod(-1)
+    sign = _permutation_signs(library, factors, diagonal) * (diagonal / magnitudes).prod(-1)
     return SlogdetResult(sign, library.module.log(magnitudes).sum(-1))
 
 
 def _factors(library: NumpySolvers, a: Any, limit: float | None) -> LuFactors | None:
-    if not is_square(a) or not lu_width(library, a, limit) or not library.is_plain(a) or library.needs_gradient(a):
+    if (
+        not is_square(a)
+        or not lu_panel_width(library, a, limit)
+        or not library.is_plain(a)
+        or library.needs_gradient(a)
+    ):
         return None
-    return factor_stacks(library, a, limit)
+    return lu_of_stacks(library, a, limit)
 
 
 def _diagonals(library: NumpySolvers, factors: LuFactors) -> Any:
@@ -90,7 +95,7 @@ def _diagonals(library: NumpySolvers, factors: LuFactors) -> Any:
     return library.module.diagonal(factors.lu, 0, -2, -1)
 
 
-def _exchange_signs(library: NumpySolvers, factors: LuFactors, like: Any) -> Any:
+def _permutation_signs(library: NumpySolvers, factors: LuFactors, like: Any) -> Any:
     """Return 1 for an even number of row exchanges and -1 for an odd number, in the element type of `like`."""
     moved = factors.pivots != library.row_numbers(factors.pivots.shape[-1], factors.pivots)
     return 1 - 2 * library.cast(moved.sum(-1) % 2, library.type_name(like))

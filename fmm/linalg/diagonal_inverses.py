@@ -6,9 +6,9 @@ of blocks with twice as many rows:
 
     inverse of [[A, 0], [C, B]] = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]
 
-If right-hand sides are multiplied by the inverse of a block A, the backward error grows with |A^-1| |A|. `block_growth`
-returns the largest row sum of |A^-1| |A|. The library's own solver is used for blocks with a row sum above
-`MAX_BLOCK_GROWTH`.
+If right-hand sides are multiplied by the inverse of a block A, the backward error grows with |A^-1| |A|.
+`block_skeel_conditions` returns the largest row sum of |A^-1| |A|, Skeel's condition number. The library's own solver
+is used for blocks with a row sum above `MAX_SKEEL_CONDITION`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fmm.linalg.solver_library import InvertedBlock, NumpySolvers
 # if rows of A are scaled. For blocks of the LU factors of random matrices, the largest row sum of |A^-1| |A| is 2e4
 # (512 rows) and 8e4 (1024 rows). If blocks of the LU factors are inverted, the backward error of a solution is 1.5 to 3
 # times the backward error of substitution.
-MAX_BLOCK_GROWTH = 1e5
+MAX_SKEEL_CONDITION = 1e5
 
 
 def invert_diagonal_blocks(library: NumpySolvers, a: Any, lower: bool, unit_diagonal: bool, side: int) -> Any:
@@ -47,7 +47,7 @@ def write_inverses(library: NumpySolvers, a: Any, stacked: Any, block: InvertedB
         library.solve_block(a[rows, rows], inverse, block.is_lower, block.is_unit)
 
 
-def block_growth(library: NumpySolvers, a: Any, stacked: Any, lower: bool, unit_diagonal: bool) -> Any:
+def block_skeel_conditions(library: NumpySolvers, a: Any, stacked: Any, lower: bool, unit_diagonal: bool) -> Any:
     """Return the largest row sum of |A^-1| |A| for each block A on the diagonal; NaN for a block with NaN."""
     count, side, _ = stacked.shape
     down, across = library.element_steps(a)

@@ -10,10 +10,10 @@ from typing import Any
 
 from fmm.linalg.arguments import check_square, check_trans, common_arrays
 from fmm.linalg.cholesky_qr import step_conditions
-from fmm.linalg.cholesky_recursion import cholesky_side, inverse_side
-from fmm.linalg.inverse import LU_INVERTED_SIDE, inverse_width, positive_definite_block_side
+from fmm.linalg.cholesky_recursion import cholesky_block_side, inverted_block_side
+from fmm.linalg.inverse import LU_INVERTED_SIDE, inverse_panel_width, positive_definite_block_side
 from fmm.linalg.least_squares import is_tall_system
-from fmm.linalg.qr_factors import factors_by_products
+from fmm.linalg.qr_factors import prefers_cholesky_qr
 from fmm.linalg.qr_steps import cholesky_qr_steps
 from fmm.linalg.recursion_steps import (
     BlocksOfSystem,
@@ -26,7 +26,7 @@ from fmm.linalg.recursion_steps import (
 from fmm.linalg.solver_decision import SolverDecision
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.solver_steps import Step
-from fmm.linalg.triangular_recursion import multiplies_by_inverses, triangular_side
+from fmm.linalg.triangular_recursion import inverts_diagonal_blocks, triangular_block_side
 
 
 def explain_solve_triangular(
@@ -46,7 +46,7 @@ def explain_solve_triangular(
     n, columns = a.shape[-1], 1 if b.ndim == 1 else b.shape[-1 if left else -2]
     blocks = DiagonalBlocks(0, False)
     if library.is_plain(a, b):
-        blocks = blocks_of_systems(library, a, max_error_growth)(n, columns)
+        blocks = diagonal_blocks_function(library, a, max_error_growth)(n, columns)
     vendor = Step("solve_triangular", columns, n, n)
     is_lower = bool(lower) ^ (check_trans(trans) != "N") ^ (not left)
     steps = triangular_steps(n, columns, blocks, is_lower)
@@ -60,14 +60,14 @@ def explain_cholesky(
     library, (a,) = common_arrays(a)
     check_square(a)
     n, limit = a.shape[-1], max_error_growth
-    steps = steps_of_factor(library, a, limit) if library.is_plain(a) else iter((Step("cholesky", n, n, n),))
+    steps = cholesky_factor_steps(library, a, limit) if library.is_plain(a) else iter((Step("cholesky", n, n, n),))
     return solver_decision("cholesky", library, a, limit, steps, Step("cholesky", n, n, n))
 
 
-def steps_of_factor(library: NumpySolvers, a: Any, limit: float | None) -> Iterator[Step]:
+def cholesky_factor_steps(library: NumpySolvers, a: Any, limit: float | None) -> Iterator[Step]:
     """Return the steps of the Cholesky factor of a."""
-    side = cholesky_side(library, a, limit)
-    blocks = DiagonalBlocks(inverse_side(library, a, side), multiplies_by_inverses(library, a))
+    side = cholesky_block_side(library, a, limit)
+    blocks = DiagonalBlocks(inverted_block_side(library, a, side), inverts_diagonal_blocks(library, a))
     return cholesky_steps(a.shape[-1], side, blocks)
 
 
@@ -80,12 +80,12 @@ def explain_inv(
     n, limit, vendor = a.shape[-1], max_error_growth, Step("inv", a.shape[-1], a.shape[-1], a.shape[-1])
     steps: Iterator[Step] = iter((vendor,))
     if library.is_plain(a) and not library.needs_gradient(a):
-        blocks_of = blocks_of_systems(library, a, limit)
+        select_diagonal_blocks = diagonal_blocks_function(library, a, limit)
         if assume_a == "pos" and (side := positive_definite_block_side(library, a, limit)):
-            blocks = DiagonalBlocks(side, multiplies_by_inverses(library, a))
-            steps = positive_inverse_steps(n, steps_of_factor(library, a, limit), blocks)
-        elif assume_a == "gen" and (width := inverse_width(library, a, limit)):
-            blocks = blocks_of(n, n)
+            blocks = DiagonalBlocks(side, inverts_diagonal_blocks(library, a))
+            steps = positive_inverse_steps(n, cholesky_factor_steps(library, a, limit), blocks)
+        elif assume_a == "gen" and (width := inverse_panel_width(library, a, limit)):
+            blocks = select_diagonal_blocks(n, n)
             steps = general_inverse_steps(n, width, blocks._replace(side=min(blocks.side, LU_INVERTED_SIDE)))
     return solver_decision("inv", library, a, limit, steps, vendor)
 
@@ -93,18 +93,18 @@ def explain_inv(
 def explain_qr(a: Any, /, mode: str = "reduced", *, max_error_growth: float | None = None) -> SolverDecision:
     """Return the decision for a call of qr."""
     library, (a,) = common_arrays(a)
-    is_product = factors_by_products(library, a, mode == "reduced", max_error_growth)
-    return tall_matrix_decision("qr", library, a, max_error_growth, is_product, mode == "reduced")
+    is_product = prefers_cholesky_qr(library, a, mode == "reduced", max_error_growth)
+    return tall_qr_decision("qr", library, a, max_error_growth, is_product, mode == "reduced")
 
 
 def explain_lstsq(a: Any, b: Any, /, *, max_error_growth: float | None = None) -> SolverDecision:
     """Return the decision for a call of lstsq; the library's lstsq is predicted to take as long as its QR."""
     library, (a, b) = common_arrays(a, b)
     is_product = is_tall_system(library, a, b, max_error_growth)
-    return tall_matrix_decision("lstsq", library, a, max_error_growth, is_product, with_q=False)
+    return tall_qr_decision("lstsq", library, a, max_error_growth, is_product, with_q=False)
 
 
-def tall_matrix_decision(
+def tall_qr_decision(
     function: str, library: NumpySolvers, a: Any, limit: float | None, by_products: bool, with_q: bool
 ) -> SolverDecision:
     """Return the decision for a call of qr or lstsq, which factor tall matrices."""
@@ -115,17 +115,19 @@ def tall_matrix_decision(
     return solver_decision(function, library, a, limit, steps, vendor)
 
 
-def blocks_of_systems(library: NumpySolvers, a: Any, limit: float | None) -> BlocksOfSystem:
+def diagonal_blocks_function(library: NumpySolvers, a: Any, limit: float | None) -> BlocksOfSystem:
     """Return a function that describes the diagonal blocks of a triangular system with a matrix like a.
 
     The arguments of this function are the number of rows and the number of right-hand sides.
     """
 
-    def blocks_of(n: int, columns: int) -> DiagonalBlocks:
+    def select_diagonal_blocks(n: int, columns: int) -> DiagonalBlocks:
         part = a[..., :n, :n]
-        return DiagonalBlocks(triangular_side(library, part, columns, limit), multiplies_by_inverses(library, part))
+        return DiagonalBlocks(
+            triangular_block_side(library, part, columns, limit), inverts_diagonal_blocks(library, part)
+        )
 
-    return blocks_of
+    return select_diagonal_blocks
 
 
 def solver_decision(

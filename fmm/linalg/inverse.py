@@ -9,7 +9,7 @@ import numpy as np
 from fmm import api
 from fmm.linalg.arguments import common_arrays, is_square, write_result
 from fmm.linalg.cholesky_factors import cholesky
-from fmm.linalg.lu_recursion import factor_matrix, lu_width
+from fmm.linalg.lu_recursion import factor_matrix, lu_panel_width
 from fmm.linalg.products import aligned_copy, has_aligned_rows
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.split_levels import (
@@ -17,17 +17,17 @@ from fmm.linalg.split_levels import (
     POSITIVE_INVERSE_RULE,
     TRIANGULAR_RULE,
     block_side,
-    first_half_in_blocks,
-    inverted_side,
+    diagonal_block_side,
+    first_half_rows_in_blocks,
     solver_levels,
 )
 from fmm.linalg.triangular_recursion import (
     TriangularBlocks,
-    multiplies_by_inverses,
+    inverts_diagonal_blocks,
     solve_blocks,
     solve_in_place,
+    triangular_block_side,
     triangular_blocks,
-    triangular_side,
 )
 
 MATRIX_KINDS = ("gen", "pos")
@@ -84,7 +84,7 @@ def inv(
     if assume_a not in MATRIX_KINDS:
         raise ValueError(f"unknown assume_a {assume_a!r}; valid: {', '.join(MATRIX_KINDS)}")
     library, (a,) = common_arrays(a)
-    gains = is_square(a) and inverse_gains(library, a, assume_a, max_error_growth)
+    gains = is_square(a) and is_inverse_faster_by_products(library, a, assume_a, max_error_growth)
     if not gains or not library.is_plain(a) or library.needs_gradient(a):
         inverse = library.inv(a)
     elif assume_a == "pos":
@@ -94,17 +94,17 @@ def inv(
     return write_result(library, out, inverse)
 
 
-def inverse_width(library: NumpySolvers, a: Any, limit: float | None) -> int:
+def inverse_panel_width(library: NumpySolvers, a: Any, limit: float | None) -> int:
     """Return the number of columns of a panel of the LU factors.
 
     Return 0 if the library's own function must invert the matrix, or must reject it.
     """
-    return lu_width(library, a, limit, INVERSE_SIDES) if is_square(a) else 0
+    return lu_panel_width(library, a, limit, INVERSE_SIDES) if is_square(a) else 0
 
 
-def inverse_gains(library: NumpySolvers, a: Any, assume_a: str, limit: float | None) -> bool:
+def is_inverse_faster_by_products(library: NumpySolvers, a: Any, assume_a: str, limit: float | None) -> bool:
     """Return True if inverses of an array are predicted to be faster by products than by the library's function."""
-    return (positive_definite_block_side if assume_a == "pos" else inverse_width)(library, a, limit) > 0
+    return (positive_definite_block_side if assume_a == "pos" else inverse_panel_width)(library, a, limit) > 0
 
 
 def positive_definite_block_side(library: NumpySolvers, a: Any, limit: float | None) -> int:
@@ -112,8 +112,8 @@ def positive_definite_block_side(library: NumpySolvers, a: Any, limit: float | N
 
     Return 0 if the library's own function must invert the matrices.
     """
-    if multiplies_by_inverses(library, a):
-        return inverted_side(library, a, a.shape[-1], limit, POSITIVE_INVERSE_RULE)
+    if inverts_diagonal_blocks(library, a):
+        return diagonal_block_side(library, a, a.shape[-1], limit, POSITIVE_INVERSE_RULE)
     levels = solver_levels(library, a, None, limit, TRIANGULAR_RULE)
     return block_side(a.shape[-1], levels) if levels else 0
 
@@ -121,8 +121,8 @@ def positive_definite_block_side(library: NumpySolvers, a: Any, limit: float | N
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
 def invert_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
     """Return the inverses of a stack by LU and two triangular solves."""
-    n, width, inverse = a.shape[-1], inverse_width(library, a, limit), library.empty(tuple(a.shape), a)
-    side = min(triangular_side(library, a, n, limit), LU_INVERTED_SIDE)
+    n, width, inverse = a.shape[-1], inverse_panel_width(library, a, limit), library.empty(tuple(a.shape), a)
+    side = min(triangular_block_side(library, a, n, limit), LU_INVERTED_SIDE)
     for i in np.ndindex(*a.shape[:-2]):
         if (factors := factor_matrix(library, a[i], width, limit)) is None:
             return library.inv(a)
@@ -163,7 +163,7 @@ def invert_triangle_in_place(blocks: TriangularBlocks, a: Any, index: int = 0) -
             library.solve_block(a, inverse, True, False)
         library.write(a, inverse)
         return
-    h = first_half_in_blocks(n, side)
+    h = first_half_rows_in_blocks(n, side)
     first, panel, rest = a[:h, :h], a[h:, :h], a[h:, h:]
     invert_triangle_in_place(blocks, rest, index + h // side)
     library.write(panel, api.gemm(rest, panel, alpha=-1, max_error_growth=blocks.limit))

@@ -10,7 +10,7 @@ from fmm import api
 from fmm.linalg.arguments import common_arrays
 from fmm.linalg.cholesky_factors import cho_solve
 from fmm.linalg.cholesky_qr import qr_passes
-from fmm.linalg.qr_factors import factors_by_products
+from fmm.linalg.qr_factors import prefers_cholesky_qr
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.triangular import solve_triangular
 
@@ -73,7 +73,7 @@ def is_tall_system(library: NumpySolvers, a: Any, b: Any, limit: float | None) -
     matches = a.ndim == 2 and b.ndim in library.right_side_axes and b.shape[0] == a.shape[0] and b.dtype == a.dtype
     if not matches or not library.is_plain(a, b) or library.needs_gradient(a, b):
         return False
-    return factors_by_products(library, a, False, limit)
+    return prefers_cholesky_qr(library, a, False, limit)
 
 
 @np.errstate(all="ignore")  # numpy.linalg does not warn of inf and NaN

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fmm.linalg.arguments import check_square, check_trans, common_arrays, is_square, write_result
-from fmm.linalg.lu_recursion import factor_matrix, lu_width
+from fmm.linalg.lu_recursion import factor_matrix, lu_panel_width
 from fmm.linalg.solver_library import LuFactors, NumpySolvers
 from fmm.linalg.triangular import solve_triangular
 
@@ -57,11 +57,11 @@ def lu_factor(a: Any, /, *, out: Any = None, max_error_growth: float | None = No
     factors = None
     if (
         is_square(a)
-        and lu_width(library, a, max_error_growth)
+        and lu_panel_width(library, a, max_error_growth)
         and library.is_plain(a)
         and not library.needs_gradient(a)
     ):
-        factors = factor_stacks(library, a, max_error_growth)
+        factors = lu_of_stacks(library, a, max_error_growth)
     if factors is None:
         lu, pivots = library.lu_factor(a)
     else:
@@ -70,12 +70,12 @@ def lu_factor(a: Any, /, *, out: Any = None, max_error_growth: float | None = No
 
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
-def factor_stacks(library: NumpySolvers, a: Any, limit: float | None) -> LuFactors | None:
+def lu_of_stacks(library: NumpySolvers, a: Any, limit: float | None) -> LuFactors | None:
     """Return the LU factors of a stack; None if the library's own function must factor the stack."""
-    if not (width := lu_width(library, a, limit)):
+    if not (width := lu_panel_width(library, a, limit)):
         return None
     lu = library.empty(tuple(a.shape), a)
-    pivots = library.new_pivots(int(np.prod(a.shape[:-1])), a).reshape(a.shape[:-1])
+    pivots = library.empty_pivots(int(np.prod(a.shape[:-1])), a).reshape(a.shape[:-1])
     for i in np.ndindex(*a.shape[:-2]):
         factors = factor_matrix(library, a[i], width, limit, lu[i])
         if factors is None:
@@ -149,7 +149,7 @@ def solve_systems(
     library: NumpySolvers, a: Any, b: Any, assume_a: str, limit: float | None
 ) -> tuple[Any, LuFactors | None]:
     """Return the solutions and the LU factors; the factors are None if the library's function solved the systems."""
-    if (factors := factor_stacks(library, a, limit)) is None:
+    if (factors := lu_of_stacks(library, a, limit)) is None:
         return library.solve(a, b, assume_a), None
     return solve_by_factors(library, factors, b, limit), factors
 

@@ -12,14 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from fmm.linalg.diagonal_inverses import MAX_BLOCK_GROWTH, block_growth, write_inverses
+from fmm.linalg.diagonal_inverses import MAX_SKEEL_CONDITION, block_skeel_conditions, write_inverses
 from fmm.linalg.products import ROW_ALIGNMENT, aligned_copy, multiply_in_place, subtract_product
 from fmm.linalg.solver_library import InvertedBlock, LuFactors, NumpySolvers
-from fmm.linalg.split_levels import HOST_LU_RULE, LU_SIDES, SmallestSides, is_large_enough, middle_column, solver_levels
-from fmm.linalg.triangular_recursion import TriangularBlocks, multiplies_by_inverses, solve_blocks
+from fmm.linalg.split_levels import (
+    HOST_LU_RULE,
+    LU_SIDES,
+    SmallestSides,
+    is_large_enough,
+    lu_split_column,
+    solver_levels,
+)
+from fmm.linalg.triangular_recursion import TriangularBlocks, inverts_diagonal_blocks, solve_blocks
 
 
-def lu_width(library: NumpySolvers, a: Any, limit: float | None, smallest: SmallestSides = LU_SIDES) -> int:
+def lu_panel_width(library: NumpySolvers, a: Any, limit: float | None, smallest: SmallestSides = LU_SIDES) -> int:
     """Return the number of columns of a panel; 0 if the library's own function must factor the whole matrix."""
     if library.device(a) == "cpu":
         return library.panel_width(a) if solver_levels(library, a, None, limit, HOST_LU_RULE) else 0
@@ -51,8 +58,8 @@ class _BlockedFactorization:
     def __init__(self, library: NumpySolvers, a: Any, width: int, limit: float | None) -> None:
         n = a.shape[0]
         self.library, self.a, self.width, self.side, self.limit = library, a, width, 2 * width, limit
-        self.pivots = library.new_pivots(n, a)
-        inverts = multiplies_by_inverses(library, a)
+        self.pivots = library.empty_pivots(n, a)
+        inverts = inverts_diagonal_blocks(library, a)
         self.inverses: Any = library.zeros((-(-n // self.side), self.side, self.side), a) if inverts else None
         self.lower = TriangularBlocks(library, True, True, self.side, limit, self.inverses)
 
@@ -61,7 +68,7 @@ class _BlockedFactorization:
         if last - first <= self.width:
             self._factor_panel(first, last)
             return
-        middle = middle_column(first, last, self.width)
+        middle = lu_split_column(first, last, self.width)
         left, right, below = slice(first, middle), slice(middle, last), slice(middle, None)
         self.factor_columns(first, middle)
         self._exchange_rows(left, right)
@@ -88,9 +95,9 @@ class _BlockedFactorization:
         """
         if self.inverses is not None:
             rows, block = slice(first, first + side), InvertedBlock(self.side, side, known_side, True, True)
-            write_inverses(self.library, self.a[rows, rows], self._inverse_at(first, side), block)
+            write_inverses(self.library, self.a[rows, rows], self._block_inverse_view(first, side), block)
 
-    def _inverse_at(self, first: int, side: int) -> Any:
+    def _block_inverse_view(self, first: int, side: int) -> Any:
         """Return the view in the stacked inverses for the block of `side` rows that begins at row `first`."""
         start = first % self.side
         rows = slice(start, start + side)
@@ -103,7 +110,7 @@ class _BlockedFactorization:
     def _solve_lower(self, first: int, middle: int, x: Any) -> None:
         """Replace x by the solution y of L y = x, where L is the block of rows and columns first to middle - 1."""
         if self.inverses is not None and middle - first == self.width:
-            multiply_in_place(self.library, self._inverse_at(first, self.width), x, self.limit)
+            multiply_in_place(self.library, self._block_inverse_view(first, self.width), x, self.limit)
         else:
             solve_blocks(self.lower, self.a[first:middle, first:middle], x, first // self.side)
 
@@ -112,6 +119,6 @@ class _BlockedFactorization:
         library, diagonal = self.library, abs(self.a.diagonal())
         result = ((diagonal > 0) & (diagonal < np.inf)).all()
         if self.inverses is not None:
-            growth = block_growth(library, self.a, self.inverses[: len(self.a) // self.side], True, True)
-            result = result & (growth <= MAX_BLOCK_GROWTH).all()
+            growth = block_skeel_conditions(library, self.a, self.inverses[: len(self.a) // self.side], True, True)
+            result = result & (growth <= MAX_SKEEL_CONDITION).all()
         return bool(result)

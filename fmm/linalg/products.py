@@ -36,12 +36,12 @@ def subtract_product(library: NumpySolvers, a: Any, b: Any, c: Any, limit: float
         a, b, c = library.transpose(b), library.transpose(a), library.transpose(c)
     (m, k), n = a.shape, b.shape[1]
     device = library.device(a)
-    if has_plan(m, k, n, library.product_type(a), device, limit):
+    if has_product_plan(m, k, n, library.product_type(a), device, limit):
         c -= api.matmul(a, b, max_error_growth=limit)
     elif device == "cpu":
         api.gemm(a, b, c, alpha=-1, beta=1, out=c, max_error_growth=limit)
     else:  # fmm.gemm is not called, since its decisions would delay the hundreds of thin products of a solver
-        library.subtract_own_product(a, b, c)
+        library.subtract_product_by_library(a, b, c)
 
 
 def multiply_in_place(library: NumpySolvers, a: Any, x: Any, limit: float | None) -> None:
@@ -51,7 +51,7 @@ def multiply_in_place(library: NumpySolvers, a: Any, x: Any, limit: float | None
         left, right = library.transpose(x), library.transpose(a)
         x = left
     (m, k), n, device = left.shape, right.shape[1], library.device(a)
-    if device == "cpu" or has_plan(m, k, n, library.product_type(a), device, limit):
+    if device == "cpu" or has_product_plan(m, k, n, library.product_type(a), device, limit):
         library.write(x, api.matmul(left, right, max_error_growth=limit))
     else:
         library.write(x, library.module.matmul(left, right))
@@ -64,7 +64,7 @@ def _is_column_major(library: NumpySolvers, x: Any) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def has_plan(m: int, k: int, n: int, dtype: str, device: str, limit: float | None) -> bool:
+def has_product_plan(m: int, k: int, n: int, dtype: str, device: str, limit: float | None) -> bool:
     """Return True if fmm computes a product of these sizes by a plan; answers are cached until the process ends."""
     if dtype not in SOLVER_TYPES:
         return False

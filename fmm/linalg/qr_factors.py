@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fmm.linalg.arguments import common_arrays
-from fmm.linalg.cholesky_qr import factor_tall_stacks, step_conditions
-from fmm.linalg.qr_steps import gains_by_products
+from fmm.linalg.cholesky_qr import qr_of_tall_stacks, step_conditions
+from fmm.linalg.qr_steps import is_cholesky_qr_faster
 from fmm.linalg.solver_library import NumpySolvers
 
 QR_MODES = ("reduced", "r")
@@ -57,7 +57,7 @@ def qr(a: Any, /, mode: Literal["reduced", "r"] = "reduced", *, max_error_growth
     if mode not in QR_MODES:
         raise ValueError(f"unknown mode {mode!r}; valid: {', '.join(QR_MODES)}")
     library, (a,) = common_arrays(a)
-    if not factors_by_products(library, a, mode == "reduced", max_error_growth):
+    if not prefers_cholesky_qr(library, a, mode == "reduced", max_error_growth):
         return library.qr(a, mode)
     if library.needs_gradient(a):
         if mode == "r":
@@ -65,12 +65,12 @@ def qr(a: Any, /, mode: Literal["reduced", "r"] = "reduced", *, max_error_growth
         from fmm.linalg.torch_gradients import QrFactors
 
         return QrFactors.apply(a, max_error_growth)
-    q, r = factor_tall_stacks(library, a, max_error_growth, mode == "reduced")
+    q, r = qr_of_tall_stacks(library, a, max_error_growth, mode == "reduced")
     return (q, r) if mode == "reduced" else r
 
 
-def factors_by_products(library: NumpySolvers, a: Any, with_q: bool, limit: float | None) -> bool:
+def prefers_cholesky_qr(library: NumpySolvers, a: Any, with_q: bool, limit: float | None) -> bool:
     """Return True if Cholesky QR is predicted to be faster than the library's QR for matrices of this shape."""
     if a.ndim < 2 or not library.is_plain(a):
         return False
-    return gains_by_products(*a.shape[-2:], step_conditions(library, a, limit), with_q)
+    return is_cholesky_qr_faster(*a.shape[-2:], step_conditions(library, a, limit), with_q)

@@ -30,7 +30,7 @@ BLOCK_ROWS = 4096
 
 
 @lru_cache(maxsize=1024)
-def gains_by_products(m: int, n: int, conditions: StepConditions, with_q: bool = True) -> bool:
+def is_cholesky_qr_faster(m: int, n: int, conditions: StepConditions, with_q: bool = True) -> bool:
     """Return True if Cholesky QR of an m x n matrix is predicted to take less time than the library's own QR."""
     if conditions.dtype not in GAINING_TYPES or conditions.device == "cpu" or m < LEAST_ASPECT * n:
         return False
@@ -47,16 +47,16 @@ def gains_by_products(m: int, n: int, conditions: StepConditions, with_q: bool =
 def cholesky_qr_steps(m: int, n: int, conditions: StepConditions, with_q: bool = True) -> Iterator[Step]:
     """Yield the steps of the two passes of Cholesky QR of an m x n matrix."""
     for is_last in (False, True):
-        yield Step("product" if sums_blocks_of_rows(m, n, conditions) else "gram", n, m, n)
+        yield Step("product" if is_gram_summed_by_row_blocks(m, n, conditions) else "gram", n, m, n)
         yield Step("cholesky", n, n, n)
         if with_q or not is_last:
-            yield from inverse_steps(n, inverse_halvings(n, conditions))
+            yield from inverse_steps(n, inverse_halving_count(n, conditions))
             yield from adjoint_product_steps(m, n, len(column_blocks(m, n, conditions)))
     yield Step("product", n, n, n)
 
 
 @lru_cache(maxsize=1024)
-def sums_blocks_of_rows(m: int, n: int, conditions: StepConditions) -> bool:
+def is_gram_summed_by_row_blocks(m: int, n: int, conditions: StepConditions) -> bool:
     """Return True if the Gram matrix of an m x n matrix must be computed as a sum over blocks of rows."""
     if m < max(LONG_ASPECT * n, 2 * BLOCK_ROWS):
         return False
@@ -76,7 +76,7 @@ def inverse_steps(n: int, halvings: int) -> Iterator[Step]:
 
 
 @lru_cache(maxsize=1024)
-def inverse_halvings(n: int, conditions: StepConditions) -> int:
+def inverse_halving_count(n: int, conditions: StepConditions) -> int:
     """Return the number of halvings with which the inverse of a triangular matrix is predicted to be fastest."""
     seconds = [predicted_seconds(inverse_steps(n, i), conditions) for i in range(MAX_INVERSE_HALVINGS)]
     return seconds.index(min(seconds))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmm.linalg.cholesky_factors import cholesky
-from fmm.linalg.lu_factors import factor_stacks, row_orders
+from fmm.linalg.lu_factors import lu_of_stacks, row_orders
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.triangular_recursion import solve_blocks, triangular_blocks
 
@@ -30,7 +30,7 @@ class RefinementReport(NamedTuple):
     backward_error: float  # largest norm of b - a x, divided by the norms of a and x; NaN without refinement
 
 
-class _System:
+class _LinearSystem:
     """The system a x = b, and the residuals of approximate solutions."""
 
     def __init__(self, library: NumpySolvers, a: Any, b: Any, norm: float) -> None:
@@ -61,7 +61,7 @@ def refine_solution(
     precondition = _factor_single(library, single, assume_a, limit) if norm < np.inf else None
     if precondition is None:
         return None, RefinementReport("", 0, 0, float("nan"))
-    system = _System(library, a, b, norm)
+    system = _LinearSystem(library, a, b, norm)
     x, ratio, steps = _refine_by_residuals(system, precondition(b), precondition)
     cycles = 0
     while 1 < ratio < np.inf and cycles < MAX_GMRES_CYCLES:
@@ -74,7 +74,7 @@ def refine_solution(
     return (x if ratio <= 1 else None), report
 
 
-def _refine_by_residuals(system: _System, x: Any, precondition: Preconditioner) -> tuple[Any, float, int]:
+def _refine_by_residuals(system: _LinearSystem, x: Any, precondition: Preconditioner) -> tuple[Any, float, int]:
     """Return refined solutions, the largest ratio of their residuals to the bound, and the number of steps.
 
     Solutions with a ratio of at most 1 are accurate enough. The steps still continue until the backward error is as
@@ -108,7 +108,7 @@ def _factor_single(library: NumpySolvers, a: Any, assume_a: str, limit: float | 
             return None
         triangles = (factor, True, False), (library.transpose(factor), False, False)
     else:
-        if (factors := factor_stacks(library, a, limit)) is None and (factors := library.lu(a)) is None:
+        if (factors := lu_of_stacks(library, a, limit)) is None and (factors := library.lu(a)) is None:
             return None
         triangles = (factors.lu, True, True), (factors.lu, False, False)
         order = row_orders(library, factors.pivots)
@@ -152,7 +152,7 @@ def gmres_corrections(library: NumpySolvers, a: Any, right_sides: Any, precondit
         norm = _norms(library, z)
         columns.append([*column, norm])
         basis.append(z / norm)
-    coefficients = _least_squares(library, columns, norms)
+    coefficients = _min_residual_coefficients(library, columns, norms)
     return sum(library.from_host(y, start) * v for y, v in zip(coefficients, basis, strict=False))
 
 
@@ -161,7 +161,7 @@ def _norms(library: NumpySolvers, x: Any) -> Any:
     return (x * x).sum(-2) ** 0.5 + float(np.finfo(np.float64).tiny)
 
 
-def _least_squares(library: NumpySolvers, columns: list[list[Any]], norms: Any) -> Any:
+def _min_residual_coefficients(library: NumpySolvers, columns: list[list[Any]], norms: Any) -> Any:
     """Return the coefficients of the basis vectors that minimise the residuals, one row for each basis vector."""
     count = len(columns)
     hessenberg = np.zeros((int(norms.shape[0]), count + 1, count))

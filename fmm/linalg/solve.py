@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from fmm.linalg.arguments import check_square, common_arrays, write_result
 from fmm.linalg.cholesky_factors import cho_solve, cholesky
-from fmm.linalg.cholesky_recursion import cholesky_side
+from fmm.linalg.cholesky_recursion import cholesky_block_side
 from fmm.linalg.lu_factors import solve_systems
-from fmm.linalg.lu_recursion import lu_width
+from fmm.linalg.lu_recursion import lu_panel_width
 from fmm.linalg.refinement import RefinementReport, refine_solution
 from fmm.linalg.solver_library import NUMPY_SOLVERS, NumpySolvers
 
@@ -137,9 +137,9 @@ def _check_system(a: Any, b: Any, assume_a: str) -> tuple[NumpySolvers, Any, Any
 
 def solve_columns(library: NumpySolvers, a: Any, b: Any, assume_a: str, limit: float | None) -> Any:
     """Return the solutions of a x = b for checked arrays, where b is a matrix or a stack."""
-    if assume_a == "pos" and (library is not NUMPY_SOLVERS or cholesky_side(library, a, limit)):
+    if assume_a == "pos" and (library is not NUMPY_SOLVERS or cholesky_block_side(library, a, limit)):
         return cho_solve((cholesky(a, max_error_growth=limit), True), b, max_error_growth=limit)
-    if assume_a == "pos" or not lu_width(library, a, limit) or not library.is_plain(a, b):
+    if assume_a == "pos" or not lu_panel_width(library, a, limit) or not library.is_plain(a, b):
         return library.solve(a, b, assume_a)
     if library.needs_gradient(a, b):
         from fmm.linalg.torch_system_gradients import SystemSolution

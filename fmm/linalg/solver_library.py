@@ -175,7 +175,7 @@ class NumpySolvers:
         """Return the inverse by the library's own function."""
         return self.module.linalg.inv(a)
 
-    def subtract_own_product(self, a: Any, b: Any, c: Any) -> None:
+    def subtract_product_by_library(self, a: Any, b: Any, c: Any) -> None:
         """Replace c by c - a b, by the library's own functions."""
         c -= self.module.matmul(a, b)
 
@@ -202,7 +202,7 @@ class NumpySolvers:
             source[i], source[pivot] = source.get(pivot, pivot), source.get(i, i)
         return np.array(list(source), np.int64), np.array(list(source.values()), np.int64)
 
-    def new_pivots(self, count: int, like: Any) -> Any:
+    def empty_pivots(self, count: int, like: Any) -> Any:
         """Return an uninitialised int32 array for `count` pivots."""
         return self.module.empty(count, np.int32)
 
@@ -462,7 +462,7 @@ class TorchSolvers(DeviceSolvers):
         """Replace x by the solution y of a y = x, by torch.linalg.solve_triangular."""
         x.copy_(self.module.linalg.solve_triangular(a, x, upper=not lower, unitriangular=unit_diagonal))
 
-    def subtract_own_product(self, a: Any, b: Any, c: Any) -> None:
+    def subtract_product_by_library(self, a: Any, b: Any, c: Any) -> None:
         """Replace c by c - a b, by torch's own function."""
         c.addmm_(a, b, alpha=-1)
 
@@ -516,7 +516,7 @@ class TorchSolvers(DeviceSolvers):
         """Return an uninitialised int64 tensor for `count` row numbers."""
         return self.module.empty(count, dtype=self.module.int64, device=like.device)
 
-    def new_pivots(self, count: int, like: Any) -> Any:
+    def empty_pivots(self, count: int, like: Any) -> Any:
         """Return an uninitialised int32 tensor for `count` pivots."""
         return self.module.empty(count, dtype=self.module.int32, device=like.device)
 

@@ -23,7 +23,7 @@ SMALLEST_GAINING_SIDE = 1024  # on every device, the library computes matrices w
 ALIGNMENT = 128  # halves of large matrices are multiples of this number of rows: products of aligned operands are fast
 
 
-class SplitRule(NamedTuple):
+class HalvingRule(NamedTuple):
     """The smallest half of a solver's matrix, and the smallest speedup of the product between two halves."""
 
     smallest_half: int
@@ -37,7 +37,7 @@ class SmallestSides(NamedTuple):
     double: int
 
 
-class InvertedRule(NamedTuple):
+class BlockInversionRule(NamedTuple):
     """The rule for a solver on a GPU that multiplies by inverses of diagonal blocks, for each precision."""
 
     single_smallest: int  # rows of the smallest matrix
@@ -49,19 +49,19 @@ class InvertedRule(NamedTuple):
 
 
 # The rules for hosts.
-TRIANGULAR_RULE = SplitRule(4096, 1.05)
-CHOLESKY_RULE = SplitRule(4096, 1.05)
+TRIANGULAR_RULE = HalvingRule(4096, 1.05)
+CHOLESKY_RULE = HalvingRule(4096, 1.05)
 # The rules for GPUs, measured in float32 and float64 on an H200. The measurements compare fmm.linalg with torch.linalg,
 # which calls cuBLAS and cuSOLVER.
-INVERTED_RULE = InvertedRule(4096, 4096, 12_000_000, 1024, 512, 1.5)
-POSITIVE_RULE = InvertedRule(6144, 12288, 0, 4096, 4096, 3.0)  # Cholesky factors; the library factors the blocks
-POSITIVE_INVERSE_RULE = InvertedRule(1024, 1024, 0, 1024, 1024, 1.5)  # the library's own inverse factors by LU
+INVERTED_RULE = BlockInversionRule(4096, 4096, 12_000_000, 1024, 512, 1.5)
+POSITIVE_RULE = BlockInversionRule(6144, 12288, 0, 4096, 4096, 3.0)  # Cholesky factors; the library factors the blocks
+POSITIVE_INVERSE_RULE = BlockInversionRule(1024, 1024, 0, 1024, 1024, 1.5)  # the library's own inverse factors by LU
 UNMEASURED_SMALLEST = 8192  # rows of the smallest matrix on other GPUs, and of complex matrices
 # The smallest sides on GPUs for which fmm has a kernel for panels. For smaller matrices with an odd number of rows,
 # products take longer than the library's own function, because Python needs time for each step of a solver.
 LU_SIDES = SmallestSides(8192, 6144)
 INVERSE_SIDES = SmallestSides(7168, 5120)
-HOST_LU_RULE = SplitRule(8192, float("inf"))  # no gain is measured on hosts
+HOST_LU_RULE = HalvingRule(8192, float("inf"))  # no gain is measured on hosts
 
 
 def first_half_rows(n: int) -> int:
@@ -70,12 +70,12 @@ def first_half_rows(n: int) -> int:
     return -(-half // ALIGNMENT) * ALIGNMENT if n >= 8 * ALIGNMENT else half
 
 
-def first_half_in_blocks(n: int, side: int) -> int:
+def first_half_rows_in_blocks(n: int, side: int) -> int:
     """Return the number of rows of the first half of n rows, a multiple of `side`; n is larger than `side`."""
     return (-(-n // side) // 2 or 1) * side
 
 
-def middle_column(first: int, last: int, width: int) -> int:
+def lu_split_column(first: int, last: int, width: int) -> int:
     """Return the column at which the LU recursion divides the columns first to last - 1.
 
     The column is the first column of a panel. If there are more than two panels, the column is the first column of a
@@ -92,7 +92,9 @@ def block_side(n: int, levels: int) -> int:
     return n
 
 
-def inverted_side(library: NumpySolvers, a: Any, columns: int, limit: float | None, rule: InvertedRule) -> int:
+def diagonal_block_side(
+    library: NumpySolvers, a: Any, columns: int, limit: float | None, rule: BlockInversionRule
+) -> int:
     """Return the number of rows of the diagonal blocks that a GPU inverts.
 
     Return 0 if the library's own function must compute the whole matrix.
@@ -103,10 +105,10 @@ def inverted_side(library: NumpySolvers, a: Any, columns: int, limit: float | No
     if not is_large_enough(library, a, SmallestSides(rule.single_smallest, rule.double_smallest)):
         return 0
     if library.is_measured(a):
-        return rows_of_blocks(library, a, rule)
+        return diagonal_block_rows(library, a, rule)
     dtype, device = library.product_type(a), library.device(a)
     gain = product_speedup(first_half_rows(n), columns, dtype, device, limit) if n >= UNMEASURED_SMALLEST else 0
-    return rows_of_blocks(library, a, rule) if gain >= rule.gain else 0
+    return diagonal_block_rows(library, a, rule) if gain >= rule.gain else 0
 
 
 def is_large_enough(library: NumpySolvers, a: Any, smallest: SmallestSides) -> bool:
@@ -115,12 +117,12 @@ def is_large_enough(library: NumpySolvers, a: Any, smallest: SmallestSides) -> b
     return dtype in SOLVER_TYPES and a.shape[-1] >= (smallest.single if dtype in SINGLE_TYPES else smallest.double)
 
 
-def rows_of_blocks(library: NumpySolvers, a: Any, rule: InvertedRule) -> int:
+def diagonal_block_rows(library: NumpySolvers, a: Any, rule: BlockInversionRule) -> int:
     """Return the number of rows of a diagonal block, by the rule and the array's element type."""
     return rule.single_side if library.type_name(a) in SINGLE_TYPES else rule.double_side
 
 
-def solver_levels(library: NumpySolvers, a: Any, columns: int | None, limit: float | None, rule: SplitRule) -> int:
+def solver_levels(library: NumpySolvers, a: Any, columns: int | None, limit: float | None, rule: HalvingRule) -> int:
     """Return how many times a solver halves the matrices of an array; 0 for small matrices."""
     n = a.shape[-1]
     if first_half_rows(n) < rule.smallest_half:
@@ -128,7 +130,7 @@ def solver_levels(library: NumpySolvers, a: Any, columns: int | None, limit: flo
     return count_halvings(n, columns, library.product_type(a), library.device(a), limit, rule)
 
 
-def count_halvings(n: int, columns: int | None, dtype: str, device: str, limit: float | None, rule: SplitRule) -> int:
+def count_halvings(n: int, columns: int | None, dtype: str, device: str, limit: float | None, rule: HalvingRule) -> int:
     """Return how many times a solver halves a matrix of n rows.
 
     Return 0 if the library's own function must compute the whole matrix. `columns` is the number of right-hand sides;

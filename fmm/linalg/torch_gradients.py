@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from fmm import api
-from fmm.linalg.cholesky_qr import factor_tall_stacks
-from fmm.linalg.cholesky_recursion import factor_stacks
+from fmm.linalg.cholesky_qr import qr_of_tall_stacks
+from fmm.linalg.cholesky_recursion import cholesky_of_stacks
 from fmm.linalg.solver_library import torch_solvers
 from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_without_gradient
 
@@ -49,7 +49,7 @@ class CholeskyFactor(torch.autograd.Function):  # type: ignore[misc]
         """Return the factor; torch's own function computes it if a block has no factor."""
         library = torch_solvers()
         try:
-            factor = factor_stacks(library, a, limit)
+            factor = cholesky_of_stacks(library, a, limit)
         except library.linalg_error:
             factor = library.cholesky(a)
         ctx.save_for_backward(factor)
@@ -80,7 +80,7 @@ class QrFactors(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, a: Any, limit: float | None) -> tuple[Any, Any]:
         """Return Q and R."""
-        q, r = factor_tall_stacks(torch_solvers(), a, limit)
+        q, r = qr_of_tall_stacks(torch_solvers(), a, limit)
         ctx.save_for_backward(q, r)
         ctx.limit = limit
         return q, r

@@ -6,7 +6,7 @@ from typing import Any
 
 from fmm.linalg.arguments import check_square, check_trans, common_arrays, write_result
 from fmm.linalg.solver_library import NumpySolvers, TorchSolvers
-from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_without_gradient, triangular_side
+from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_without_gradient, triangular_block_side
 
 
 def solve_triangular(
@@ -89,7 +89,7 @@ def solve_stacks(library: NumpySolvers, a: Any, b: Any, form: TriangularForm, li
         raise ValueError(f"shapes of a {tuple(a.shape)} and b {tuple(b.shape)} are incompatible")
     columns = b.shape[-1 if form.left else -2]
     if isinstance(library, TorchSolvers) and not (
-        triangular_side(library, a, columns, limit) and library.is_plain(a, b)
+        triangular_block_side(library, a, columns, limit) and library.is_plain(a, b)
     ):
         flags = {"upper": not form.lower, "left": form.left, "unitriangular": form.unit_diagonal}
         return library.module.linalg.solve_triangular(a, b, **flags)

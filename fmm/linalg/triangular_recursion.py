@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.linalg.diagonal_inverses import MAX_BLOCK_GROWTH, block_growth, invert_diagonal_blocks
+from fmm.linalg.diagonal_inverses import MAX_SKEEL_CONDITION, block_skeel_conditions, invert_diagonal_blocks
 from fmm.linalg.products import aligned_copy, has_aligned_rows, multiply_in_place, subtract_product
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.split_levels import (
     INVERTED_RULE,
     TRIANGULAR_RULE,
     block_side,
-    first_half_in_blocks,
-    inverted_side,
+    diagonal_block_side,
+    first_half_rows_in_blocks,
     solver_levels,
 )
 
@@ -47,9 +47,9 @@ def solve_triangular_without_gradient(
 ) -> Any:
     """Return the solutions of triangular systems for stacks of matrices, in a new array."""
     batch = np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
-    side = triangular_side(library, a, b.shape[-1 if form.left else -2], limit)
+    side = triangular_block_side(library, a, b.shape[-1 if form.left else -2], limit)
     result, b = library.empty((*batch, *b.shape[-2:]), b), library.module.broadcast_to(b, (*batch, *b.shape[-2:]))
-    by_products = side > 0 and multiplies_by_inverses(library, a)
+    by_products = side > 0 and inverts_diagonal_blocks(library, a)
     a = aligned_copy(library, a) if by_products and not has_aligned_rows(library, a) else a
     is_copied = by_products and not has_aligned_rows(library, result)
     x = aligned_copy(library, b) if is_copied else library.write(result, b)
@@ -63,20 +63,20 @@ def solve_triangular_without_gradient(
     return library.write(result, x) if is_copied else x
 
 
-def triangular_side(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:
+def triangular_block_side(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:
     """Return the number of rows of the blocks on the diagonal.
 
     Return 0 if the library's own function must solve the whole system.
     """
-    if multiplies_by_inverses(library, a):
-        return inverted_side(library, a, columns, limit, INVERTED_RULE)
+    if inverts_diagonal_blocks(library, a):
+        return diagonal_block_side(library, a, columns, limit, INVERTED_RULE)
     levels = solver_levels(library, a, columns, limit, TRIANGULAR_RULE)
     return block_side(a.shape[-1], levels) if levels else 0
 
 
 def triangular_levels(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:
     """Return how many times the solver halves triangular matrices with `columns` right-hand sides."""
-    side = triangular_side(library, a, columns, limit)
+    side = triangular_block_side(library, a, columns, limit)
     return (-(-a.shape[-1] // side) - 1).bit_length() if side else 0
 
 
@@ -94,15 +94,15 @@ def triangular_blocks(
     library: NumpySolvers, a: Any, lower: bool, unit_diagonal: bool, side: int, limit: float | None
 ) -> TriangularBlocks:
     """Return the blocks of a triangular matrix; on a GPU, invert the blocks and check the inverses."""
-    if not side or not multiplies_by_inverses(library, a):
+    if not side or not inverts_diagonal_blocks(library, a):
         return TriangularBlocks(library, lower, unit_diagonal, side or a.shape[0], limit)
     inverses = invert_diagonal_blocks(library, a, lower, unit_diagonal, side)
-    growth = block_growth(library, a, inverses, lower, unit_diagonal)
-    is_usable = (growth <= MAX_BLOCK_GROWTH).tolist()
+    growth = block_skeel_conditions(library, a, inverses, lower, unit_diagonal)
+    is_usable = (growth <= MAX_SKEEL_CONDITION).tolist()
     return TriangularBlocks(library, lower, unit_diagonal, side, limit, inverses, is_usable)
 
 
-def multiplies_by_inverses(library: NumpySolvers, a: Any) -> bool:
+def inverts_diagonal_blocks(library: NumpySolvers, a: Any) -> bool:
     """Return True if the blocks on the diagonal are inverted, which solvers do on a GPU only."""
     return library.device(a) != "cpu"
 
@@ -116,7 +116,7 @@ def solve_blocks(blocks: TriangularBlocks, a: Any, x: Any, index: int = 0) -> No
     if n <= side:
         _solve_diagonal_block(blocks, a, x, index)
         return
-    h = first_half_in_blocks(n, side)
+    h = first_half_rows_in_blocks(n, side)
     parts = (slice(0, h), index), (slice(h, n), index + h // side)
     (first, first_index), (second, second_index) = parts if blocks.lower else parts[::-1]
     solve_blocks(blocks, a[first, first], x[first], first_index)

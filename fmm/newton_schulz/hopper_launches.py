@@ -163,7 +163,7 @@ LIBRARY_STEP_SECONDS = 4e-5
 MIN_TIME_RATIO = 0.9
 
 
-def is_faster(stack: Stack, multiprocessors: int) -> bool:
+def is_faster_by_launches(stack: Stack, multiprocessors: int) -> bool:
     """Return True if one step by the launches is predicted to be faster than one step by the library's products."""
     times = [
         (stack_seconds(op, multiprocessors), vendor_stack_seconds(op, multiprocessors), bool(op.beta))

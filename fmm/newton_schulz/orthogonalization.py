@@ -12,7 +12,7 @@ from fmm.arrays.detect import array_kind, check_dense, mixed_arrays_error, type_
 from fmm.config.environment import is_disabled
 from fmm.newton_schulz.array_iteration import run_steps, step_by_plans, step_by_torch
 from fmm.newton_schulz.coefficients import StepCoefficients, step_coefficients
-from fmm.newton_schulz.scaling import check_bound, scaled_array, scaled_tensor
+from fmm.newton_schulz.scaling import checked_norm_bound, scaled_array, scaled_tensor
 
 REAL_TYPES = ("bfloat16", "float16", "float32", "float64")
 
@@ -72,7 +72,7 @@ def orthogonalize(
     array([[1., 0., 0.],
            [0., 0., 1.]])
     """
-    chosen, limit = step_coefficients(coefficients, steps), check_bound(bound)
+    chosen, limit = step_coefficients(coefficients, steps), checked_norm_bound(bound)
     check_dense("fmm.orthogonalize", x, out)
     x = np.asarray(x) if array_kind(x) == "host" else x
     _check_arrays(x, out)

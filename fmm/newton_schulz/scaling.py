@@ -14,7 +14,7 @@ from fmm.arrays.detect import describe_value
 SMALLEST_NORM = 1e-7  # smallest divisor: a zero matrix divided by this number stays zero
 
 
-def check_bound(bound: Any) -> float | None:
+def checked_norm_bound(bound: Any) -> float | None:
     """Return the bound as a float, or None for None; raise ValueError unless the bound is a positive finite number."""
     if bound is None:
         return None

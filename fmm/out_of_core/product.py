@@ -21,11 +21,11 @@ from fmm.arrays.numpy_library import NumpyLibrary
 from fmm.config.environment import is_emulation_allowed
 from fmm.config.files import current_settings
 from fmm.dtypes import DTYPES
-from fmm.kernels.cpu.parallel_products import share_elements
+from fmm.kernels.cpu.parallel_products import may_share_elements
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.out_of_core.choose_schedule import TilesDoNotFitError, choose_schedule
 from fmm.out_of_core.machine import StreamingDevice
-from fmm.out_of_core.run_schedule import LaunchUnit, ScheduleRun, limited_launch_unit, whole_launch_unit
+from fmm.out_of_core.run_schedule import LaunchBand, ScheduleRun, limited_launch_band, whole_launch_band
 from fmm.out_of_core.schedule import CopyRates, Schedule, ScheduleTimes, cut_ranges
 from fmm.out_of_core.transfers import Array, CopyThreads
 from fmm.perfmodel.choose import Limits
@@ -66,7 +66,7 @@ def streamed_matmul(
     if not dtype or shape is None:
         return library.vendor_product(a, b, out)
     target = _as_ndarray(out)
-    if out is None or any(share_elements(x, target) for x in (a, b)):
+    if out is None or any(may_share_elements(x, target) for x in (a, b)):
         target = library.new_array(library.describe_result(a, b, shape, dtype))
     with show_progress(progress) as shown:
         if progress:
@@ -171,13 +171,13 @@ def _transpose_for_row_major_result(a: Array, b: Array, c: Array) -> tuple[Array
 
 @dataclass(frozen=True)
 class StreamedProduct:
-    """A schedule, its predicted times, the workspace limit of a tile product, and a LaunchUnit for each tile size."""
+    """A schedule, its predicted times, the workspace limit of a tile product, and a LaunchBand for each tile size."""
 
     schedule: Schedule
     times: ScheduleTimes
     workspace: int
     dtype: str
-    units: Mapping[Shape, LaunchUnit] = field(repr=False)
+    units: Mapping[Shape, LaunchBand] = field(repr=False)
 
     def launch_sizes(self, size: Shape) -> set[Shape]:
         """Return the sizes of the launches of a tile product: the whole product, or bands of rows."""
@@ -187,10 +187,10 @@ class StreamedProduct:
 def usable_memory_bytes(machine: StreamingDevice) -> int:
     """Return the number of bytes of the device's memory that a product may use, rounded down."""
     free = int(min(machine.free_bytes() * FREE_MEMORY_SHARE, machine.free_bytes() - ALWAYS_FREE_BYTES))
-    return _round_limit_down(free)
+    return _round_bytes_down(free)
 
 
-def _round_limit_down(nbytes: int) -> int:
+def _round_bytes_down(nbytes: int) -> int:
     step = 1 << max(nbytes.bit_length() - LIMIT_SIGNIFICANT_BITS - 1, 0)
     return max(nbytes, 0) // step * step
 
@@ -248,7 +248,7 @@ def _fastest_streamed_product(
     )
     # A plan that the caller passed may be invalid for bands with fewer rows, so its tile products are launched as a
     # whole.
-    choose_unit = limited_launch_unit if constraints.plan is None else whole_launch_unit
+    choose_unit = limited_launch_band if constraints.plan is None else whole_launch_band
     free_bytes = limit - schedule.total_slot_bytes
     seconds, workspace = product_seconds(free_bytes), _tile_workspace_limit(constraints, free_bytes)
     units = {tile: choose_unit(tile, seconds) for tile in {step.product_size for step in schedule.multiply_steps}}
@@ -270,7 +270,7 @@ def _tile_plans(size: Shape, dtype: str, limits: Limits, device: Device) -> set[
 
 def _tile_workspace_limit(constraints: PlanConstraints, free_bytes: int) -> int:
     """Return the workspace limit of a tile product, in bytes."""
-    return _round_limit_down(free_bytes) if constraints.workspace is None else min(constraints.workspace, free_bytes)
+    return _round_bytes_down(free_bytes) if constraints.workspace is None else min(constraints.workspace, free_bytes)
 
 
 def _tile_limits(constraints: PlanConstraints, free_bytes: int, device: Device) -> Limits:
@@ -285,7 +285,7 @@ def _largest_workspace_bytes(streaming: StreamedProduct, device: Device, constra
     steps = streaming.schedule.multiply_steps
     sizes = {(size, int(step.adds)) for step in steps for size in streaming.launch_sizes(step.product_size)}
     problems = (Problem(*size, streaming.dtype, beta=adds) for size, adds in sizes)
-    return max(matmul.planned_call_bytes(problem, limits, device, constraints.plan) for problem in problems)
+    return max(matmul.extra_bytes_of_call(problem, limits, device, constraints.plan) for problem in problems)
 
 
 # ---- running it
@@ -308,7 +308,7 @@ def _stream_product(
                 raise
         # the finished multiply-adds are subtracted, since the product starts again from the beginning
         progress.add_done(done - progress.done)
-        limit = _round_limit_down(int(limit * RETRY_MEMORY_RATIO))
+        limit = _round_bytes_down(int(limit * RETRY_MEMORY_RATIO))
 
 
 def _run_schedule(

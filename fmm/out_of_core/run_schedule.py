@@ -43,30 +43,30 @@ ASSUMED_PRODUCT_SECONDS = MAX_LAUNCH_SECONDS_AHEAD / 4  # assumed seconds of a p
 # ---- launching products
 
 
-class LaunchUnit(NamedTuple):
+class LaunchBand(NamedTuple):
     """The number of rows in each launch of a tile product, and the predicted seconds of one launch."""
 
     rows: int
     seconds: float
 
 
-def whole_launch_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
-    """Return the LaunchUnit with which a product is launched as a whole."""
-    return LaunchUnit(size[0], product_seconds(size) or ASSUMED_PRODUCT_SECONDS)
+def whole_launch_band(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchBand:
+    """Return the LaunchBand with which a product is launched as a whole."""
+    return LaunchBand(size[0], product_seconds(size) or ASSUMED_PRODUCT_SECONDS)
 
 
-def limited_launch_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
-    """Return the LaunchUnit with the largest band that takes at most a second.
+def limited_launch_band(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchBand:
+    """Return the LaunchBand with the largest band that takes at most a second.
 
     If smaller bands would make the product too slow, the band is larger and takes more than a second.
     """
-    unit = whole = whole_launch_unit(size, product_seconds)
+    unit = whole = whole_launch_band(size, product_seconds)
     while unit.seconds > MAX_LAUNCH_SECONDS_AHEAD:
         rows = -(-unit.rows // (2 * CUT_LENGTH_MULTIPLE)) * CUT_LENGTH_MULTIPLE
         seconds = product_seconds((rows, size[1], size[2]))
         if not MIN_BAND_ROWS <= rows < unit.rows or seconds * size[0] > MAX_BAND_SLOWDOWN * whole.seconds * rows:
             break
-        unit = LaunchUnit(rows, seconds)
+        unit = LaunchBand(rows, seconds)
     return unit
 
 
@@ -110,7 +110,7 @@ class LaunchQueue:
 # ---- execution of a schedule
 
 ProgressCallback = Callable[[int], object]
-NO_LAUNCH_UNITS: Mapping[Shape, LaunchUnit] = MappingProxyType({})
+NO_LAUNCH_BANDS: Mapping[Shape, LaunchBand] = MappingProxyType({})
 
 
 class OtherThreadFailedError(RuntimeError):
@@ -161,7 +161,7 @@ class ScheduleRun:
         dtype: np.dtype[Any],
         workspace: int,
         reserved: int = 0,
-        units: Mapping[Shape, LaunchUnit] = NO_LAUNCH_UNITS,
+        units: Mapping[Shape, LaunchBand] = NO_LAUNCH_BANDS,
     ) -> None:
         self.schedule, self.engine, self.transfers = schedule, engine, transfers
         self.dtype, self.workspace, self.reserved = dtype, workspace, reserved
@@ -219,7 +219,7 @@ class ScheduleRun:
                     for other in step.after:
                         self.states.wait_for_step(other)
                     self.states.set_step_started(
-                        number, self._load_tile(step) if isinstance(step, LoadStep) else self._store_band(step)
+                        number, self._load_tile(step) if isinstance(step, LoadStep) else self._store_rows(step)
                     )
         except BaseException as error:
             self.states.record_failure(error)
@@ -227,7 +227,7 @@ class ScheduleRun:
     def _load_tile(self, step: LoadStep) -> DeviceEvent:
         return self.transfers.start_load(*self._host_tile_and_location(step.tile, step.slot))
 
-    def _store_band(self, step: StoreStep) -> DeviceEvent | None:
+    def _store_rows(self, step: StoreStep) -> DeviceEvent | None:
         band = self.host["C"][slice(*step.rows), slice(*step.cols)]
         self.transfers.store_matrix(
             self._slot_location("C", step.slot, band.shape[1]).location_of_row(step.first_row_in_block), band
@@ -243,15 +243,15 @@ class ScheduleRun:
                 for other in step.after:
                     self.states.wait_for_step(other)
                 rows, inner, cols = step.product_size
-                unit = self.units.get(step.product_size, LaunchUnit(rows, ASSUMED_PRODUCT_SECONDS))
+                unit = self.units.get(step.product_size, LaunchBand(rows, ASSUMED_PRODUCT_SECONDS))
                 for first, last in cut_ranges(rows, (unit.rows,)):
                     queue.wait_to_launch(unit.seconds)
-                    event = self._launch_band(step, (first, last))
+                    event = self._launch_product_rows(step, (first, last))
                     queue.add_product(event, unit.seconds, (last - first) * inner * cols)
                 self.states.set_step_started(number, event)
         queue.wait_for_all_products()
 
-    def _launch_band(self, step: MultiplyStep, rows: IndexRange) -> DeviceEvent:
+    def _launch_product_rows(self, step: MultiplyStep, rows: IndexRange) -> DeviceEvent:
         """Launch the product for a range of the step's rows, and return the event that marks its end."""
         left, right = (
             self._device_tile(tile, slot) for tile, slot in zip((step.left, step.right), step.slots, strict=False)

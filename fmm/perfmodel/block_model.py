@@ -34,7 +34,7 @@ from fmm.kernels.cuda.products.split_k import (
     ORDERED_STORE_TIME,
     TILE_STORE_TIME,
     ProductPart,
-    last_job_end,
+    last_job_end_time,
     split_last_tiles,
 )
 from fmm.kernels.cuda.products.tiling import ContiguousAxis, count_triangle_tiles
@@ -205,7 +205,7 @@ def issue_cycles(s: TileSizes, w: OperandBlocks, contiguous_axes: ContiguousAxes
     return max(slots, adds * chip.warp_schedulers * THREADS_PER_WARP / chip.limits.fp32_per_clock) / s.rate
 
 
-def wait_cycles(
+def warp_wait_cycles(
     s: TileSizes, w: OperandBlocks, contiguous_axes: ContiguousAxes, chip: Chip, touched_bytes: float
 ) -> float:
     """Return the cycles that a single warp on a scheduler waits at every tile; `touched_bytes`: bytes of all operands.
@@ -224,7 +224,7 @@ def wait_cycles(
                 / WIDE_ACCESS_FLOATS
                 * max(0.0, elements * FLOAT32_BYTES / chip.limits.shared_bytes_per_clock - step)
             )
-    beyond = max(0.0, 1 - chip.near_cache_bytes / touched_bytes)
+    beyond = max(0.0, 1 - chip.near_l2_bytes / touched_bytes)
     return chip.fitted.wait + burst + chip.fitted.far * beyond
 
 
@@ -247,7 +247,10 @@ def tile_cycles(
     A scheduler with v warps is idle while all v warps wait. If each of the v warps waits for the share p of the time,
     all of them wait at once for the share p^v.
     """
-    issue, wait = issue_cycles(s, w, contiguous_axes, chip), wait_cycles(s, w, contiguous_axes, chip, touched_bytes)
+    issue, wait = (
+        issue_cycles(s, w, contiguous_axes, chip),
+        warp_wait_cycles(s, w, contiguous_axes, chip, touched_bytes),
+    )
     warps = ceil(blocks * s.thread_count / THREADS_PER_WARP / chip.warp_schedulers)
     busy: float = 1 - (wait / (wait + issue)) ** warps if warps else 1
     return max(warps * issue / busy, blocks * shared_memory_cycles(s, w, contiguous_axes, chip))
@@ -302,11 +305,11 @@ def launch_seconds(
     # Products that add to several blocks of C read and write each of these blocks.
     written = FLOAT32_BYTES * write_back_elements(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.write_bytes_per_cycle
 
-    def cycles_of_round(blocks: int) -> float:
+    def cycles_of_block_round(blocks: int) -> float:
         return steps * tile_cycles(s, w, contiguous_axes, chip, touched_bytes, blocks) + blocks * written
 
     rounds, last = divmod(-(-tiles // chip.multiprocessors), most)
-    return chip.fitted.launch + (rounds * cycles_of_round(most) + cycles_of_round(last)) / chip.clock
+    return chip.fitted.launch + (rounds * cycles_of_block_round(most) + cycles_of_block_round(last)) / chip.clock
 
 
 # ---- the fastest tile sizes
@@ -366,7 +369,7 @@ def tma_product_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
         parts = split_last_tiles(1, prod(sides), op.count, steps, s.k_s, 1, chip.multiprocessors)
     edge = (BLOCK_START_TIME + (TILE_STORE_TIME if len(parts) == 1 else ORDERED_STORE_TIME)) / s.k_s
     groups = [(part.tiles * op.count, part.steps + edge) for part in parts]
-    adds = last_job_end(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s
+    adds = last_job_end_time(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s
     rate = s.rate * multiply_adds_per_cycle(named_strategy("Square"), (op.m, op.k, op.n), chip, op.count)
     return chip.fitted.launch + adds / rate / chip.clock
 
@@ -381,7 +384,7 @@ def fastest_tma_tile(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
 MEASURED_SHAPE_FACTOR = 2**0.25
 
 
-def measured_strategy(op: TileOp, chip: Chip) -> TileSizes | None:
+def fastest_measured_strategy(op: TileOp, chip: Chip) -> TileSizes | None:
     """Return the strategy that was measured to be fastest near the product's shape; None if none was measured.
 
     The measurements are of single float32 products of row-major matrices, without fused sums.
@@ -405,7 +408,7 @@ class BlockModel:
     """
 
     def fastest_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes:
-        kernel, measured = op.kernel, measured_strategy(op, chip)
+        kernel, measured = op.kernel, fastest_measured_strategy(op, chip)
         if measured is not None and measured not in TMA_SIZES:
             return measured
         return FASTEST_TILE_FUNCTIONS[kernel.element](
@@ -413,7 +416,7 @@ class BlockModel:
         )
 
     def fastest_tma_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes | None:
-        measured = measured_strategy(op, chip)
+        measured = fastest_measured_strategy(op, chip)
         if measured is not None:
             return measured if measured in TMA_SIZES else None
         (time, s), kernel, shape = fastest_tma_tile(op, chip), op.kernel, (op.m, op.k, op.n)

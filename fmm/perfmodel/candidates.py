@@ -161,7 +161,7 @@ def candidate_plans(device: str) -> tuple[Plan, ...]:
 def probed_plans(device: str) -> tuple[Plan, ...]:
     """Return the candidates that a tuning's probes measure: the vendor first, other leaves without levels last."""
     names = _form_names(device)
-    plans = [plan for name in names for plan in _plans_of_forms(name, device, lambda leaf: leaf.probed_forms)]
+    plans = [plan for name in names for plan in _plans_of_forms(name, device, lambda leaf: leaf.probed_plan_forms)]
     return tuple(dict.fromkeys([VENDOR, *plans]))
 
 
@@ -269,11 +269,11 @@ def search_levels(device: str) -> tuple[CandidateLevel, ...]:
     """Return the levels that the tuner's search tries on a device, levels of candidates first."""
     forms = [form.name for form in _device_forms(device)] + ([FORM_SEARCH_ONLY] if device == "cpu" else [])
 
-    def first_form(level: CandidateLevel) -> int:
+    def first_form_index(level: CandidateLevel) -> int:
         return min((forms.index(form) for form in level.forms if form in forms), default=len(forms))
 
-    levels = [level for level in candidate_levels() if first_form(level) < len(forms)]
-    return tuple(sorted(levels, key=lambda level: (level.lean, first_form(level))))
+    levels = [level for level in candidate_levels() if first_form_index(level) < len(forms)]
+    return tuple(sorted(levels, key=lambda level: (level.lean, first_form_index(level))))
 
 
 @clear_on_registration

@@ -19,7 +19,7 @@ from functools import lru_cache
 from math import inf, prod
 from typing import NamedTuple
 
-from fmm.kernels.plans.leaf import LeafUse, leaf_of_option, plan_leaves
+from fmm.kernels.plans.leaf import LeafUse, parse_leaf_option, plan_leaves
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import plan_workspace_bytes
@@ -174,7 +174,7 @@ def _accepts_type_above(level: Level, plans: Sequence[Plan], dtype: str) -> bool
 
 
 @lru_cache(maxsize=4096)
-def ranking_problem(problem: Problem, gpu: bool) -> Problem:
+def problem_for_ranking(problem: Problem, gpu: bool) -> Problem:
     """Return the problem for which candidates are ranked, with row-major matrices and without alpha, beta and addend.
 
     A column-major B counts as column-major only on a GPU, and only in types with a leaf that is slow on a column-major
@@ -328,12 +328,12 @@ def _has_needed_column_copies(plan: Plan, dtype: str) -> bool:
     A leaf needs a copy if it is slow on a column-major B. The plan makes a copy if the leaf's text ends in an operand
     order, as in `tile.outer`.
     """
-    return all((dtype in use.leaf.slow_columns) == (use.order is not None) for use in _diagonal_leaves(plan))
+    return all((dtype in use.leaf.slow_columns) == (use.order is not None) for use in _leaves_of_diagonal_blocks(plan))
 
 
-def _diagonal_leaves(plan: Plan) -> Iterator[LeafUse]:
+def _leaves_of_diagonal_blocks(plan: Plan) -> Iterator[LeafUse]:
     """Yield the leaves that the plan's levels name for blocks on the diagonal, such as `tile` in `gram.tile.outer`."""
-    return (leaf_of_option(name) for level in plan.levels for name in level.named_leaves)
+    return (parse_leaf_option(name) for level in plan.levels for name in level.named_leaves)
 
 
 # ---- 3. rank: the predicted time of each plan that passes the filter
@@ -453,7 +453,9 @@ def margin_parts(plan: Plan, problem: Problem, calibration: Calibration) -> tupl
     if not plan.levels and (tiled or leaf.longest > 0):
         margin = 0.0
     cuts_triangle = problem.writes_triangle and bool(plan.levels) and calibration.batches
-    of_cut = TRIANGLE_CUT_MARGIN if cuts_triangle and not any(use.order for use in _diagonal_leaves(plan)) else 0.0
+    of_cut = (
+        TRIANGLE_CUT_MARGIN if cuts_triangle and not any(use.order for use in _leaves_of_diagonal_blocks(plan)) else 0.0
+    )
     return margin, of_cut + _small_product_margin(plan, problem, calibration)
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import combinations, pairwise, product
 from typing import NamedTuple, TypeVar
 
-from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, restricted_program
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, pruned_program
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.level import Level, LevelCut
 from fmm.kernels.plans.lower import lower_leaf_level, lower_level
@@ -159,7 +159,7 @@ def _region_counts(
     program: AdditionProgram, present: tuple[bool, ...], wanted: tuple[bool, ...]
 ) -> tuple[int, tuple[int, ...]]:
     """Return the additions for each element of a region, and the indices of the inputs that the region needs."""
-    left = restricted_program(program, present, wanted)
+    left = pruned_program(program, present, wanted)
     used = {v for terms in left.lines for _, v in terms} | set(left.outputs)
     return left.addition_count, tuple(sorted(v for v in used if v < left.inputs))
 

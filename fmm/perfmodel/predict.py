@@ -119,8 +119,8 @@ def predict_from_work(plan: Plan, problem: Problem, work: PlanWork, calibration:
     for term in leaf_terms(plan, problem, work, calibration, lanes):
         products, calls, starts = (
             products + term.product_seconds,
-            calls + term.start_count,
-            starts + term.start_count * term.launches,
+            calls + term.batch_start_count,
+            starts + term.batch_start_count * term.launches,
         )
     moved = weighted_sum_bytes(plan, problem, work, calibration, lanes)
     sums = (moved + calibration.small * work.passes) / calibration.stream
@@ -208,7 +208,7 @@ class LeafTerm(NamedTuple):
     launches: int  # number of kernel launches of each start of a batch
 
     @property
-    def start_count(self) -> float:
+    def batch_start_count(self) -> float:
         """The number of starts of batches: `number` products start in batches of `batch` products."""
         return self.number / self.batch
 
@@ -216,7 +216,7 @@ class LeafTerm(NamedTuple):
     def product_seconds(self) -> float:
         """The seconds of all leaf products of this shape."""
         each = max(self.flops / self.rate * self.slowdown, self.moved / self.memory)
-        return self.number * each + self.start_count * self.start
+        return self.number * each + self.batch_start_count * self.start
 
 
 def leaf_terms(
@@ -229,7 +229,7 @@ def leaf_terms(
     unaligned = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     unaligned, copied = 1 + unaligned, 1 + work.copied * (rate.copied - 1)
     unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
-    planes = PlanePasses(rate.rows / RIGHT_PREPARATION_PASSES, rate.cols / LEFT_PREPARATION_PASSES)
+    planes = PlanePassSlowdown(rate.rows / RIGHT_PREPARATION_PASSES, rate.cols / LEFT_PREPARATION_PASSES)
     has_strips = not is_b_column_major(problem)
     if leaf.prepared_layout and problem.prepared_side and not plan.levels:
         # A prepared operand is not split during the call.
@@ -283,7 +283,7 @@ def _rate_with_operands_from_sums(rate: ProductRate, last: Level) -> ProductRate
     return replace(rate, rows=rate.rows * right, cols=rate.cols * left)
 
 
-class PlanePasses(NamedTuple):
+class PlanePassSlowdown(NamedTuple):
     """The slowdown by one pass over the planes: `rows` for the planes of B, `cols` for the planes of A."""
 
     rows: float
@@ -481,14 +481,14 @@ def _triangle_terms(
     for x in work.triangles:
         m, k = x.rows, x.k
         if m and k:
-            share = _triangle_share(x, work, rate, dtype, calibration.batches)
+            share = _triangle_time_share(x, work, rate, dtype, calibration.batches)
             slowdown = share * vendor_slowdown(rate, m, k, m, max(x.together, lanes))
             moved, memory = (m * k + m * m) * dtype.itemsize, rate.memory or calibration.stream
             flops = dtype.flops * m * k * m
             yield LeafTerm((m, k, m), x.number, x.together, flops, rate.flops, slowdown, moved, memory, rate.start, 1)
 
 
-def _triangle_share(x: TriangleProducts, work: PlanWork, rate: ProductRate, dtype: DType, batches: bool) -> float:
+def _triangle_time_share(x: TriangleProducts, work: PlanWork, rate: ProductRate, dtype: DType, batches: bool) -> float:
     """Return the time of one triangle as a share of the time that the whole product takes on aligned rows."""
     use = leaf_use(x.leaf)
     leaf, relative = use.leaf, use.leaf.relative_time

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.cpu.sum_schedule import schedule_calls
+from fmm.kernels.cpu.sum_schedule import schedule_elementwise_calls
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps
@@ -105,7 +105,7 @@ class _ErrorWalk:
     ) -> list[_BlockValue]:
         """Return the outputs of a sum program after the same calls as in the NumPy backend."""
         count = len(program.outputs)
-        plan = schedule_calls(program, (True,) * program.inputs, (True,) * count, aliases)
+        plan = schedule_elementwise_calls(program, (True,) * program.inputs, (True,) * count, aliases)
         slots = [*values, *[_BlockValue({})] * (count + plan.scratch)]
         for call in plan.calls:
             first = slots[call.first]
@@ -193,7 +193,7 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
 
     The data are assumed to be random numbers of equal size, and the rounding errors independent. If numbers of one sign
     have a larger error growth, the result is the larger growth. Numbers of one sign have the larger growth in two
-    cases: for Strassen's levels on a CPU (Scheme.error_growth_one_sign), and for complex products from three real
+    cases: for Strassen's levels on a CPU (Scheme.same_sign_error_growth), and for complex products from three real
     products. The growth does not depend on the sizes: the thin strips of a fringe are counted as if they also had the
     larger error. In types that are summed up in their own precision, the growth is the product of the levels' growths
     (Scheme.error_growth). The growths of levels include the rounding inside the products. In types that are summed up
@@ -212,9 +212,9 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
         return sqrt(_error_variance(plan, _variance_rounded_in_products))
     schemes = plan_schemes(plan)
     random = prod(s.error_growth_blocked_sums if in_pieces else s.error_growth for s in schemes)
-    positive = prod(s.error_growth_one_sign_blocked if in_pieces else s.error_growth_one_sign for s in schemes)
+    positive = prod(s.same_sign_error_growth_blocked if in_pieces else s.same_sign_error_growth for s in schemes)
     random *= prod(level.error_growth for level in plan.levels)
-    positive *= prod(level.error_growth_one_sign for level in plan.levels)
+    positive *= prod(level.same_sign_error_growth for level in plan.levels)
     if in_pieces and DTYPES[dtype].is_complex and any(x.dtype_below(dtype) != dtype for x in plan.levels):
         random, positive = random * SHORTER_PIECES_GROWTH.random, positive * SHORTER_PIECES_GROWTH.positive
     return float(plan.leaf_use.leaf.relative_error * max(random, positive))

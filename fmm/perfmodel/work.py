@@ -138,14 +138,14 @@ def _product_work(plan: Plan, problem: Problem) -> PlanWork:
     footprints = _level_footprints(plan, problem)
     if footprints is None:
         steps = lower_level(plan, *problem.size)
-        direct = steps.in_place_share if steps and len(plan.levels) == 1 else 0.0
-        return PlanWork(*_exact_counts(plan, problem), **_alignment_shares(plan, problem, direct))
+        direct = steps.in_place_product_share if steps and len(plan.levels) == 1 else 0.0
+        return PlanWork(*_exact_counts(plan, problem), **_alignment_fields(plan, problem, direct))
     moves, direct = _sum_traffic(plan, problem, footprints)
     m, k, n = footprints[-1].sides if footprints else problem.size
     leaves = ((float(m), float(k), float(n), moves.products * problem.batch, _batch_size(plan) * problem.batch),)
     whole = moves.traffic or 1.0
     shares = {name: getattr(moves, name) / whole for name in TRAFFIC_SHARE_FIELDS}
-    return PlanWork(leaves, moves.traffic, moves.passes, **shares, **_alignment_shares(plan, problem, direct))
+    return PlanWork(leaves, moves.traffic, moves.passes, **shares, **_alignment_fields(plan, problem, direct))
 
 
 def _exact_counts(plan: Plan, problem: Problem) -> tuple[tuple[LeafProducts, ...], float, float]:
@@ -276,7 +276,7 @@ def _vendor_row_alignment(itemsize: int) -> int:
     return max(WIDE_ACCESS_BYTES, 2 * itemsize)
 
 
-def _alignment_shares(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
+def _alignment_fields(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
     """Return the fields of PlanWork that depend on the alignment of rows and on tiles.
 
     `direct` is the share of leaf products that read or write A, B or C itself. A batch of products reads only
@@ -342,7 +342,7 @@ def _gram_work(plan: Plan, problem: Problem) -> PlanWork:
     ]
     traffic = parts.traffic + sum(c * w.traffic for c, _, w in products)
     passes = parts.passes + sum(c * w.passes for c, _, w in products)
-    rows = _alignment_shares(VENDOR, problem, 1.0)
+    rows = _alignment_fields(VENDOR, problem, 1.0)
     multiply_adds = [sum(m * k * n * times for m, k, n, times, _ in w.leaves) for *_, w in products]
     by_products = [(c * adds, w) for (c, _, w), adds in zip(products, multiply_adds, strict=True)]
     return PlanWork(

@@ -136,7 +136,7 @@ def run_small_gemm(library: Library, a: Any, b: Any, c: Any, beta: Any) -> Any:
             return None
         # no check for tensors of different types: torch rejects them
         if library.is_differentiable and beta:
-            return library.product_additions[a.ndim](c, a, b) if c.dtype is a.dtype else None
+            return library.addmm_functions[a.ndim](c, a, b) if c.dtype is a.dtype else None
         if (axes := a.ndim) < 2 or b.ndim != axes:
             return None
         if library.is_differentiable:

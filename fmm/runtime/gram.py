@@ -18,7 +18,7 @@ from fmm.arrays.library import Library, ProductSetting
 from fmm.arrays.numpy_library import is_blas_readable
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cpu.host_arrays import matmul
-from fmm.kernels.cpu.triangle_product import hermitian_product, needs_panels
+from fmm.kernels.cpu.triangle_product import hermitian_product, uses_triangle_panels
 from fmm.kernels.cuda.launch_list import ADDRESS_BASES
 from fmm.kernels.cuda.recompute.recompute import can_recompute, may_create_nonfinite
 from fmm.kernels.plans.gemm_params import GemmParams
@@ -258,12 +258,12 @@ def _prepare_recurring_gram(library: Library, a: Any, b: None, out: Any, key: Gr
         operands = _arrange_operands(library, a, b, out, GramParams(key.rows, key.fill), conjugates=False)
         call, chosen = _select_gram_call(library, operands, NO_CONSTRAINTS, cached=not has_conjugate)
         is_whole = chosen is operands and call.plan is not None and not call.copies and call.decision.trial is None
-        if is_whole and (not has_conjugate or _is_adjoint_unread(call, key)):
+        if is_whole and (not has_conjugate or _can_skip_adjoint(call, key)):
             return call
     return PreparedCall(Decision(VENDOR, None, "run_gram decides"), ProductSetting(0))
 
 
-def _is_adjoint_unread(call: PreparedCall, key: GramKey) -> bool:
+def _can_skip_adjoint(call: PreparedCall, key: GramKey) -> bool:
     """Return True if no launch reads A's adjoint, so that the adjoint need not be computed.
 
     For example, cuBLAS's herk reads A, and not A's adjoint.
@@ -558,6 +558,6 @@ def describe_small_gram(a: Any, rows: bool, out: Any) -> str:
         copied = not ((a.flags.forc and a.flags.aligned) or is_blas_readable(a))
         return "numpy.matmul of a copy: BLAS's syrk, one triangle, and NumPy's mirror" if copied else ""
     side, inner = a.shape if rows else a.shape[::-1]
-    if needs_panels(side, inner):
+    if uses_triangle_panels(side, inner):
         return "numpy.matmul: one triangle in panels of rows, each mirrored"
     return "numpy.matmul: a whole product, with one triangle mirrored"

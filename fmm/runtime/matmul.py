@@ -278,7 +278,7 @@ def decide_without_arrays(problem: Problem, limits: Limits, device: Device, plan
     return replace(decision, kernels=launches.step_labels() if launches else ("the vendor's product",))
 
 
-def planned_call_bytes(problem: Problem, limits: Limits, device: Device, plan: Plan | None = None) -> int:
+def extra_bytes_of_call(problem: Problem, limits: Limits, device: Device, plan: Plan | None = None) -> int:
     """Return the number of bytes that a call needs in addition to row-major A, B and C.
 
     The call needs a workspace, memory for a CUDA graph, and copies for a second computation after inf or NaN.

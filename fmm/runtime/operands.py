@@ -59,7 +59,7 @@ class CallMatrices:
         if self.flattens_stack:
             return ((0, 0, 0),)
         stack = self.c.shape[:-2]
-        return tuple(zip(*(_item_offsets(x, stack) for x in (self.a, self.b, self.c)), strict=True))
+        return tuple(zip(*(_matrix_byte_offsets(x, stack) for x in (self.a, self.b, self.c)), strict=True))
 
     def batch_strides(self) -> tuple[int, int, int] | None:
         """Return the distances, in elements, between consecutive matrices of A, of B and of C.
@@ -68,7 +68,7 @@ class CallMatrices:
         """
         found = []
         for x in (self.a, self.b, self.c):
-            offsets = [*_item_offsets(x, self.c.shape[:-2])]
+            offsets = [*_matrix_byte_offsets(x, self.c.shape[:-2])]
             steps = {y - x for x, y in pairwise(offsets)}
             if len(steps) != 1:
                 return None
@@ -78,7 +78,7 @@ class CallMatrices:
     def addend_offsets(self, strides: tuple[int, ...]) -> tuple[int, ...]:
         """Return the byte offset of each product's addend in an array of C's shape with these strides in elements."""
         addend = Operand(self.c.shape, strides, self.c.dtype)
-        return tuple(_item_offsets(addend, self.c.shape[:-2]))
+        return tuple(_matrix_byte_offsets(addend, self.c.shape[:-2]))
 
     def copied_bytes(self, complete_operands: bool) -> int:
         """Return the size of the operand copies in bytes.
@@ -120,7 +120,7 @@ def arrange_matrices(
     left, right, dest = a, b, c
     flattens_stack = a.ndim > 2 and prod(b.shape[:-2]) == 1 and params.op == "product"
     if flattens_stack:
-        tall, product = tall_matrix(a), tall_matrix(c)
+        tall, product = stack_as_tall_matrix(a), stack_as_tall_matrix(c)
         if tall is not None and product is not None and (packs[0] or matrix_layout(tall)) and matrix_layout(product):
             left, right, dest = tall, b._replace(shape=b.shape[-2:], strides=b.strides and b.strides[-2:]), product
         else:
@@ -199,10 +199,10 @@ def byte_span(x: Operand) -> ByteSpan | None:
         return x.span and ByteSpan(*x.span)
     item = DTYPES[x.dtype].itemsize if x.dtype in DTYPES else np.dtype(x.dtype).itemsize
     span = occupied_bytes(x.shape, tuple(step * item for step in x.strides), item)
-    return ByteSpan(*span, *(item * n for n in _equally_spaced_rows(x)))
+    return ByteSpan(*span, *(item * n for n in _row_spacing_and_length(x)))
 
 
-def _equally_spaced_rows(x: Operand) -> tuple[int, int]:
+def _row_spacing_and_length(x: Operand) -> tuple[int, int]:
     """Return the distance and the length of the operand's contiguous rows (or columns), in elements.
 
     Return (0, 0) if neither rows nor columns are contiguous and equally spaced.
@@ -236,7 +236,7 @@ def may_overlap(x: int, of_x: ByteSpan | None, y: int, of_y: ByteSpan | None) ->
 # ---- stacks
 
 
-def tall_matrix(x: Operand) -> Operand | None:
+def stack_as_tall_matrix(x: Operand) -> Operand | None:
     """Return the stack as one tall matrix in the same memory; None if the rows of the stack are not equally spaced."""
     if x.strides is None:
         return None
@@ -247,7 +247,7 @@ def tall_matrix(x: Operand) -> Operand | None:
     return Operand((prod(x.shape[:-1]), x.shape[-1]), (down, x.strides[-1]), x.dtype)
 
 
-def _item_offsets(x: Operand, stack: tuple[int, ...]) -> Iterator[int]:
+def _matrix_byte_offsets(x: Operand, stack: tuple[int, ...]) -> Iterator[int]:
     """Yield the byte offset of each matrix of the stack."""
     steps, item = _stack_strides(x, stack), DTYPES[x.dtype].itemsize
     for index in np.ndindex(*stack):

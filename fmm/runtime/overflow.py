@@ -63,12 +63,12 @@ def may_overflow(
         largest = max(left, right, left * right * terms)
         return largest * growth < limit * OVERFLOW_SAFETY_FACTOR and left < limit and right < limit
 
-    def bounds_of_both(bound: Callable[[Array, ThreadGroup], float]) -> tuple[float, float]:
+    def operand_bounds(bound: Callable[[Array, ThreadGroup], float]) -> tuple[float, float]:
         left = bound(a, threads)
         return left, left if op == "gram" else bound(b, threads)  # the operand `b` is the adjoint of `a`
 
     return not (
-        is_safe(*bounds_of_both(frobenius_norm_bound), 1) or is_safe(*bounds_of_both(largest_magnitude), k * parts)
+        is_safe(*operand_bounds(frobenius_norm_bound), 1) or is_safe(*operand_bounds(largest_magnitude), k * parts)
     )
 
 

@@ -42,7 +42,7 @@ from fmm.runtime.decisions.early_declines import MIN_PLAN_SIDE
 from fmm.runtime.decisions.limits import (
     GramKey,
     PlanConstraints,
-    PreparedSide,
+    PreparedOperandLayout,
     default_workspace_bytes,
     workspace_valid_until,
 )
@@ -117,7 +117,7 @@ class ProblemQuery:
     plan: Plan | None = None
     result: Operand | None = None  # description of the new array for the product; None for a contiguous row-major array
     params: GemmParams = PLAIN
-    prepared_side: PreparedSide | None = None
+    prepared_side: PreparedOperandLayout | None = None
     addend_strides: tuple[int, ...] | None = None  # strides of the addend, in elements; None if C holds the addend
 
 
@@ -348,7 +348,7 @@ def _prepare_operation(query: ProblemQuery) -> PreparedCall:
     work = arrange_matrices(query.a, query.b, query.out, result, dtype, not on_host, query.params)
     work = replace(work, problem=_problem_of_query(query, work))
     copied = work.copied_bytes(complete_operands=not on_host)
-    limits = _remaining_limits(query.limits, work.problem, copied)
+    limits = _limits_after_copies(query.limits, work.problem, copied)
     decision, launches = _decide_stack(query, work, limits) or _decide_launches(query, work.problem, limits)
     call = PreparedCall(decision, query.setting, limits, query.device, shape=result.shape, dtype=result.dtype)
     if launches is not None:
@@ -402,12 +402,12 @@ def _problem_of_query(query: ProblemQuery, work: CallMatrices) -> Problem:
         problem = replace(problem, addend_strides=(query.addend_strides[-2], query.addend_strides[-1]))
     if problem.writes_triangle or problem.element_type.exact or not (side or query.limits.componentwise):
         return problem
-    usable = side is not None and side.is_operand_of(problem) and not work.packs["AB".index(side.base)]
+    usable = side is not None and side.matches_operand_of(problem) and not work.packs["AB".index(side.base)]
     base = side.base if side is not None and usable and not query.limits.componentwise else None
     return replace(problem, componentwise=query.limits.componentwise, prepared_side=base)
 
 
-def _remaining_limits(limits: Limits, problem: Problem, copied: int) -> Limits:
+def _limits_after_copies(limits: Limits, problem: Problem, copied: int) -> Limits:
     """Return the limits for the plan: the workspace limit is reduced by the `copied` bytes of operand copies.
 
     For integers the constraint `componentwise` is dropped, since integer products are exact. For one triangle of a

@@ -23,7 +23,7 @@ from fmm.kernels.plans.leaf import Leaf, plan_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
-from fmm.runtime.decisions.limits import PlanConstraints, PreparedSide
+from fmm.runtime.decisions.limits import PlanConstraints, PreparedOperandLayout
 from fmm.runtime.devices import cuda_device
 from fmm.runtime.operands import matrix_layout
 
@@ -41,7 +41,7 @@ class PreparedOperand:
     nbytes: int  # size in bytes of the copy and the prepared form
     keeps: str  # name of the leaf that stored a prepared form; empty without a form
     _array: Any = field(repr=False)
-    _prepared_side: PreparedSide | None = field(repr=False)
+    _prepared_side: PreparedOperandLayout | None = field(repr=False)
 
     @property
     def ndim(self) -> int:
@@ -175,7 +175,7 @@ def _prepare_on_device(library: Any, x: Any, side: Side) -> PreparedOperand | No
 
         run_device.run_preparation(library, launches, library.data_pointer(copy), setting.device)
         rows, cols = operand.shape
-        prepared_side = PreparedSide(base, rows, cols, launches.problem.layouts["AB".index(base)])
+        prepared_side = PreparedOperandLayout(base, rows, cols, launches.problem.layouts["AB".index(base)])
         nbytes = copied + extra
         return PreparedOperand(side, tuple(x.shape), operand.dtype, nbytes, leaf.name, copy, prepared_side)
     return None

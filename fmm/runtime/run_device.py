@@ -102,7 +102,7 @@ def _run_on_stream(
         # A launch failed: compute `out` by the library, since other launches may have written to `out`.
         if out is not None:
             with suppress(Exception):
-                _complete_by_vendor(library, call, a, b, out, addend)
+                _compute_by_vendor_after_failure(library, call, a, b, out, addend)
         raise
     del memory  # memory is freed in stream order, so the next launch on the stream may use this workspace
     return c
@@ -140,7 +140,7 @@ def run_first_product(
         return
     stream, _ = library.current_stream(call.setting.device)
     assert call.decision.trial is not None
-    call.decision.trial.run_at_once(multiply, lambda: runtime.streamSynchronize(stream), max_seconds)
+    call.decision.trial.run_all_products(multiply, lambda: runtime.streamSynchronize(stream), max_seconds)
 
 
 def _is_capturing(library: DeviceLibrary, call: PreparedCall) -> bool:
@@ -149,7 +149,9 @@ def _is_capturing(library: DeviceLibrary, call: PreparedCall) -> bool:
     return stream != LEGACY_STREAM and bool(runtime.streamIsCapturing(stream))
 
 
-def _complete_by_vendor(library: DeviceLibrary, call: PreparedCall, a: Any, b: Any, out: Any, addend: Any) -> None:
+def _compute_by_vendor_after_failure(
+    library: DeviceLibrary, call: PreparedCall, a: Any, b: Any, out: Any, addend: Any
+) -> None:
     """Compute C by the library's own functions, after a launch of the plan has failed.
 
     If the result depends on the old values of C, do nothing: launches of the plan may have overwritten the old values.

@@ -93,7 +93,7 @@ def run_call(
             record_fallback("no thread can be started")
             return None
         _compute_on_caller_thread(multiplier, x, y, z, out is not None, required)
-    if call.plan == VENDOR and _can_numpy_warn(call, z):
+    if call.plan == VENDOR and _may_numpy_warn_of_overflow(call, z):
         return None
     return library.unwrap_scalar(c) if out is None else out
 
@@ -109,10 +109,10 @@ def run_first_product(
 ) -> None:
     """Run the whole trial of the first large product of a type."""
     assert call.decision.trial is not None
-    call.decision.trial.run_at_once(multiply, lambda: None, max_seconds)
+    call.decision.trial.run_all_products(multiply, lambda: None, max_seconds)
 
 
-def _can_numpy_warn(call: PreparedCall, c: Array) -> bool:
+def _may_numpy_warn_of_overflow(call: PreparedCall, c: Array) -> bool:
     """Return True if NumPy's own product of a matrix and its transpose could warn of an overflow.
 
     Only the diagonal of A A^T is checked, since no other entry, and no partial sum of an entry, is larger than the
@@ -239,7 +239,7 @@ class _PlanMultiplier:
             if self.in_place:  # all products are checked for overflow before the first product is added
                 for x, y, _ in _split_stack(self.call, a, b, c):
                     arena = Arena(memory, self.dtype)
-                    self._check_overflow(*self._readable_operands(x, y, arena), self.threads)
+                    self._check_overflow(*self._copy_operands_for_blas(x, y, arena), self.threads)
                 self.has_added = True
             stack = np.ndindex(*c.shape[:-2]) if self.addend is not None else repeat(())
             for (x, y, z), index in zip(_split_stack(self.call, a, b, c), stack, strict=False):
@@ -247,14 +247,14 @@ class _PlanMultiplier:
                 self._multiply_matrices(x, y, z, Arena(memory, self.dtype), addend)
 
     def _multiply_matrices(self, a: Array, b: Array, c: Array, arena: Arena, addend: Array | None) -> None:
-        a, b = self._readable_operands(a, b, arena)
+        a, b = self._copy_operands_for_blas(a, b, arena)
         # If `flops` is 0, the backend runs nothing concurrently with a product, so that the leaf of the plan can use
         # all threads.
         is_alone = self.plan == VENDOR or self.plan.leaf_use.leaf.host_product_with_scratch is not None
         flops = 0 if is_alone else 2 * a.shape[0] * a.shape[1] * b.shape[1]
         with plan_backend(self.threads.count, flops, self.report) as backend:
             if not self.in_place:
-                backend.run_check((a, b), partial(self._check_overflow, a, b, backend.threads))
+                backend.run_overflow_check((a, b), partial(self._check_overflow, a, b, backend.threads))
             self.has_begun = True
             try:
                 execute_plan(self.plan, a, b, c, backend, arena, *self.params, addend)
@@ -273,7 +273,7 @@ class _PlanMultiplier:
             progress.begin_count(count * work, count * seconds)
             self.report = progress.add_done
 
-    def _readable_operands(self, a: Array, b: Array, arena: Arena) -> tuple[Array, Array]:
+    def _copy_operands_for_blas(self, a: Array, b: Array, arena: Arena) -> tuple[Array, Array]:
         packs = self.call.packs
         return self._copy_for_blas(a, packs[0], arena), self._copy_for_blas(b, packs[1], arena)
 

@@ -78,10 +78,10 @@ class _ClosureRecorder:
         self.doubled = max(sizes, default=0) if ring.per_word > 1 else 0
 
     def record_launches(self) -> ClosureLaunches:
-        launches = tuple(x for step in self.steps.rounds for x in self._round_launches(step))
+        launches = tuple(x for step in self.steps.rounds for x in self._launches_of_step_round(step))
         return ClosureLaunches(self.steps, launches, self.numbers, 2 * self.doubled * self.ring.word_bytes)
 
-    def _round_launches(self, step: CloseTileStep | tuple[ProductStep, ...]) -> Iterator[Launch]:
+    def _launches_of_step_round(self, step: CloseTileStep | tuple[ProductStep, ...]) -> Iterator[Launch]:
         if isinstance(step, CloseTileStep):
             yield close_tile_launch(self.ring, self._device_matrix(step.place), self._predecessor_matrix(step.place))
             return

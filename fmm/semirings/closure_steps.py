@@ -76,7 +76,7 @@ def closure_steps(table: ClosureTable, n: int, leaf: int) -> ClosureSteps:
     Each diagonal block with more than `leaf` rows is cut near the middle, at a multiple of `leaf` rows.
     """
     cutting = _BlockRecursion(table, leaf)
-    rounds = tuple(cutting.rounds_to_close(Place(CLOSED_MATRIX_NAME, 0, 0, n, n), 0)) if n else ()
+    rounds = tuple(cutting.closure_rounds(Place(CLOSED_MATRIX_NAME, 0, 0, n, n), 0)) if n else ()
     return ClosureSteps(n, rounds, tuple((name, *size) for name, size in cutting.sizes.items()))
 
 
@@ -87,7 +87,7 @@ class _BlockRecursion:
         self.table, self.leaf = table, leaf
         self.sizes: dict[str, tuple[int, int]] = {}
 
-    def rounds_to_close(self, whole: Place, depth: int) -> Iterator[StepRound]:
+    def closure_rounds(self, whole: Place, depth: int) -> Iterator[StepRound]:
         if whole.rows <= self.leaf:
             yield CloseTileStep(whole)
             return
@@ -100,7 +100,7 @@ class _BlockRecursion:
             if isinstance(step, CloseStep):
                 yield from [tuple(together)] if together else []
                 together = []
-                yield from self.rounds_to_close(places[step.place], depth + 1)
+                yield from self.closure_rounds(places[step.place], depth + 1)
                 continue
             product = self._product_step(step, places, depth)
             if any(_products_conflict(product, other) for other in together):
@@ -110,8 +110,8 @@ class _BlockRecursion:
         yield from [tuple(together)] if together else []
 
     def _product_step(self, step: TableStep, places: dict[str, Place], depth: int) -> ProductStep:
-        left, right = (places[step.blocks_by_formal[f]] for f in step.kernel.product or ())
-        (read,), (written,) = (step.blocks_by_formal[f] for f in step.kernel.read_blocks), step.written_blocks
+        left, right = (places[step.blocks_by_formal_parameter[f]] for f in step.kernel.product or ())
+        (read,), (written,) = (step.blocks_by_formal_parameter[f] for f in step.kernel.read_blocks), step.written_blocks
         if written in self.table.temporaries:
             name = f"{written}.{depth}"
             places[written] = Place(name, 0, 0, left.rows, right.cols)

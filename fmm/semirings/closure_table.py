@@ -24,7 +24,7 @@ from fmm.kernels.algorithms.step_table import (
     TableKernelCall,
     TableStep,
     parse_table_lines,
-    step_from_call,
+    step_from_kernel_call,
 )
 
 CLOSURE_TABLE_FOLDER: Final = resources.files("fmm.semirings") / "closure_tables"
@@ -85,7 +85,7 @@ def parse_closure_table(text: str, origin: str = "closure table") -> ClosureTabl
 def _parse_table_step(call: TableKernelCall) -> TableStep | CloseStep:
     if call.name == "close" and len(call.places) == 1:
         return CloseStep(call.places[0])
-    step, where = step_from_call(call), call.where
+    step, where = step_from_kernel_call(call), call.where
     kernel = step.kernel
     if kernel.product is None or len(kernel.written_blocks) != 1:
         raise StepTableError(f"{where}: {kernel.name} is not one product")
@@ -122,12 +122,15 @@ def closure_error(table: ClosureTable) -> str | None:
 
 
 def _step_result_words(step: TableStep, values: Mapping[str, WordSet]) -> WordSet:
-    left, right = (values[step.blocks_by_formal[f]] for f in step.kernel.product or ())
+    left, right = (values[step.blocks_by_formal_parameter[f]] for f in step.kernel.product or ())
     total = EMPTY_SET
     for _, terms in step.kernel.assignments:
         for _, source in terms:
             total = union_of_words(
-                total, concatenation(left, right) if source == PRODUCT_SYMBOL else values[step.blocks_by_formal[source]]
+                total,
+                concatenation(left, right)
+                if source == PRODUCT_SYMBOL
+                else values[step.blocks_by_formal_parameter[source]],
             )
     return total
 

@@ -30,9 +30,9 @@ from fmm.semirings.minplus_kernel import (
     DeviceMatrix,
     SemiringProduct,
     TropicalRing,
-    edges_launch,
     entry_doubling_launch,
     fastest_minplus_sizes,
+    graph_edges_launch,
     minplus_launch,
 )
 from fmm.semirings.path_request import EdgeRule
@@ -53,10 +53,10 @@ def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tupl
         doubled = cupy.empty((m, padded_leading_dimension(k)), np.uint32)
         addresses[DOUBLED_BUFFER] = doubled.data.ptr
     run.launch_all(addresses, cupy.cuda.get_current_stream().ptr)
-    return _first_columns(c, n), _first_columns(args, n) if with_arguments else None
+    return _copy_first_columns(c, n), _copy_first_columns(args, n) if with_arguments else None
 
 
-def device_edges(lengths: Any, rule: EdgeRule) -> tuple[Any, Any]:
+def graph_edges_on_device(lengths: Any, rule: EdgeRule) -> tuple[Any, Any]:
     """Return a new matrix of a graph's edges, and the predecessors on paths of one edge (None if not requested).
 
     Zeros, inf, NaN, `rule.missing` and floating-point entries up to the magnitude `rule.smallest` are not edges. The
@@ -69,7 +69,9 @@ def device_edges(lengths: Any, rule: EdgeRule) -> tuple[Any, Any]:
     if rule.no_predecessor is not None:
         predecessors = cupy.empty((n, n), np.int32)
         addresses["P"] = predecessors.data.ptr
-    _edges_launch(dtype, n, (rows, cols), rule, device).launch_all(addresses, cupy.cuda.get_current_stream().ptr)
+    _compiled_graph_edges_launch(dtype, n, (rows, cols), rule, device).launch_all(
+        addresses, cupy.cuda.get_current_stream().ptr
+    )
     return edges, predecessors
 
 
@@ -100,7 +102,7 @@ def device_closure(ring_name: str, d: Any, predecessors: Any = None) -> tuple[An
             ARGUMENT_BUFFER_PREFIX + WORKSPACE_BUFFER: cupy.empty(max(numbers, 1) * ARGUMENT_BYTES, np.uint8),
         }
     run.launch_all({base: array.data.ptr for base, array in memory.items()}, cupy.cuda.get_current_stream().ptr)
-    return _first_columns(values, n), None if predecessors is None else _first_columns(nodes, n)
+    return _copy_first_columns(values, n), None if predecessors is None else _copy_first_columns(nodes, n)
 
 
 @lru_cache(maxsize=256)
@@ -123,9 +125,11 @@ def _product_launches(
 
 
 @lru_cache(maxsize=64)
-def _edges_launch(dtype: str, n: int, strides: tuple[int, int], rule: EdgeRule, device: int) -> LaunchSequence:
+def _compiled_graph_edges_launch(
+    dtype: str, n: int, strides: tuple[int, int], rule: EdgeRule, device: int
+) -> LaunchSequence:
     """Return the compiled launch that writes the edges of a graph."""
-    return LaunchSequence([edges_launch(dtype, n, strides, rule)], device)
+    return LaunchSequence([graph_edges_launch(dtype, n, strides, rule)], device)
 
 
 @lru_cache(maxsize=64)
@@ -161,7 +165,7 @@ def _with_padded_rows(x: Any) -> Any:
     return copy
 
 
-def _first_columns(x: Any, cols: int) -> Any:
+def _copy_first_columns(x: Any, cols: int) -> Any:
     if x.shape[1] == cols:
         return x
     copy = cupy.empty((len(x), cols), x.dtype)

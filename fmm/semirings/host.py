@@ -29,7 +29,7 @@ PIECE_SUMS, PIECE_STEPS = 1 << 25, 1 << 14
 HOST_TILE_SIDE = 64  # largest number of nodes of a tile whose closure is computed without further cuts
 
 
-class ArgumentRecord(NamedTuple):
+class BestIndexRecord(NamedTuple):
     """The arrays in which a product records, for each entry of the result, the index k of the best sum.
 
     `args` receives the index k of the best sum. If `via` is not None, `args` receives a predecessor instead: the entry
@@ -42,17 +42,17 @@ class ArgumentRecord(NamedTuple):
     via: Array | None = None
     first: int = 0
 
-    def record_for_steps(self, steps: slice) -> ArgumentRecord:
+    def record_of_inner_range(self, steps: slice) -> BestIndexRecord:
         """Return the record for a range of indices k; all smaller indices must have been recorded before."""
         if not steps.start:
             return self if self.via is None else self._replace(via=self.via[steps])
-        return ArgumentRecord(self.args, self.args, None if self.via is None else self.via[steps], steps.start)
+        return BestIndexRecord(self.args, self.args, None if self.via is None else self.via[steps], steps.start)
 
-    def record_for_block(self, rows: slice, cols: slice) -> ArgumentRecord:
+    def record_of_block(self, rows: slice, cols: slice) -> BestIndexRecord:
         """Return the record for a block of the result."""
         old, via = self.old, self.via
         old, via = None if old is None else old[rows, cols], None if via is None else via[:, cols]
-        return ArgumentRecord(self.args[rows, cols], old, via, self.first)
+        return BestIndexRecord(self.args[rows, cols], old, via, self.first)
 
     def write_best_steps(self, step: Array) -> None:
         """Write to `args` from `step`, the best index k of each entry; where `step` is -1, write the old value."""
@@ -67,7 +67,7 @@ class Semiring(Protocol):
     """The interface of products and tile closures over a semiring; NumpySemiring and NumbaSemiring implement it."""
 
     def multiply_and_add(
-        self, left: Array, right: Array, old: Array | None, dest: Array, arguments: ArgumentRecord | None = None
+        self, left: Array, right: Array, old: Array | None, dest: Array, arguments: BestIndexRecord | None = None
     ) -> None: ...
 
     def close_tile(self, d: Array, predecessors: Array | None = None) -> None: ...
@@ -94,7 +94,7 @@ def close_matrix(
         for p in step:
             arguments = None
             if predecessors is not None:
-                arguments = ArgumentRecord(*(block_at(x, nodes) for x in (p.dest, p.old, p.right)))  # type: ignore[arg-type]
+                arguments = BestIndexRecord(*(block_at(x, nodes) for x in (p.dest, p.old, p.right)))  # type: ignore[arg-type]
             semiring.multiply_and_add(
                 block_at(p.left, values),
                 block_at(p.right, values),
@@ -122,11 +122,11 @@ class NumpySemiring:
         return np.greater if self.maximum else np.less
 
     def multiply_and_add(
-        self, left: Array, right: Array, old: Array | None, dest: Array, arguments: ArgumentRecord | None = None
+        self, left: Array, right: Array, old: Array | None, dest: Array, arguments: BestIndexRecord | None = None
     ) -> None:
         for first in range(0, max(left.shape[1], 1), PIECE_STEPS):
             steps = slice(first, first + PIECE_STEPS)
-            part = None if arguments is None else arguments.record_for_steps(steps)
+            part = None if arguments is None else arguments.record_of_inner_range(steps)
             x, y, before = left[:, steps], right[steps], dest if first else old
             tasks: list[Callable[[], None]] = []
             for rows, cols in _piece_ranges(dest, x.shape[1]):
@@ -139,7 +139,7 @@ class NumpySemiring:
         right: Array,
         old: Array | None,
         dest: Array,
-        arguments: ArgumentRecord | None,
+        arguments: BestIndexRecord | None,
         rows: slice,
         cols: slice,
     ) -> None:
@@ -152,7 +152,7 @@ class NumpySemiring:
                 np.add(left[:, k, None], right[k], out=sums)
                 self.choose_better(c, sums, out=c)
         else:
-            arguments.record_for_block(rows, cols).write_best_steps(self._find_best_steps(left, right, c))
+            arguments.record_of_block(rows, cols).write_best_steps(self._find_best_steps(left, right, c))
         dest[rows, cols] = c
 
     def _find_best_steps(self, left: Array, right: Array, c: Array) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 from fmm.arrays.detect import check_dense
 from fmm.semirings import placement
 from fmm.semirings.domain import choose_ring_domain, convert_from_domain, convert_to_domain, no_edge_value
-from fmm.semirings.host import ArgumentRecord
+from fmm.semirings.host import BestIndexRecord
 from fmm.semirings.placement import (
     COMPUTED_TYPES,
     ArrayPlacement,
@@ -73,7 +73,7 @@ def _compute_product(place: ArrayPlacement, x: Any, y: Any, maximum: bool, with_
     else:
         values, args = np.empty(shape, left.dtype), np.empty(shape, np.int32) if with_arguments else None
         semiring = host_semiring(domain, maximum, work)
-        arguments = None if args is None else ArgumentRecord(args)
+        arguments = None if args is None else BestIndexRecord(args)
         semiring.multiply_and_add(np.ascontiguousarray(left), np.ascontiguousarray(right), None, values, arguments)
     result = convert_from_domain(xp, values, domain, dtype, maximum)
     if with_arguments and result.dtype != values.dtype and dtype.kind == "i":

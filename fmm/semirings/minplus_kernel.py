@@ -201,7 +201,7 @@ CPP_LENGTH_TYPES = {
 }  # C++ type by element type
 
 
-def edges_launch(dtype: str, n: int, strides: tuple[int, int], rule: EdgeRule) -> Launch:
+def graph_edges_launch(dtype: str, n: int, strides: tuple[int, int], rule: EdgeRule) -> Launch:
     """Return the launch that reads n x n lengths from buffer "A", and writes edges to "C" and predecessors to "P".
 
     `strides` are the strides of A in entries.
@@ -210,7 +210,7 @@ def edges_launch(dtype: str, n: int, strides: tuple[int, int], rule: EdgeRule) -
     parameters = struct.pack(
         "<5q2d4i", 0, 0, 0, *strides, rule.missing, rule.smallest, n, rule.unweighted, none or 0, 0
     )
-    kernel = Kernel(edges_source, (CPP_LENGTH_TYPES[dtype],), ENTRY_POINT, TILE_THREADS)
+    kernel = Kernel(graph_edges_source, (CPP_LENGTH_TYPES[dtype],), ENTRY_POINT, TILE_THREADS)
     label = f"edges: entries of {dtype} that are no edges become {rule.missing:g}"
     slots = AddressSlot(0, "A", 0), AddressSlot(1, "C", 0), *predecessors
     return Launch("sums", label, kernel, (min(n, 4096), 1, 1), parameters, slots)
@@ -255,7 +255,7 @@ def entry_doubling_source() -> str:
 
 
 @lru_cache(maxsize=len(CPP_LENGTH_TYPES))
-def edges_source(cpp_type: str) -> str:
+def graph_edges_source(cpp_type: str) -> str:
     """Return the CUDA source of the kernel that writes the edges of a graph."""
     parameters, body = f"fmm::tropical::Lengths<{cpp_type}>", "fmm::tropical::write_edges(p);"
     return entry_source(parameters, body, "edges.cuh", (TILE_THREADS,), entry=ENTRY_POINT)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from fmm.kernels.cpu.thread_pool import ThreadGroup
-from fmm.semirings.host import ArgumentRecord, Array
+from fmm.semirings.host import Array, BestIndexRecord
 
 # TASK_ROWS is the largest number of rows of the result in a task. INNER_STEPS is the number of rows of the right
 # operand that stay in the cache.
@@ -44,7 +44,7 @@ class NumbaSemiring:
     threads: int
 
     def multiply_and_add(
-        self, left: Array, right: Array, old: Array | None, dest: Array, arguments: ArgumentRecord | None = None
+        self, left: Array, right: Array, old: Array | None, dest: Array, arguments: BestIndexRecord | None = None
     ) -> None:
         kernels = _compiled_functions(dest.dtype.name, self.maximum)
         if old is None:
@@ -206,7 +206,7 @@ def _make_product_with_arguments(better: Any, number: Any) -> Any:
 
 
 def _make_close_tile_function(best: Any, number: Any) -> Any:
-    def close_nodes(d: Any, leading: int, count: int, first: int, last: int) -> None:
+    def relax_paths_through_nodes(d: Any, leading: int, count: int, first: int, last: int) -> None:
         for k in range(first, last):
             line = d[k * leading : k * leading + count].copy()
             for i in range(count):
@@ -214,11 +214,13 @@ def _make_close_tile_function(best: Any, number: Any) -> Any:
                 for j in range(count):
                     row[j] = best(number(f + line[j]), row[j])
 
-    return close_nodes
+    return relax_paths_through_nodes
 
 
 def _make_close_with_predecessors(better: Any, number: Any) -> Any:
-    def close_nodes(d: Any, leading: int, predecessors: Any, ldn: int, count: int, first: int, last: int) -> None:
+    def relax_paths_through_nodes(
+        d: Any, leading: int, predecessors: Any, ldn: int, count: int, first: int, last: int
+    ) -> None:
         for k in range(first, last):
             line, past = d[k * leading : k * leading + count].copy(), predecessors[k * ldn : k * ldn + count].copy()
             for i in range(count):
@@ -230,4 +232,4 @@ def _make_close_with_predecessors(better: Any, number: Any) -> Any:
                     row[j] = s if won else row[j]
                     found[j] = past[j] if won else found[j]
 
-    return close_nodes
+    return relax_paths_through_nodes

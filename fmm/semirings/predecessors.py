@@ -36,7 +36,7 @@ def repair_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predece
         if not len(suspects):
             continue
         on_device = xp.asarray(suspects)
-        lost = to_numpy(_mask_lost_nodes(xp, on_device, predecessors[on_device]))
+        lost = to_numpy(_broken_chain_mask(xp, on_device, predecessors[on_device]))
         if not lost.any():
             continue
         if host_edges is None:
@@ -48,7 +48,7 @@ def repair_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predece
                 predecessors[row] = xp.asarray(rebuilt)
 
 
-def _mask_lost_nodes(xp: Any, rows: Any, predecessors: Any) -> Any:
+def _broken_chain_mask(xp: Any, rows: Any, predecessors: Any) -> Any:
     """Return a mask of the nodes with a chain of predecessors that does not end at the row's start node.
 
     Each iteration replaces each node's predecessor by the predecessor's predecessor, and so doubles the steps along the

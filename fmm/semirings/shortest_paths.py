@@ -96,7 +96,7 @@ def _find_edges(place: ArrayPlacement, graph: _Graph, dtype: Any, request: PathR
     else:
         no_predecessor = NO_PREDECESSOR if request.predecessors and request.directed else None
         rule = EdgeRule(float(missing), NO_EDGE_MAGNITUDE, request.unweighted, no_predecessor)
-        edges, predecessors = placement.load_device_module().device_edges(values, rule)
+        edges, predecessors = placement.load_device_module().graph_edges_on_device(values, rule)
     edges = edges if request.directed else xp.minimum(edges, edges.T)
     if request.predecessors and predecessors is None:
         nodes = xp.arange(len(edges), dtype=np.int32)

@@ -36,18 +36,18 @@ def main(arguments: Sequence[str] | None = None, ignored: Mapping[str, str] = Ma
         print("fmm-tune: interrupted; finished results are written", file=sys.stderr)
         return tune.EXIT_INTERRUPTED
     except BrokenPipeError:  # the process that reads stdout, for example `head`, has ended
-        _drop_output()
+        _redirect_stdout_to_null()
         return EXIT_BROKEN_PIPE
     # The output could not be written to stdout, for example on a full disk. Errors of other files do not occur here:
     # each command catches and reports such errors itself.
     except OSError as error:
-        _drop_output()
+        _redirect_stdout_to_null()
         if not code:
             print(f"fmm-tune: cannot write the output: {error.strerror or error}", file=sys.stderr)
         return code or 1
 
 
-def _drop_output() -> None:
+def _redirect_stdout_to_null() -> None:
     """Redirect stdout to os.devnull: otherwise Python writes the buffered text again when the interpreter exits."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -229,14 +229,14 @@ def _print_dry_run(jobs: Sequence[TuningJob], path: Path, options: argparse.Name
     lines = (
         f"{row['name']} ({row['device']}), {row['dtype']}, effort {row['effort']}: about {row['seconds']:.0f} s, "
         f"{len(row['candidates'])} candidate plans, {row['held_out_shapes']} held-out shapes"
-        f"{_wanted_shapes_text(job.wanted)}; writes {row['config']}"
+        f"{_listed_shapes_text(job.wanted)}; writes {row['config']}"
         for row, job in zip(plan, jobs, strict=True)
     )
     print(json.dumps(plan, indent=1) if options.json else "\n".join(lines))
     return 0
 
 
-def _wanted_shapes_text(wanted: Sequence[ProductSize]) -> str:
+def _listed_shapes_text(wanted: Sequence[ProductSize]) -> str:
     """Return, for a dry run, a text with the number of shapes that the user listed, and the first of these shapes."""
     if not wanted:
         return ""

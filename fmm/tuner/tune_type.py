@@ -18,7 +18,7 @@ from fmm.perfmodel.candidates import device_leaves
 from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Effort, TunableDevice
-from fmm.tuner.findings.conclude import HELD_OUT_STAGE, calibration_so_far, conclude_section
+from fmm.tuner.findings.conclude import HELD_OUT_STAGE, conclude_section, interim_calibration
 from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.findings.ladder import LADDER_STAGE
 from fmm.tuner.fit import blocks
@@ -31,9 +31,9 @@ from fmm.tuner.stages.probes import (
     TIME_SHARES,
     measure_largest_side,
     measure_probes,
-    measure_quiet_times,
     probe_crossovers,
     probe_strategies,
+    time_products_on_idle_device,
 )
 from fmm.tuner.trials.journal import Journal, KernelsNotReadyError, RoundLimits, TimeUpError
 from fmm.tuner.trials.record import ProductSize
@@ -69,16 +69,16 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Pro
 
 def measure_element_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()) -> None:
     """Measure the probes, fit the model, then search for plans and certify plans for each shape."""
-    measure_quiet_times(journal, dtype)
+    time_products_on_idle_device(journal, dtype)
     side = measure_largest_side(journal, dtype, effort)
     has_ladder = journal.device.untuned_model().batches and not wanted
     # measure the ladder before the probes, since a time limit may end the tuning during the probes
     if has_ladder and journal.first_look:
-        measure_crossover_ladder(journal, dtype, calibration_so_far(journal, dtype), effort)
+        measure_crossover_ladder(journal, dtype, interim_calibration(journal, dtype), effort)
     measure_probes(journal, dtype, side, effort)
     if effort.blocks and dtype == blocks.BLOCK_MODEL_DTYPE and journal.device.chip is not None:
         probe_strategies(journal, effort)
-    calibration = calibration_so_far(journal, dtype)
+    calibration = interim_calibration(journal, dtype)
     journal.on_finding()
     probe_crossovers(journal, dtype, side, calibration, effort)
     if has_ladder and not journal.first_look:
@@ -87,7 +87,7 @@ def measure_element_type(journal: Journal, dtype: str, effort: Effort, wanted: S
     if not wanted:
         problems = [p for p in problems if may_beat_vendor(journal, p, calibration)]
     noise = noise_floor(journal.recorded) or 0.0
-    measure_quiet_times(journal, dtype)
+    time_products_on_idle_device(journal, dtype)
     for problem in problems:
         share = effort.seconds / len(problems)
         found = search_plans(journal, problem, calibration, effort, share * TIME_SHARES["search"])

@@ -17,7 +17,7 @@ import fmm
 from fmm.config import environment
 from fmm.integrations import install_targets, on_import
 from fmm.integrations.install_targets import CannotInstallError, InstallTarget
-from fmm.integrations.product_functions import ReplacementFunction, names_bound_to, replace_attributes
+from fmm.integrations.product_functions import ReplacementFunction, attributes_bound_to, replace_attributes
 from tests.support.threads import at_once
 
 np: Any = numpy
@@ -394,4 +394,4 @@ def test_a_replaced_function_is_like_the_one_it_stands_for() -> None:
     assert replaced(1, 2) == "ours" and replaced.nin == np.matmul.nin and replaced.__name__ == "matmul"
     assert replaced.__doc__ == np.matmul.__doc__ and replaced.__wrapped__ is np.matmul
     owner = SimpleNamespace(a=np.matmul, b=DOT, c=np.matmul)
-    assert names_bound_to(np.matmul, owner) == [(owner, "a"), (owner, "c")]
+    assert attributes_bound_to(np.matmul, owner) == [(owner, "a"), (owner, "c")]

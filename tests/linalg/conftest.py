@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fmm.linalg import triangular_recursion
-from fmm.linalg.split_levels import InvertedRule
+from fmm.linalg.split_levels import BlockInversionRule
 from tests.support.solver_matrices import solve_everything_by_products
 
 
@@ -18,10 +18,10 @@ def deep_recursion(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def inverted_blocks(deep_recursion: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the host also multiply by inverses of blocks on the diagonal, and subtract products that have a plan."""
-    monkeypatch.setattr(triangular_recursion, "INVERTED_RULE", InvertedRule(1, 1, 1, 4, 4, 1.0))
-    monkeypatch.setattr("fmm.linalg.products.has_plan", lambda *_: True)
+    monkeypatch.setattr(triangular_recursion, "INVERTED_RULE", BlockInversionRule(1, 1, 1, 4, 4, 1.0))
+    monkeypatch.setattr("fmm.linalg.products.has_product_plan", lambda *_: True)
     monkeypatch.setattr(
-        triangular_recursion, "triangular_side", lambda library, a, columns, limit: 4 if a.shape[-1] > 4 else 0
+        triangular_recursion, "triangular_block_side", lambda library, a, columns, limit: 4 if a.shape[-1] > 4 else 0
     )
     for module in ("triangular_recursion", "lu_recursion", "cholesky_recursion", "inverse", "explain_solvers"):
-        monkeypatch.setattr(f"fmm.linalg.{module}.multiplies_by_inverses", lambda *_: True)
+        monkeypatch.setattr(f"fmm.linalg.{module}.inverts_diagonal_blocks", lambda *_: True)

@@ -9,7 +9,7 @@ import pytest
 
 import fmm
 from fmm.linalg import solver_library
-from fmm.linalg.split_levels import InvertedRule
+from fmm.linalg.split_levels import BlockInversionRule
 from tests.support.device_arrays import CupyLibrary, TorchLibrary
 from tests.support.solver_matrices import DTYPES, backward_error, every_layout, positive_matrices, random_matrix
 
@@ -102,11 +102,13 @@ def test_large_systems_are_as_accurate_as_the_librarys(library: Any, dtype: str)
 @pytest.fixture
 def blocks_of_512(monkeypatch: pytest.MonkeyPatch) -> None:
     """Factor blocks of 1024 rows, and invert blocks of 512 rows, from 1025 rows on."""
-    rule = InvertedRule(1025, 1025, 1, 512, 512, 0.0)
+    rule = BlockInversionRule(1025, 1025, 1, 512, 512, 0.0)
     monkeypatch.setattr("fmm.linalg.inverse.POSITIVE_INVERSE_RULE", rule)
     for module in ("triangular_recursion", "cholesky_recursion"):
         monkeypatch.setattr(f"fmm.linalg.{module}.INVERTED_RULE", rule)
-    monkeypatch.setattr("fmm.linalg.cholesky_recursion.POSITIVE_RULE", InvertedRule(1025, 1025, 0, 1024, 1024, 0.0))
+    monkeypatch.setattr(
+        "fmm.linalg.cholesky_recursion.POSITIVE_RULE", BlockInversionRule(1025, 1025, 0, 1024, 1024, 0.0)
+    )
 
 
 @pytest.mark.usefixtures("blocks_of_512")
@@ -175,7 +177,7 @@ def test_panels_have_the_librarys_pivots(library: Any, dtype: str, n: int) -> No
     a = library.array(random_matrix(n, 256, dtype), dtype)
     if not solvers.panel_width(a):
         pytest.skip("this device has no kernel for panels")
-    pivots = solvers.new_pivots(256, a)
+    pivots = solvers.empty_pivots(256, a)
     panel = library.array(library.host(a), dtype)
     solvers.factor_panel(panel, pivots)
     _, expected = scipy_lu(library.host(a))

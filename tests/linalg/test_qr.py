@@ -39,9 +39,9 @@ def by_products(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def by_inverses(monkeypatch: pytest.MonkeyPatch, by_products: None) -> None:
     """Divide by products with the inverse, as on a GPU."""
-    monkeypatch.setattr(cholesky_qr, "inverse_halvings", lambda n, _: 2)
+    monkeypatch.setattr(cholesky_qr, "inverse_halving_count", lambda n, _: 2)
     monkeypatch.setattr(cholesky_qr, "column_blocks", lambda m, n, _: qr_steps.equal_ranges(n, min(n, 3)))
-    monkeypatch.setattr(cholesky_qr, "divides_by_inverse", lambda *_: True)
+    monkeypatch.setattr(cholesky_qr, "prefers_product_with_inverse", lambda *_: True)
 
 
 @pytest.fixture
@@ -54,11 +54,11 @@ def on_an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("fmm.api.plan", plan)
     caches: Any = (
         solver_steps.step_seconds,
-        qr_steps.gains_by_products,
-        qr_steps.inverse_halvings,
+        qr_steps.is_cholesky_qr_faster,
+        qr_steps.inverse_halving_count,
         qr_steps.column_blocks,
     )
-    caches += (qr_steps.sums_blocks_of_rows,)
+    caches += (qr_steps.is_gram_summed_by_row_blocks,)
     for cache in caches:
         cache.cache_clear()
     yield
@@ -154,9 +154,9 @@ def test_nearly_orthonormal_columns_take_two_passes_and_a_bad_condition_takes_th
 
 
 def test_the_growth_of_an_inverse_is_one_for_orthonormal_columns_and_large_for_bad_conditions() -> None:
-    assert cholesky_qr.inverse_growth(np.eye(5), np.eye(5)) == pytest.approx(1)
+    assert cholesky_qr.inverse_error_growth(np.eye(5), np.eye(5)) == pytest.approx(1)
     factor = np.linalg.cholesky(np.cov(matrix_of_condition(50, 8, 1e4, "float64").T))
-    assert cholesky_qr.inverse_growth(factor, np.linalg.inv(factor)) > 10
+    assert cholesky_qr.inverse_error_growth(factor, np.linalg.inv(factor)) > 10
 
 
 # ---- least squares
@@ -199,18 +199,18 @@ def test_a_third_pass_leaves_least_squares_to_the_library() -> None:
 
 @pytest.mark.usefixtures("on_an_h200")
 def test_the_steps_decide_which_matrices_products_factor() -> None:
-    gains = {n: qr_steps.gains_by_products(16 * n, n, H100_CONDITIONS) for n in (64, 128, 2048, 4096)}
+    gains = {n: qr_steps.is_cholesky_qr_faster(16 * n, n, H100_CONDITIONS) for n in (64, 128, 2048, 4096)}
     assert gains == {64: False, 128: False, 2048: True, 4096: True}
-    assert not qr_steps.gains_by_products(4096, 4096, H100_CONDITIONS)
-    assert not qr_steps.gains_by_products(32768, 2048, StepConditions("float32", "cpu"))
-    assert not qr_steps.gains_by_products(32768, 2048, StepConditions("", "cuda:0"))
-    assert not qr_steps.gains_by_products(32768, 0, H100_CONDITIONS)
-    assert not qr_steps.gains_by_products(32768, 2048, StepConditions("complex64", "cuda:0"))
+    assert not qr_steps.is_cholesky_qr_faster(4096, 4096, H100_CONDITIONS)
+    assert not qr_steps.is_cholesky_qr_faster(32768, 2048, StepConditions("float32", "cpu"))
+    assert not qr_steps.is_cholesky_qr_faster(32768, 2048, StepConditions("", "cuda:0"))
+    assert not qr_steps.is_cholesky_qr_faster(32768, 0, H100_CONDITIONS)
+    assert not qr_steps.is_cholesky_qr_faster(32768, 2048, StepConditions("complex64", "cuda:0"))
 
 
 def test_the_gram_matrix_of_a_long_matrix_is_the_sum_over_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cholesky_qr, "BLOCK_ROWS", 8)
-    monkeypatch.setattr(cholesky_qr, "sums_blocks_of_rows", lambda *_: True)
+    monkeypatch.setattr(cholesky_qr, "is_gram_summed_by_row_blocks", lambda *_: True)
     for m in (8, 80, 83):
         a = random_matrix(m, 3, "complex128")
         np.testing.assert_allclose(cholesky_qr.gram_of_tall(NUMPY_SOLVERS, a, None), a.conj().T @ a, rtol=1e-13)
@@ -219,8 +219,13 @@ def test_the_gram_matrix_of_a_long_matrix_is_the_sum_over_blocks_of_rows(monkeyp
 @pytest.mark.usefixtures("on_an_h200")
 def test_only_the_vendors_gram_matrices_of_long_matrices_are_sums() -> None:
     shapes = ((131072, 256), (8192, 256), (131072, 4096), (4096, 64))
-    assert [qr_steps.sums_blocks_of_rows(m, n, H100_CONDITIONS) for m, n in shapes] == [True, True, False, False]
-    assert not qr_steps.sums_blocks_of_rows(16384, 1024, StepConditions("float64", "cuda:0"))
+    assert [qr_steps.is_gram_summed_by_row_blocks(m, n, H100_CONDITIONS) for m, n in shapes] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert not qr_steps.is_gram_summed_by_row_blocks(16384, 1024, StepConditions("float64", "cuda:0"))
 
 
 @pytest.mark.usefixtures("on_an_h200")
@@ -231,18 +236,20 @@ def test_blocks_of_columns_cover_the_matrix_and_save_time() -> None:
     products = {count: list(qr_steps.adjoint_product_steps(65536, 4096, count)) for count in (1, len(blocks))}
     seconds = [solver_steps.predicted_seconds(steps, H100_CONDITIONS) for steps in products.values()]
     assert seconds[1] < seconds[0]
-    assert qr_steps.inverse_halvings(4096, H100_CONDITIONS) > qr_steps.inverse_halvings(64, H100_CONDITIONS) == 0
+    assert (
+        qr_steps.inverse_halving_count(4096, H100_CONDITIONS) > qr_steps.inverse_halving_count(64, H100_CONDITIONS) == 0
+    )
 
 
 def test_steps_of_two_passes_multiply_what_the_factorization_multiplies(
     monkeypatch: pytest.MonkeyPatch, by_inverses: None
 ) -> None:
     """Count the calls of fmm.gram and of the products, and compare with the list."""
-    monkeypatch.setattr(qr_steps, "sums_blocks_of_rows", lambda *_: False)
-    monkeypatch.setattr(qr_steps, "inverse_halvings", lambda n, _: 2)
+    monkeypatch.setattr(qr_steps, "is_gram_summed_by_row_blocks", lambda *_: False)
+    monkeypatch.setattr(qr_steps, "inverse_halving_count", lambda n, _: 2)
     monkeypatch.setattr(qr_steps, "column_blocks", lambda m, n, _: qr_steps.equal_ranges(n, 3))
     listed = [step.operation for step in qr_steps.cholesky_qr_steps(90, 12, H100_CONDITIONS)]
     called = noted_products(monkeypatch)
-    monkeypatch.setattr(cholesky_qr, "factor_stacks", lambda library, a, _: np.linalg.cholesky(a))
+    monkeypatch.setattr(cholesky_qr, "cholesky_of_stacks", lambda library, a, _: np.linalg.cholesky(a))
     cholesky_qr.cholesky_qr(NUMPY_SOLVERS, random_matrix(90, 12, "float64"), None)
     assert [listed.count(name) for name in ("gram", "product")] == [called.count("gram"), len(called) - 2]

@@ -11,7 +11,7 @@ import pytest
 import fmm
 from fmm.linalg import arguments, inverse, lu_recursion, solver_library, split_levels
 from fmm.linalg.solver_library import NUMPY_SOLVERS
-from fmm.linalg.split_levels import InvertedRule, SplitRule, first_half_rows
+from fmm.linalg.split_levels import BlockInversionRule, HalvingRule, first_half_rows
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_plan
@@ -301,7 +301,7 @@ def test_the_model_decides_how_often_a_matrix_is_halved(monkeypatch: pytest.Monk
     monkeypatch.setattr(split_levels, "product_speedup", speedup)
 
     def levels(n: int, columns: int | None, dtype: str = "float64", device: str = "cpu") -> int:
-        return split_levels.count_halvings(n, columns, dtype, device, None, SplitRule(512, 1.05))
+        return split_levels.count_halvings(n, columns, dtype, device, None, HalvingRule(512, 1.05))
 
     assert [levels(n, None) for n in (1000, 2000, 4096, 8192)] == [0, 1, 2, 3]
     assert levels(8192, 0) == levels(8192, None, "float16") == 0
@@ -317,9 +317,9 @@ def test_an_h200_computes_what_was_measured_to_gain(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(NUMPY_SOLVERS, "device", lambda x: "cuda:0")
 
-    def sides(rule: InvertedRule, dtype: str, *sizes: int, columns: int = 4096) -> list[int]:
+    def sides(rule: BlockInversionRule, dtype: str, *sizes: int, columns: int = 4096) -> list[int]:
         arrays = (np.broadcast_to(np.zeros(1, dtype), (n, n)) for n in sizes)
-        return [split_levels.inverted_side(NUMPY_SOLVERS, a, columns, None, rule) for a in arrays]
+        return [split_levels.diagonal_block_side(NUMPY_SOLVERS, a, columns, None, rule) for a in arrays]
 
     triangular, positive = split_levels.INVERTED_RULE, split_levels.POSITIVE_RULE
     assert sides(triangular, "float32", 512, 4096) == [0, 0], "another GPU"
@@ -330,7 +330,7 @@ def test_an_h200_computes_what_was_measured_to_gain(monkeypatch: pytest.MonkeyPa
     assert sides(triangular, "float64", 4096, columns=64) == [0]
     assert sides(positive, "float32", 4096, 8192) == [0, 4096]
     assert sides(positive, "float64", 8192, 16384) == [0, 4096]
-    for width, sizes in ((lu_recursion.lu_width, [8192, 6144]), (inverse.inverse_width, [7168, 5120])):
+    for width, sizes in ((lu_recursion.lu_panel_width, [8192, 6144]), (inverse.inverse_panel_width, [7168, 5120])):
         for smallest, dtype in zip(sizes, ("float32", "float64"), strict=True):
             arrays = (np.broadcast_to(np.zeros(1, dtype), (n, n)) for n in (smallest - 1, smallest))
             assert [width(NUMPY_SOLVERS, a, None) > 0 for a in arrays] == [False, True]

@@ -40,7 +40,7 @@ def relative_error(found: Any, expected: Any) -> float:
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the launches at every size."""
-    monkeypatch.setattr(hopper_iteration, "is_faster", lambda *_: True)
+    monkeypatch.setattr(hopper_iteration, "is_faster_by_launches", lambda *_: True)
     monkeypatch.setattr(hopper_iteration, "_prepared", {})
     monkeypatch.setattr(hopper_iteration, "_declined", set())
 

@@ -56,9 +56,10 @@ def test_where_launches_are_faster() -> None:
         (64, 512, 512),
         (1, 4096, 4096),
     ]
-    assert all(hopper_launches.is_faster(Stack(*shape, "bfloat16"), H100) for shape in faster)
+    assert all(hopper_launches.is_faster_by_launches(Stack(*shape, "bfloat16"), H100) for shape in faster)
     assert not any(
-        hopper_launches.is_faster(Stack(*shape, "bfloat16"), H100) for shape in ((1024, 32, 32), (9999, 64, 64))
+        hopper_launches.is_faster_by_launches(Stack(*shape, "bfloat16"), H100)
+        for shape in ((1024, 32, 32), (9999, 64, 64))
     )
 
 

@@ -15,10 +15,10 @@ from fmm.out_of_core import run_schedule as pacing
 from fmm.out_of_core.run_schedule import (
     ASSUMED_PRODUCT_SECONDS,
     MAX_LAUNCH_SECONDS_AHEAD,
-    LaunchUnit,
+    LaunchBand,
     ScheduleRun,
-    limited_launch_unit,
-    whole_launch_unit,
+    limited_launch_band,
+    whole_launch_band,
 )
 from fmm.out_of_core.schedule import ProductCut, build_schedule
 from fmm.out_of_core.transfers import CopyThreads
@@ -48,7 +48,7 @@ def test_a_second_of_products_is_launched_behind_the_one_that_runs(seconds: floa
     """The memory holds all tiles, so that no load waits for a product."""
     schedule = build_schedule((100, 200, 150), 8, ProductCut(100, 150, (50,), (100,), (4, 4, 1)))
     engine, done = CountingEngine(), list[int]()
-    paces = {step.product_size: LaunchUnit(16, seconds) for step in schedule.multiply_steps}
+    paces = {step.product_size: LaunchBand(16, seconds) for step in schedule.multiply_steps}
     a, b, c = np.random.default_rng(1).standard_normal((100, 200)), np.ones((200, 150)), np.zeros((100, 150))
     run = ScheduleRun(schedule, engine, CopyThreads(engine, threads=2), c.dtype, 0, 0, paces)
     run.multiply_matrices(a, b, c, done.append)
@@ -73,14 +73,14 @@ def work_at(rate: float, start: float = 0.0) -> Any:
     ],
 )
 def test_long_products_are_launched_in_parts_where_that_costs_no_time(size: Shape, seconds: Any, rows: int) -> None:
-    found = limited_launch_unit(size, seconds)
+    found = limited_launch_band(size, seconds)
     assert found == (rows, seconds((rows, *size[1:])))
-    assert whole_launch_unit(size, seconds) == (size[0], seconds(size))
+    assert whole_launch_band(size, seconds) == (size[0], seconds(size))
 
 
 def test_of_an_unknown_device_a_few_are_launched_ahead() -> None:
     assert (
-        limited_launch_unit((100, 100, 100), lambda size: 0.0) == (100, ASSUMED_PRODUCT_SECONDS)
+        limited_launch_band((100, 100, 100), lambda size: 0.0) == (100, ASSUMED_PRODUCT_SECONDS)
         and 0 < ASSUMED_PRODUCT_SECONDS < MAX_LAUNCH_SECONDS_AHEAD
     )
 

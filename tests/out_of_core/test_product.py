@@ -28,7 +28,7 @@ from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
-from fmm.runtime.matmul import planned_call_bytes
+from fmm.runtime.matmul import extra_bytes_of_call
 from tests.support.device_arrays import EPS, draw
 from tests.support.host_engine import HostEngine, HostMachine
 from tests.support.marks import quick_and_slow
@@ -257,7 +257,7 @@ def test_the_largest_workspace_is_asked_for_before_the_first_tile(size: tuple[in
     (reserved,), (slots,) = machine.made.reserved, machine.made.allocated
     found = [Problem(x, y, z, "float64", beta=int(adds)) for x, y, z, adds in machine.made.products]
     limits = Limits(machine.made.workspaces[0], 5.0)
-    assert reserved == max(planned_call_bytes(problem, limits, machine.device, plan) for problem in found)
+    assert reserved == max(extra_bytes_of_call(problem, limits, machine.device, plan) for problem in found)
     assert reserved >= max(Decision(plan, problem, "").workspace for problem in found) > 0
     assert slots + reserved <= room
     said = str(out_of_core.explain_streamed_matmul(NUMPY, a, b, None, machine, constraints))

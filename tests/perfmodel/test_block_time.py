@@ -88,10 +88,10 @@ def test_terms_written_out() -> None:
     huge = named_strategy("Huge")
     assert block_model.issue_cycles(huge, GEMM_OPERANDS, block_model.ROW_MAJOR_AXES, H200) == 512 + 32 + 2 * 5 + 50
     burst = 2 * (256 * 8 * 4 * 4 / 128 - 2 * 64)
-    near = block_model.wait_cycles(huge, GEMM_OPERANDS, block_model.ROW_MAJOR_AXES, H200, 1e6)
+    near = block_model.warp_wait_cycles(huge, GEMM_OPERANDS, block_model.ROW_MAJOR_AXES, H200, 1e6)
     assert near == H200.fitted.wait + burst
     assert (
-        block_model.wait_cycles(huge, GEMM_OPERANDS, block_model.ROW_MAJOR_AXES, H200, 2 * H200.near_cache_bytes)
+        block_model.warp_wait_cycles(huge, GEMM_OPERANDS, block_model.ROW_MAJOR_AXES, H200, 2 * H200.near_l2_bytes)
         == near + H200.fitted.far / 2
     )
     cycles = 4 / 128 * (H200.fitted.share * 2 * 256 * 8 * 8 + 2 * 1024 + 1024)

@@ -135,7 +135,7 @@ def test_real_products_of_complex_numbers_on_a_cpu_are_added_in_longer_pieces() 
     """Three real products have at most 1.6 (random) and 2.7 (positive numbers) times the expected error."""
     plan = Plan.parse("3m > vendor")
     (level,) = plan.levels
-    expected = max(level.error_growth * 1.6, level.error_growth_one_sign * 2.7)
+    expected = max(level.error_growth * 1.6, level.same_sign_error_growth * 2.7)
     assert expected_error_growth(plan, "complex128", in_pieces=True) == pytest.approx(expected)
 
 

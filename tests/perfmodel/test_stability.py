@@ -367,8 +367,8 @@ def test_in_pieces_compositions_grow_as_their_factors() -> None:
 )
 def test_growth_on_numbers_of_one_sign_as_measured(name: str, in_one: float, in_pieces: float) -> None:
     """Uniform in [0, 1], float32 and float64, OpenBLAS: n = 256, which it adds up in one piece, and 512 to 1536."""
-    assert scheme(name).error_growth_one_sign == pytest.approx(in_one, rel=0.15)
-    assert scheme(name).error_growth_one_sign_blocked == pytest.approx(in_pieces, rel=0.08)
+    assert scheme(name).same_sign_error_growth == pytest.approx(in_one, rel=0.15)
+    assert scheme(name).same_sign_error_growth_blocked == pytest.approx(in_pieces, rel=0.08)
 
 
 def test_numbers_of_one_sign_decide_where_they_have_more() -> None:

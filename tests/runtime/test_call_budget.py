@@ -270,13 +270,13 @@ def test_a_small_complex_half_may_be_written_where_its_matrix_is() -> None:
 
 
 def test_a_panel_that_fails_leaves_a_whole_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = triangle_product._panel_steps
+    steps = triangle_product._triangle_panel_calls
 
     def some_steps(*given: Any) -> Any:
         yield from list(steps(*given))[:4]
         yield lambda: 1 / 0
 
-    monkeypatch.setattr(triangle_product, "_panel_steps", some_steps)
+    monkeypatch.setattr(triangle_product, "_triangle_panel_calls", some_steps)
     x, out = np.random.default_rng(10).standard_normal((200, 40)) * (1 + 1j), np.zeros((200, 200), complex)
     with pytest.raises(ZeroDivisionError):
         fmm.gram(x, out=out, rows=True)

@@ -542,7 +542,7 @@ def test_an_exception_in_another_thread_leaves_through_the_call(monkeypatch: pyt
     a, b = pair(700)
     monkeypatch.setattr(numpy_library, "blas_threads", lambda: 3)
     fmm.plan(700, 700, 700)  # proves the schemes, by panels of this thread's own
-    panel, out, failed = numpy_backend._sum_panel, np.full((700, 700), 7.0), threading.Event()
+    panel, out, failed = numpy_backend._run_sums_on_panel, np.full((700, 700), 7.0), threading.Event()
     first: list[int] = []
 
     def interrupted(*arguments: Any) -> None:
@@ -554,7 +554,7 @@ def test_an_exception_in_another_thread_leaves_through_the_call(monkeypatch: pyt
         panel(*arguments)
 
     monkeypatch.setattr(numpy_backend, "sum_tasks", lambda *_: [])  # compiled sums have no panels
-    monkeypatch.setattr(numpy_backend, "_sum_panel", interrupted)
+    monkeypatch.setattr(numpy_backend, "_run_sums_on_panel", interrupted)
     with pytest.raises(ZeroDivisionError):
         fmm.matmul(a, b, out=out, plan=PLANS[0])
     assert bool((out == 7).all()) or close(out, a, b)

@@ -23,7 +23,7 @@ from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.stability import has_componentwise_bound
 from fmm.problem import Layout, Problem
 from fmm.runtime import devices, prepared_operand
-from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PreparedSide
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PreparedOperandLayout
 from fmm.runtime.prepare import ProblemQuery, prepare_query
 from fmm.runtime.prepared_operand import _preparation_launches, unwrap_operands
 from tests.support.devices import H200
@@ -148,7 +148,7 @@ def test_leaves_that_keep_nothing() -> None:
 
 
 def question(
-    kept: PreparedSide | None, limits: Limits = PLENTY, dtype: str = "float32", steps: int = 1
+    kept: PreparedOperandLayout | None, limits: Limits = PLENTY, dtype: str = "float32", steps: int = 1
 ) -> ProblemQuery:
     a = Operand((512, 2048), (2048, 1), dtype)
     b = Operand((2048, 4096), (4096 * steps, 1), "float32")
@@ -157,7 +157,7 @@ def question(
 
 def test_a_product_uses_what_is_kept() -> None:
     """Only of an operand that is as it was: another type makes a copy of it, other strides are another matrix."""
-    kept = PreparedSide("B", 2048, 4096, Layout("C", 4096))
+    kept = PreparedOperandLayout("B", 2048, 4096, Layout("C", 4096))
     labels = [call.launches.step_labels()[0] for call in (prepare_query(question(kept)),) if call.launches]
     assert labels and "splits A in" in labels[0]
     for asked in (
@@ -195,7 +195,7 @@ def test_what_is_kept_counts_in_the_choice() -> None:
 def test_gradients_are_products_of_which_nothing_is_kept() -> None:
     torch = pytest.importorskip("torch")
     p = fmm.prepare(np.ones((70, 70), np.float32))
-    object.__setattr__(p, "_prepared_side", PreparedSide("B", 70, 70, Layout("C", 70)))
+    object.__setattr__(p, "_prepared_side", PreparedOperandLayout("B", 70, 70, Layout("C", 70)))
     assert unwrap_operands(np.ones((70, 70)), p, NO_CONSTRAINTS)[2].prepared_side is not None
     assert unwrap_operands(torch.ones(70, 70, requires_grad=True), p, NO_CONSTRAINTS)[2].prepared_side is None
     assert unwrap_operands(p, np.ones((70, 70)), NO_CONSTRAINTS)[2].prepared_side is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fmm.semirings import host, numba_kernels
-from fmm.semirings.host import ArgumentRecord, NumpySemiring, close_matrix
+from fmm.semirings.host import BestIndexRecord, NumpySemiring, close_matrix
 from fmm.semirings.numba_kernels import NumbaSemiring, is_numba_installed
 from tests.support.marks import quick_and_slow
 
@@ -72,12 +72,12 @@ def check_products(kind: Any, dtype: str, greatest: bool) -> None:
             chosen.multiply_and_add(a, b, before, dest)
             np.testing.assert_array_equal(dest, wanted)
             dest[...] = 7
-            chosen.multiply_and_add(a, b, before, dest, ArgumentRecord(args))
+            chosen.multiply_and_add(a, b, before, dest, BestIndexRecord(args))
             np.testing.assert_array_equal(dest, wanted)
             np.testing.assert_array_equal(args, step)
         notes = [rng.integers(0, 99, s).astype(np.int32) for s in ((k, n), (m, n))]
         via, past = notes
-        chosen.multiply_and_add(a, b, old, dest, ArgumentRecord(args, past, via))
+        chosen.multiply_and_add(a, b, old, dest, BestIndexRecord(args, past, via))
         np.testing.assert_array_equal(args, np.where(step < 0, past, via[step, np.arange(n)]))
 
 

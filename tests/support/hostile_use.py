@@ -165,7 +165,7 @@ class HostileHost(HostileUse):
 
             return allocated
 
-        places = (vars(host_memory), "aligned_block"), (vars(numpy_backend), "_sum_panel")
+        places = (vars(host_memory), "aligned_block"), (vars(numpy_backend), "_run_sums_on_panel")
         kept = [module[name] for module, name in places]
         for (module, name), allocate in zip(places, kept, strict=True):
             module[name] = scarce(allocate)

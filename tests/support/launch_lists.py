@@ -18,7 +18,7 @@ from fmm.kernels.cuda.ops import (
     GemmOperand,
     MirroredGemm,
     MirrorOp,
-    RankOp,
+    RankUpdateOp,
 )
 from fmm.kernels.cuda.products.simt_kernel import LaunchScalar as Given
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
@@ -45,7 +45,7 @@ def play(tape: OperationList, memory: Memory, tile: Callable[[TileOp, Memory], N
         elif isinstance(op, MirroredGemm):
             _gemm(op.product, memory, np.dtype(DTYPES[op.product.dtype].stored_type))
             _mirror(op.mirror, memory)
-        elif isinstance(op, RankOp):
+        elif isinstance(op, RankUpdateOp):
             _rank(op, memory, np.dtype(DTYPES[op.dtype].stored_type))
         elif isinstance(op, MirrorOp):
             _mirror(op, memory)
@@ -113,7 +113,7 @@ def _gemm(op: GemmOp, memory: Memory, kind: Any) -> None:
             np.copyto(dest, np.nan, where=~wanted)
 
 
-def _rank(op: RankOp, memory: Memory, kind: Any) -> None:
+def _rank(op: RankUpdateOp, memory: Memory, kind: Any) -> None:
     """Compute one triangle, column-major; the other triangle is neither read nor written."""
     shape = (op.k, op.n) if op.factor.transposed else (op.n, op.k)
     x = _factor(op.factor._replace(transposed=False), 0, shape, memory, kind)

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.algorithms.residues import WeightPieces, max_scaled_norm
+from fmm.kernels.algorithms.residues import CrtWeightPieces, max_scaled_norm
 
 Matrix = np.ndarray[Any, Any]
 
 
 def product_by_residues(a: Matrix, b: Matrix, moduli: int) -> Matrix:
     """Return a @ b by the residues of float64 or float32 matrices of ordinary magnitudes, without zero rows."""
-    pieces = WeightPieces(moduli, 0)
+    pieces = CrtWeightPieces(moduli, 0)
     top = max_scaled_norm(moduli, a.shape[1])
     rows, columns = line_exponents(a, top), line_exponents(b.T, top)
     x, y = scaled_integers(a, rows), scaled_integers(b.T, columns)
@@ -51,7 +51,7 @@ def centred_residues(x: Matrix, p: int) -> Matrix:
     return found
 
 
-def joined_value(sums: Matrix, pieces: WeightPieces) -> Matrix:
+def joined_value(sums: Matrix, pieces: CrtWeightPieces) -> Matrix:
     """Return the integers that the sums over the pieces represent, minus multiples of M; rounded once or twice."""
     unit, product = 2.0**pieces.piece_bits, pieces.numbers.product
     inverse = 2 ** (pieces.piece_bits * (pieces.weight_piece_count - 1)) / product

@@ -10,8 +10,8 @@ from fmm.semirings.minplus_kernel import (
     SemiringProduct,
     candidate_tile_sizes,
     close_tile_launch,
-    edges_launch,
     entry_doubling_launch,
+    graph_edges_launch,
     minplus_launch,
 )
 from fmm.semirings.path_request import EdgeRule
@@ -21,7 +21,7 @@ def every_kernel() -> set[Kernel]:
     """Return the kernels of launches over each ring, with each tile size, with and without arguments."""
     some = DeviceMatrix("A", 0, 8, 8, 16)
     found = {entry_doubling_launch(some, some).kernel}
-    found |= {edges_launch(dtype, 8, (8, 1), EdgeRule(0, 0)).kernel for dtype in CPP_LENGTH_TYPES}
+    found |= {graph_edges_launch(dtype, 8, (8, 1), EdgeRule(0, 0)).kernel for dtype in CPP_LENGTH_TYPES}
     for ring in TROPICAL_RINGS.values():
         for with_arguments in (False, True)[: 3 - ring.per_word]:
             product = SemiringProduct(some, some, some, args=some if with_arguments else None)

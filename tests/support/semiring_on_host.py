@@ -23,8 +23,8 @@ from fmm.semirings.minplus_kernel import (
     DeviceMatrix,
     SemiringProduct,
     candidate_tile_sizes,
-    edges_launch,
     entry_doubling_launch,
+    graph_edges_launch,
     minplus_launch,
 )
 from fmm.semirings.path_request import EdgeRule
@@ -117,11 +117,11 @@ class HostDevice:
         play([*launches, minplus_launch(ring, candidate_tile_sizes(ring, with_arguments)[-1], [product])], memory)
         return memory["C"][:, :n].copy(), memory["args"][:, :n].copy() if with_arguments else None
 
-    def device_edges(self, lengths: Matrix, rule: EdgeRule) -> tuple[Matrix, Matrix | None]:
+    def graph_edges_on_device(self, lengths: Matrix, rule: EdgeRule) -> tuple[Matrix, Matrix | None]:
         n, item = len(lengths), lengths.itemsize
         rows, cols = (step // item for step in lengths.strides)
         memory = {"A": lengths, "C": lines_of(n, n, POISON, lengths.dtype), "P": lines_of(n, n, POISON, np.int32)}
-        play([edges_launch(lengths.dtype.name, n, (rows, cols), rule)], memory)
+        play([graph_edges_launch(lengths.dtype.name, n, (rows, cols), rule)], memory)
         edges, predecessors = (memory[base].copy().view(type(lengths)) for base in "CP")
         return edges, None if rule.no_predecessor is None else predecessors
 

@@ -25,7 +25,7 @@ from benchmarks import forced_plan
 from benchmarks.forced_plan import force_plan
 from fmm.distributed import predict_sharing, sharded_tensors
 from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, MeshLayout
-from fmm.distributed.predict_sharing import layouts_in_pieces, rectangle_layouts
+from fmm.distributed.predict_sharing import layouts_by_step_count, rectangle_layouts
 from fmm.distributed.sharded_tensors import cut_axes_of_placements
 from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.plans.plan import PlanError
@@ -90,7 +90,7 @@ def check_every_sharing(device: str) -> None:
         a, b = draw_tensor(21, 17, torch.float64, device, 1), draw_tensor(17, 26, torch.float64, device, 2)
         x, y = (distribute_tensor(matrix, mesh, [Shard(cut) for cut in cuts]) for matrix in (a, b))
         for work in product((M_AXIS, K_AXIS, N_AXIS), repeat=mesh.ndim):
-            for number, layout in enumerate(layouts_in_pieces(replace(start, work=work))):
+            for number, layout in enumerate(layouts_by_step_count(replace(start, work=work))):
                 if mesh.ndim == 1 or number % 4 == 0:
                     way = sharded_tensors.AgreedSharing("", layout, "vendor", 10.0)
                     check_product(sharded_tensors.compute_shared_product(way, x, y), a, b, str(layout))
@@ -106,7 +106,7 @@ def check_rectangle(device: str) -> None:
         for places in product(PLACES, repeat=2):
             x, y = (distribute_tensor(matrix, mesh, [place]) for matrix, place in zip((a, b), places, strict=True))
             start = MeshLayout(m, k, n, (count,), cut_axes_of_placements(x), cut_axes_of_placements(y), (M_AXIS,))
-            found = [piece for whole in rectangle_layouts(start) for piece in layouts_in_pieces(whole)]
+            found = [piece for whole in rectangle_layouts(start) for piece in layouts_by_step_count(whole)]
             assert len(found) >= 4 and {layout.mesh for layout in found} == {(2, count // 2)}
             for layout in found:
                 c = sharded_tensors.compute_shared_product(

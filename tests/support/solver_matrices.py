@@ -10,7 +10,7 @@ import pytest
 
 from fmm import api
 from fmm.linalg import qr_factors, solver_library, split_levels
-from fmm.linalg.split_levels import InvertedRule, SmallestSides, SplitRule
+from fmm.linalg.split_levels import BlockInversionRule, HalvingRule, SmallestSides
 
 Array = np.ndarray[Any, Any]
 DTYPES = ("float32", "float64", "complex64", "complex128")
@@ -29,13 +29,13 @@ def solve_everything_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_levels, "UNMEASURED_SMALLEST", 1)
     monkeypatch.setattr(solver_library, "PANEL_WIDTH", 4)
     for name in SPLIT_RULES:
-        monkeypatch.setattr(f"fmm.linalg.{name}", SplitRule(2, 1.0))
-    monkeypatch.setattr("fmm.linalg.cholesky_recursion.POSITIVE_RULE", InvertedRule(1, 1, 0, 4, 4, 1.0))
+        monkeypatch.setattr(f"fmm.linalg.{name}", HalvingRule(2, 1.0))
+    monkeypatch.setattr("fmm.linalg.cholesky_recursion.POSITIVE_RULE", BlockInversionRule(1, 1, 0, 4, 4, 1.0))
     for name in ("lu_recursion.LU_SIDES", "inverse.INVERSE_SIDES"):
         monkeypatch.setattr(f"fmm.linalg.{name}", SmallestSides(4, 4))
-    monkeypatch.setattr("fmm.linalg.inverse.POSITIVE_INVERSE_RULE", InvertedRule(1, 1, 0, 4, 4, 1.0))
-    monkeypatch.setattr("fmm.linalg.cholesky_recursion.INVERTED_RULE", InvertedRule(1, 1, 1, 2, 2, 1.0))
-    monkeypatch.setattr(qr_factors, "gains_by_products", lambda m, n, *_: m >= n)
+    monkeypatch.setattr("fmm.linalg.inverse.POSITIVE_INVERSE_RULE", BlockInversionRule(1, 1, 0, 4, 4, 1.0))
+    monkeypatch.setattr("fmm.linalg.cholesky_recursion.INVERTED_RULE", BlockInversionRule(1, 1, 1, 2, 2, 1.0))
+    monkeypatch.setattr(qr_factors, "is_cholesky_qr_faster", lambda m, n, *_: m >= n)
 
 
 def noted_products(monkeypatch: pytest.MonkeyPatch) -> list[str]:

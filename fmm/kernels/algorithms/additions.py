@@ -56,7 +56,9 @@ class AdditionProgram:
 
 def separate_sums_program(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
     """Return a program with one line for each output and no shared sums, as papers print schemes."""
-    return _complete_program([{j: integral_as_int(c) for j, c in enumerate(row) if c} for row in rows], inputs, [])
+    return _program_with_output_lines(
+        [{j: integral_as_int(c) for j, c in enumerate(row) if c} for row in rows], inputs, []
+    )
 
 
 def shared_sums_program(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
@@ -76,7 +78,7 @@ def shared_sums_program(rows: Sequence[Sequence[Coefficient]], inputs: int) -> A
             if x in terms and y in terms and _coefficient_ratio(terms[y], terms[x]) == ratio:
                 terms[new] = terms.pop(x)
                 del terms[y]
-    return _complete_program(outputs, inputs, lines)
+    return _program_with_output_lines(outputs, inputs, lines)
 
 
 def _most_frequent_pair(outputs: Sequence[dict[int, Coefficient]]) -> tuple[int, int, Coefficient] | None:
@@ -103,7 +105,7 @@ def integral_as_int(c: Coefficient) -> Coefficient:
     return c.numerator if isinstance(c, Fraction) and c.denominator == 1 else c
 
 
-def _complete_program(
+def _program_with_output_lines(
     outputs: Sequence[dict[int, Coefficient]], inputs: int, lines: Iterable[Terms]
 ) -> AdditionProgram:
     """Return the complete program: add a line for each output that is neither an input nor the value of a line."""
@@ -149,16 +151,16 @@ def order_lines_by_use(program: AdditionProgram) -> AdditionProgram:
     rename = {v: v for v in range(program.inputs)}
     lines: list[Terms] = []
 
-    def emit_line(value: int) -> None:
+    def append_line_with_inputs(value: int) -> None:
         if value not in rename:
             terms = program.lines[value - program.inputs]
             for _, source in terms:
-                emit_line(source)
+                append_line_with_inputs(source)
             lines.append(tuple((c, rename[v]) for c, v in terms))
             rename[value] = program.inputs + len(lines) - 1
 
     for value in program.outputs:
-        emit_line(value)
+        append_line_with_inputs(value)
     return AdditionProgram(program.inputs, tuple(lines), tuple(rename[v] for v in program.outputs))
 
 
@@ -178,7 +180,7 @@ def renumber_inputs(program: AdditionProgram, order: Sequence[int]) -> AdditionP
     return AdditionProgram(program.inputs, lines, tuple(rename[v] for v in program.outputs))
 
 
-def updating_program(program: AdditionProgram, alpha: Coefficient, beta: Coefficient) -> AdditionProgram:
+def program_with_alpha_beta(program: AdditionProgram, alpha: Coefficient, beta: Coefficient) -> AdditionProgram:
     """Return the program that computes alpha * output + beta * old for each output of `program`.
 
     If beta is not 0, the returned program has one more input for each output: the output's old value. For example, if
@@ -198,7 +200,7 @@ def updating_program(program: AdditionProgram, alpha: Coefficient, beta: Coeffic
     return AdditionProgram(inputs, tuple(lines), tuple(outputs))
 
 
-def restricted_program(program: AdditionProgram, present: Sequence[bool], wanted: Sequence[bool]) -> AdditionProgram:
+def pruned_program(program: AdditionProgram, present: Sequence[bool], wanted: Sequence[bool]) -> AdditionProgram:
     """Return the program in which absent inputs are zero; unwanted outputs and unused lines are removed.
 
     Every input keeps its number, so the caller's list of arrays stays valid. A line without terms defines an output

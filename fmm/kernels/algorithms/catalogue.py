@@ -50,7 +50,7 @@ def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
     Skip files with an invalid line `consider`.
     """
     for name, (file, _) in sorted(_scheme_catalogue().items()):
-        if (forms := SCHEME_FILES.plan_forms(file)) is not None:
+        if (forms := SCHEME_FILES.candidate_plan_forms(file)) is not None:
             yield name, forms
 
 

@@ -56,7 +56,7 @@ class OperandPlanes:
     def digit_offsets(self) -> tuple[int, ...]:
         return tuple(sum(self.widths[:i]) for i in range(len(self.widths) + 1))
 
-    def plane_bounds(self, magnitude: int, bits: int) -> tuple[int, ...]:
+    def digit_plane_bounds(self, magnitude: int, bits: int) -> tuple[int, ...]:
         """Return the largest possible magnitude in each plane; `magnitude` is the largest magnitude in the operand."""
         top = self.digit_offsets[-1]
         last = min((magnitude >> top) + 1, 1 << (bits - 1 - top)) if self.widths else magnitude
@@ -93,7 +93,7 @@ class DigitProducts:
 
         `left` and `right` are the largest magnitudes in A and B.
         """
-        x, y = self.left.plane_bounds(left, bits), self.right.plane_bounds(right, bits)
+        x, y = self.left.digit_plane_bounds(left, bits), self.right.digit_plane_bounds(right, bits)
         largest = max(sum(x[p.left + i] * y[p.right + i] for i in range(p.count)) for p in self.products)
         return (1 << MANTISSA_BITS[self.real]) // max(largest, 1)
 
@@ -106,7 +106,7 @@ class DigitProducts:
 # ---- the candidates
 
 
-def _cut_one_operand(width: int, digits: int, left: bool) -> DigitProducts:
+def _product_with_one_cut_operand(width: int, digits: int, left: bool) -> DigitProducts:
     """Return the product with one operand cut into digits of `width` bits and the other operand uncut."""
     cut = OperandPlanes((width,) * (digits - 1), tuple((i,) for i in range(digits)))
     products = tuple(PlaneProduct(i if left else 0, 0 if left else i, 1 << (width * i)) for i in range(digits))
@@ -156,7 +156,7 @@ def _candidate_digit_products(left: int, right: int, bits: int) -> Iterator[Digi
         for magnitude, first in ((left, True), (right, False)):
             width = -(-(magnitude.bit_length() + 1) // digits)
             if width > 1 and width * (digits - 1) < bits:
-                yield _cut_one_operand(width, digits, first)
+                yield _product_with_one_cut_operand(width, digits, first)
     if bits == 64:
         yield from (_karatsuba_product(x, y) for x, y in ((2, 2), (2, 3), (3, 2), (3, 3)))
     else:

@@ -149,7 +149,7 @@ def max_scaled_norm(moduli: int, k: int, for_complex: bool = False) -> float:
 
 
 @dataclass(frozen=True)
-class WeightPieces:
+class CrtWeightPieces:
     """The weights of the Chinese remainder theorem, cut into short pieces, so that float64 sums of pieces are exact."""
 
     moduli: int

@@ -107,7 +107,7 @@ class Scheme:
 
     def to_text(self) -> str:
         """Return the scheme in the text form that fmm.kernels.algorithms.scheme_text reads."""
-        return "\n".join(_text_lines(self)) + "\n"
+        return "\n".join(_scheme_file_lines(self)) + "\n"
 
     # ---- error growth of one level. The growth of a composition is the product of the growths of its schemes.
 
@@ -137,7 +137,7 @@ class Scheme:
         """
         if self.factors:
             return prod(f.error_growth for f in self.factors)
-        return max(1.0, sqrt(max(self._block_variances)) / self.k)
+        return max(1.0, sqrt(max(self._block_error_variances)) / self.k)
 
     @cached_property
     def error_growth_blocked_sums(self) -> float:
@@ -148,11 +148,11 @@ class Scheme:
         """
         if self.factors:
             return prod(f.error_growth_blocked_sums for f in self.factors)
-        found = sqrt(sum(self._block_variances) / len(self.w) / self.k)
+        found = sqrt(sum(self._block_error_variances) / len(self.w) / self.k)
         return ADDITIONS_ERROR_FACTOR * found if found > 1 else 1.0
 
     @cached_property
-    def error_growth_one_sign(self) -> float:
+    def same_sign_error_growth(self) -> float:
         """Return the expected relative error of one level on entries of one sign, as a multiple of the classical error.
 
         If all entries have one sign, partial sums grow with their length. The error of a sum of length k therefore has
@@ -161,24 +161,24 @@ class Scheme:
         result is 0.5, because the sums of blocks cancel the mean of the entries.
         """
         if self.factors:
-            return prod(f.error_growth_one_sign for f in self.factors)
-        return self.error_growth_one_sign_blocked / self.k
+            return prod(f.same_sign_error_growth for f in self.factors)
+        return self.same_sign_error_growth_blocked / self.k
 
     @cached_property
-    def error_growth_one_sign_blocked(self) -> float:
+    def same_sign_error_growth_blocked(self) -> float:
         """Return the error growth on entries of one sign for blocked sums, as a CPU's BLAS computes them.
 
         With blocked sums and entries of one sign, the error of a sum of length k has a variance like k. The result is
         2.45 for Strassen's scheme and 1.0 for Winograd's.
         """
         if self.factors:
-            return prod(f.error_growth_one_sign_blocked for f in self.factors)
+            return prod(f.same_sign_error_growth_blocked for f in self.factors)
         left, right = (tuple(map(sum, zip(*x, strict=True))) for x in (self.u, self.v))
         variance = sum(c * c * x * x * y * y for row in self.w for c, x, y in zip(row, left, right, strict=True) if c)
         return sqrt(variance / len(self.w) / self.k)
 
     @property
-    def _block_variances(self) -> list[Fraction]:
+    def _block_error_variances(self) -> list[Fraction]:
         """Return the variance of the error of each block of C.
 
         The unit is the variance of the error of a product of one block of A and one block of B.
@@ -228,7 +228,7 @@ def block_name(letter: str, index: int, columns: int) -> str:
 # ---- writing
 
 
-def _text_lines(scheme: Scheme) -> Iterator[str]:
+def _scheme_file_lines(scheme: Scheme) -> Iterator[str]:
     yield f"name    {scheme.name}"
     yield f"source  {scheme.source}"
     yield f"size    {scheme.m} {scheme.k} {scheme.n}"

@@ -17,7 +17,7 @@ from fractions import Fraction
 
 from fmm.kernels.algorithms.additions import Matrix, Rational
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError, block_name
-from fmm.kernels.algorithms.text_files import parse_considered_forms
+from fmm.kernels.algorithms.text_files import parse_candidate_forms
 
 HEADER_WORDS = ("name", "source", "size", "consider")
 _TERM_PATTERN = re.compile(r"\s*([+-]?)\s*(?:(\d+(?:/[1-9]\d*)?)\s*\*?\s*)?([ABCM]\d+(?:,\d+)?)")
@@ -27,7 +27,7 @@ def parse_scheme(text: str, origin: str = "scheme") -> Scheme:
     """Return the scheme of a text, proved by the Brent equations; raise SchemeError with the file and the defect."""
     try:
         scheme = _read_scheme(text)
-        parse_considered_forms(text)
+        parse_candidate_forms(text)
         if (defect := scheme.failed_brent_equation()) is not None:
             raise SchemeError(f"not a matrix multiplication: {defect}")
     except (KeyError, ValueError) as error:

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, integral_as_int
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.algorithms.text_files import AlgorithmTexts, parse_considered_forms
+from fmm.kernels.algorithms.text_files import AlgorithmTexts, parse_candidate_forms
 from fmm.kernels.registry import clear_on_registration
 
 FRINGE_KINDS = ("unequal", "pad")
@@ -152,18 +152,18 @@ class TableStep:
     places: tuple[str, ...]
 
     @cached_property
-    def blocks_by_formal(self) -> dict[str, str]:
+    def blocks_by_formal_parameter(self) -> dict[str, str]:
         """Return the block or temporary of this call for each formal block of the kernel."""
         return dict(zip(self.kernel.formals, self.places, strict=True))
 
     @property
     def read_blocks(self) -> tuple[str, ...]:
         operands = self.kernel.product or ()
-        return tuple(dict.fromkeys(self.blocks_by_formal[f] for f in (*operands, *self.kernel.read_blocks)))
+        return tuple(dict.fromkeys(self.blocks_by_formal_parameter[f] for f in (*operands, *self.kernel.read_blocks)))
 
     @property
     def written_blocks(self) -> tuple[str, ...]:
-        return tuple(self.blocks_by_formal[f] for f in self.kernel.written_blocks)
+        return tuple(self.blocks_by_formal_parameter[f] for f in self.kernel.written_blocks)
 
     @property
     def overwritten_operands(self) -> tuple[str, ...]:
@@ -171,7 +171,9 @@ class TableStep:
 
         A table is wrong if a step overwrites an operand of the step's own product.
         """
-        return tuple(sorted({self.blocks_by_formal[f] for f in self.kernel.product or ()} & set(self.written_blocks)))
+        return tuple(
+            sorted({self.blocks_by_formal_parameter[f] for f in self.kernel.product or ()} & set(self.written_blocks))
+        )
 
     def __str__(self) -> str:
         return f"{self.kernel.name}({', '.join(self.places)})"
@@ -216,19 +218,19 @@ REQUIRED_WORDS, OPTIONAL_WORDS = ("name", "source", "size", "temps"), ("fringe",
 def parse_step_table(text: str, origin: str = "step table") -> StepTable:
     """Return the step table of a text; raise StepTableError with the file and the line of a defect."""
     head, calls = parse_table_lines(text, origin, REQUIRED_WORDS, OPTIONAL_WORDS)
-    steps = tuple(map(step_from_call, calls))
+    steps = tuple(map(step_from_kernel_call, calls))
     fringe = head.get("fringe", "pad")
     if fringe not in FRINGE_KINDS:
         raise StepTableError(f"{origin}: unknown fringe {fringe!r}; valid: {', '.join(FRINGE_KINDS)}")
     try:
-        parse_considered_forms(text)
+        parse_candidate_forms(text)
     except ValueError as error:
         raise StepTableError(f"{origin}: {error}") from None
     if not re.fullmatch(r"[1-9] [1-9] [1-9]", head["size"]):
         raise StepTableError(f"{origin}: size must be three digits such as 2 2 2, not {head['size']!r}")
     m, k, n = (int(x) for x in head["size"].split())
     table = StepTable(head["name"], head["source"], (m, k, n), tuple(head["temps"].split()), steps, fringe)
-    _check_places(table, origin)
+    _check_block_accesses(table, origin)
     return table
 
 
@@ -274,7 +276,7 @@ def parse_table_lines(
     return ParsedTable(head, tuple(calls))
 
 
-def step_from_call(call: TableKernelCall) -> TableStep:
+def step_from_kernel_call(call: TableKernelCall) -> TableStep:
     """Return the step of a call; raise StepTableError if the kernel is unknown or the number of blocks is wrong."""
     kernels = kernel_table()
     if call.name not in kernels:
@@ -285,7 +287,7 @@ def step_from_call(call: TableKernelCall) -> TableStep:
     return TableStep(kernel, call.places)
 
 
-def _check_places(table: StepTable, origin: str) -> None:
+def _check_block_accesses(table: StepTable, origin: str) -> None:
     """Raise StepTableError if a step writes an input, or if a block is undeclared, unused or read before a write."""
     m, k, n = table.size
     grids = {"A": (m, k), "B": (k, n), "C": (m, n)}
@@ -333,14 +335,14 @@ def table_scheme(table: StepTable) -> Scheme:
     held: dict[str, BlockCombination] = {name: {name: Fraction(1)} for name in (*a, *b)}
     products: list[tuple[BlockCombination, BlockCombination]] = []
     for step in table.steps:
-        sources = [held[step.blocks_by_formal[f]] for f in step.kernel.read_blocks]
+        sources = [held[step.blocks_by_formal_parameter[f]] for f in step.kernel.read_blocks]
         if step.kernel.product:
-            left, right = (held[step.blocks_by_formal[f]] for f in step.kernel.product)
+            left, right = (held[step.blocks_by_formal_parameter[f]] for f in step.kernel.product)
             products.append((left, right))
             sources.insert(0, {f"M{len(products)}": Fraction(1)})
         rows = step.kernel.addition_program.coefficient_matrix()
         held |= {
-            place: _combine_terms(zip(row, sources, strict=True))
+            place: _linear_combination_of_blocks(zip(row, sources, strict=True))
             for place, row in zip(step.written_blocks, rows, strict=True)
         }
     u, v = (tuple(tuple(p[i].get(x, Fraction(0)) for p in products) for x in names) for i, names in enumerate((a, b)))
@@ -349,7 +351,7 @@ def table_scheme(table: StepTable) -> Scheme:
     return Scheme(table.name, table.source, m, k, n, u, v, w)
 
 
-def _combine_terms(parts: Iterable[tuple[object, BlockCombination]]) -> BlockCombination:
+def _linear_combination_of_blocks(parts: Iterable[tuple[object, BlockCombination]]) -> BlockCombination:
     found: dict[str, Fraction] = {}
     for coefficient, terms in parts:
         for name, c in terms.items():
@@ -405,5 +407,5 @@ def candidate_step_tables() -> Iterator[tuple[str, tuple[str, ...]]]:
     Skip files with an invalid line `consider`.
     """
     for name in step_table_names():
-        if (forms := STEP_TABLE_FILES.plan_forms(name)) is not None:
+        if (forms := STEP_TABLE_FILES.candidate_plan_forms(name)) is not None:
             yield name, forms

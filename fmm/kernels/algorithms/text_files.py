@@ -30,7 +30,7 @@ PLAN_FORM_NAMES = (
 _CONSIDER_LINE = re.compile(r"^consider\s+([^#\n]*)", re.MULTILINE)
 
 
-def parse_considered_forms(text: str) -> tuple[str, ...]:
+def parse_candidate_forms(text: str) -> tuple[str, ...]:
     """Return the forms of plans that the line `consider` of a text lists; raise ValueError for an unknown form.
 
     Lines other than `consider` are ignored.
@@ -83,9 +83,9 @@ class AlgorithmTexts:
         """Remove the registered text of this name."""
         self.registered.remove(name)
 
-    def plan_forms(self, name: str) -> tuple[str, ...] | None:
+    def candidate_plan_forms(self, name: str) -> tuple[str, ...] | None:
         """Return the forms of plans in which an algorithm is a candidate; None if the line `consider` is invalid."""
         try:
-            return parse_considered_forms(self.read_text(name))
+            return parse_candidate_forms(self.read_text(name))
         except ValueError:
             return None

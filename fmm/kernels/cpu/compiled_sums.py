@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.cpu.host_arrays import Array
-from fmm.kernels.cpu.sum_schedule import CallSchedule
+from fmm.kernels.cpu.sum_schedule import ElementwiseSchedule
 
 CACHE_LINE_BYTES = 64
 MIN_BLOCK_ELEMENTS = 1 << 16  # smallest number of elements of a block for which compiled sums are used
@@ -43,7 +43,7 @@ SlotPairs = tuple[tuple[int, int], ...]
 _function_numbers = counted()  # numbers for unique names of compiled functions
 
 
-def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:
+def sum_tasks(schedule: ElementwiseSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:
     """Return tasks that run the schedule's calls in the rectangle `window`; no tasks if NumPy must run the calls."""
     rows, cols = (side.stop - side.start for side in window)
     if rows * cols < MIN_BLOCK_ELEMENTS:
@@ -54,9 +54,11 @@ def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Win
         return []
 
 
-def _compiled_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:
+def _compiled_tasks(
+    schedule: ElementwiseSchedule, slots: Sequence[Array | None], window: Window
+) -> list[Callable[[], None]]:
     """Return the tasks of `sum_tasks` for a large block; raise MemoryError if LLVM lacks address space."""
-    views = {i: x[window] for i in used_slots(schedule, len(slots)) if (x := slots[i]) is not None}
+    views = {i: x[window] for i in accessed_array_slots(schedule, len(slots)) if (x := slots[i]) is not None}
     results = {i: views[i] for i in result_slots(schedule, len(slots))}
     first = next(iter(results.values()))
     kind, pairs = first.dtype.name, complex_part_pairs(views, results)
@@ -103,13 +105,13 @@ def _is_line_aligned(x: Array) -> bool:
     return not (x.__array_interface__["data"][0] % CACHE_LINE_BYTES or x.strides[0] % CACHE_LINE_BYTES)
 
 
-def used_slots(schedule: CallSchedule, count: int) -> tuple[int, ...]:
+def accessed_array_slots(schedule: ElementwiseSchedule, count: int) -> tuple[int, ...]:
     """Return the slots of arrays that the calls read or write; scratch slots are excluded."""
     named = {slot for call in schedule.calls for slot in (call.dest, call.first, call.second)}
     return tuple(slot for slot in range(count) if slot in named)
 
 
-def result_slots(schedule: CallSchedule, count: int) -> list[int]:
+def result_slots(schedule: ElementwiseSchedule, count: int) -> list[int]:
     return sorted({call.dest for call in schedule.calls if call.dest < count})
 
 
@@ -160,7 +162,7 @@ def _compiler_engine() -> tuple[Any, Any]:
 
 @lru_cache(maxsize=512)
 def compiled_function(
-    schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: SlotPairs = ()
+    schedule: ElementwiseSchedule, count: int, kind: str, past_caches: bool, pairs: SlotPairs = ()
 ) -> Callable[..., None]:
     """Return a compiled function that runs the schedule; raise MemoryError if LLVM lacks address space.
 
@@ -185,7 +187,7 @@ class _SumFunction:
     """A builder of one LLVM function: for each row, a loop over whole cache lines, and a loop over the rest."""
 
     def __init__(
-        self, schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: SlotPairs, name: str
+        self, schedule: ElementwiseSchedule, count: int, kind: str, past_caches: bool, pairs: SlotPairs, name: str
     ) -> None:
         from llvmlite import ir
 
@@ -211,7 +213,7 @@ class _SumFunction:
 
     def _emit_row(self, row: Any, numbers: Any, addresses: Any, strides: Any) -> None:
         build, starts = self.builder, dict[int, Any]()
-        for place, slot in enumerate(used_slots(self.schedule, self.count)):
+        for place, slot in enumerate(accessed_array_slots(self.schedule, self.count)):
             base, step = (build.load(build.gep(x, [self._ir_int64(place)])) for x in (addresses, strides))
             starts[slot] = build.add(base, build.mul(row, step))
         whole = build.and_(numbers, self._ir_int64(-self.width))
@@ -246,7 +248,7 @@ class _SumFunction:
             return values[slot]
 
         results = result_slots(self.schedule, self.count)
-        for slot in used_slots(self.schedule, self.count):
+        for slot in accessed_array_slots(self.schedule, self.count):
             if slot not in results:
                 slot_value(slot)  # load all reads before the first store, because results may share memory with reads
         for call in self.schedule.calls:

@@ -155,7 +155,9 @@ class _BlockedProduct:
             a = self.left[rows, x.left * depth : (x.left + x.count) * depth]
             b = self.right[x.right * depth : (x.right + x.count) * depth, cols]
             matmul(a, b, out=p)
-            tasks = [partial(_add_panel, p[r], c[r], x.weight, first and not number) for r in _row_bands(p)]
+            tasks = [
+                partial(_accumulate_scaled_panel, p[r], c[r], x.weight, first and not number) for r in _row_bands(p)
+            ]
             if self.at_once > 1:
                 for task in tasks:
                     task()
@@ -232,7 +234,7 @@ def _split_panel(x: Array, cut: OperandPlanes, outs: Sequence[Array]) -> None:
             np.add(planes[plane[0],], planes[plane[1],], out=out)
 
 
-def _add_panel(p: Array, c: Array, weight: int, first: bool) -> None:
+def _accumulate_scaled_panel(p: Array, c: Array, weight: int, first: bool) -> None:
     """Write c = weight * p if `first`, else c += weight * p, modulo 2^bits; all numbers in p are whole numbers."""
     if c.dtype == np.bool_:
         np.copyto(c, p > 0) if first else np.logical_or(c, p > 0, out=c)

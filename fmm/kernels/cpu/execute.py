@@ -72,7 +72,7 @@ class ArrayMachine(DefaultMachine):
 
     backend: Backend
     workspace: Workspace
-    has_updating_leaves: bool = False
+    leaves_apply_alpha_beta: bool = False
 
     @property
     def used_bytes(self) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fmm.kernels.cpu.compiled_sums import sum_tasks
 from fmm.kernels.cpu.host_arrays import Array, matmul
-from fmm.kernels.cpu.sum_schedule import CallSchedule, ElementwiseCall, schedule_calls
+from fmm.kernels.cpu.sum_schedule import ElementwiseCall, ElementwiseSchedule, schedule_elementwise_calls
 from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.cpu.triangle_product import mirror_tasks, triangle_product
 from fmm.kernels.plans.gemm_params import GemmParams
@@ -40,7 +40,7 @@ class NumpyBackend:
     threads: ThreadGroup
     on_progress: ProgressCallback | None = field(default=None, kw_only=True)
 
-    def run_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
+    def run_overflow_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
         """Check A and B for overflow by calling `check` at once, before any product."""
         check()
 
@@ -86,17 +86,17 @@ class NumpyBackend:
         if abs(writes[0].strides[0]) < abs(writes[0].strides[1]):
             reads, writes = [x.T for x in reads], [x.T for x in writes]
         tasks: list[Callable[[], None]] = []
-        for window in _uniform_regions(reads, writes):
+        for window in _regions_with_equal_coverage(reads, writes):
             present = tuple(_covers_window(x, window) for x in reads)
             wanted = tuple(_covers_window(x, window) for x in writes)
             # No result has elements in this region: for example, neither a 2 x 1 nor a 1 x 2 array has element (1, 1).
             if not any(wanted):
                 continue
-            schedule = schedule_calls(step.program, present, wanted, step.in_place_pairs)
+            schedule = schedule_elementwise_calls(step.program, present, wanted, step.in_place_pairs)
             slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]
             compiled = sum_tasks(schedule, slots, window)
-            panels = _cache_panels(window, slots)
-            tasks += compiled or [partial(_sum_panel, schedule, slots, panel) for panel in panels]
+            panels = _cache_sized_panels(window, slots)
+            tasks += compiled or [partial(_run_sums_on_panel, schedule, slots, panel) for panel in panels]
         self.threads.run_tasks(tasks)
 
 
@@ -112,7 +112,7 @@ def _covers_window(x: Array, window: Window) -> bool:
     return bool(window[0].start < x.shape[0] and window[1].start < x.shape[1])
 
 
-def _uniform_regions(reads: Sequence[Array], writes: Sequence[Array]) -> Iterator[Window]:
+def _regions_with_equal_coverage(reads: Sequence[Array], writes: Sequence[Array]) -> Iterator[Window]:
     """Yield rectangles that each array covers either completely or not at all."""
     rows, cols = (max(w.shape[axis] for w in writes) for axis in (0, 1))
     edges = [
@@ -122,7 +122,7 @@ def _uniform_regions(reads: Sequence[Array], writes: Sequence[Array]) -> Iterato
         yield slice(top, bottom), slice(left, right)
 
 
-def _cache_panels(window: Window, slots: Sequence[Array | None]) -> Iterator[Window]:
+def _cache_sized_panels(window: Window, slots: Sequence[Array | None]) -> Iterator[Window]:
     """Yield the panels of a region, which are wide rather than tall, so that NumPy's inner loops are long."""
     elements = PANEL_BYTES // next(x.itemsize for x in slots if x is not None)
     rows, cols = (s.stop - s.start for s in window)
@@ -136,7 +136,7 @@ def _cache_panels(window: Window, slots: Sequence[Array | None]) -> Iterator[Win
             )
 
 
-def _sum_panel(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> None:
+def _run_sums_on_panel(schedule: ElementwiseSchedule, slots: Sequence[Array | None], window: Window) -> None:
     """Run a schedule's calls on one panel of the arrays."""
     views: list[Any] = [None if x is None else x[window] for x in slots]
     sample = next(v for v in views if v is not None)

@@ -23,7 +23,7 @@ import numpy as np
 from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.numpy_backend import NumpyBackend, ProgressCallback, host_product
 from fmm.kernels.cpu.openblas import counted_plan_product, single_threaded_blas
-from fmm.kernels.cpu.thread_pool import ThreadGroup, WorkerShare, start_on_workers
+from fmm.kernels.cpu.thread_pool import ThreadGroup, WorkerJob, start_on_workers
 from fmm.kernels.cpu.triangle_product import MIRROR_BAND_ROWS, mirror_band, triangle_product
 from fmm.kernels.cpu.worker_threads import is_worker_thread, retry_until_done, run_on_worker
 from fmm.kernels.plans.gemm_params import GemmParams
@@ -106,12 +106,12 @@ def _byte_span(x: Array) -> ByteSpan:
 def _spans_overlap(spans: Sequence[ByteSpan], other_spans: Sequence[ByteSpan]) -> bool:
     for low, high, x in spans:
         for start, end, y in other_spans:
-            if low < end and start < high and share_elements(x, y):
+            if low < end and start < high and may_share_elements(x, y):
                 return True
     return False
 
 
-def share_elements(x: Array, y: Array) -> bool:
+def may_share_elements(x: Array, y: Array) -> bool:
     """Return True if two arrays share an element, or if NumPy cannot decide this quickly."""
     try:
         return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]  # NumPy's stubs permit 0 and -1 only
@@ -193,12 +193,12 @@ class TaskQueue:
         task = next((task for task in ready if task.flops), ready[0]) if summing else ready[0]
         parts = task.split_rows() if task.flops and len(ready) == 1 else []
         if parts:
-            self._replace_by_parts(task, parts)
+            self._replace_task_by_parts(task, parts)
             task = parts[0]
         self.waiting.remove(task)
         return task
 
-    def _replace_by_parts(self, task: PlanTask, parts: Sequence[PlanTask]) -> None:
+    def _replace_task_by_parts(self, task: PlanTask, parts: Sequence[PlanTask]) -> None:
         place = self.waiting.index(task)
         self.waiting[place : place + 1] = parts
         for other in self.waiting:
@@ -221,7 +221,7 @@ class ConcurrentBackend(NumpyBackend):
 
     queue: TaskQueue
 
-    def run_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
+    def run_overflow_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
         """Add the check of A and B for overflow to the queue; only large products wait for the check."""
         task = PlanTask(reads, (), check)
         self.queue.add_task(task)
@@ -276,16 +276,16 @@ def plan_backend(count: int, flops: int, on_progress: ProgressCallback | None = 
             if at_a_time == 1:
                 yield NumpyBackend(ThreadGroup(count), on_progress=on_progress)
                 return
-            with _running_queue(TaskQueue(flops), at_a_time, each, on_progress) as found:
+            with _backend_with_workers(TaskQueue(flops), at_a_time, each, on_progress) as found:
                 yield found
 
 
 @contextmanager
-def _running_queue(
+def _backend_with_workers(
     queue: TaskQueue, count: int, threads_per_product: int, on_progress: ProgressCallback | None
 ) -> Iterator[NumpyBackend]:
     """Yield a backend that adds tasks to a queue; `count` workers run the tasks, and the exit waits for the workers."""
-    workers: list[WorkerShare] = start_on_workers(count, queue.run_tasks)
+    workers: list[WorkerJob] = start_on_workers(count, queue.run_tasks)
     if not workers:
         yield NumpyBackend(ThreadGroup(threads_per_product), on_progress=on_progress)
         return
@@ -340,7 +340,7 @@ class _TimedBackend(NumpyBackend):
 
     spent: StepTimes = field(default_factory=StepTimes)
 
-    def run_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
+    def run_overflow_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
         start = time.perf_counter()
         check()
         self.spent.sums += time.perf_counter() - start

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fmm.kernels.algorithms.residues import WeightPieces, imaginary_unit, max_scaled_norm, symmetric_residue
+from fmm.kernels.algorithms.residues import CrtWeightPieces, imaginary_unit, max_scaled_norm, symmetric_residue
 from fmm.kernels.cpu.host_arrays import Array, matmul
 from fmm.kernels.cpu.thread_pool import ThreadGroup
 
@@ -46,7 +46,7 @@ def residue_product(
 
     Raise NonfiniteError if a number of an operand or of the result is not finite.
     """
-    _BlockedProduct(left, right, dest, threads, WeightPieces(moduli, 0, for_complex)).compute_product()
+    _BlockedProduct(left, right, dest, threads, CrtWeightPieces(moduli, 0, for_complex)).compute_product()
 
 
 def describe_residues(dtype: str, level: str) -> str:
@@ -62,7 +62,7 @@ class _BlockedProduct:
     b: Array
     c: Array
     threads: ThreadGroup
-    pieces: WeightPieces
+    pieces: CrtWeightPieces
 
     def compute_product(self) -> None:
         (m, k), n = self.a.shape, self.b.shape[1]
@@ -285,7 +285,7 @@ def _add_weighted(found: Array, split: Sequence[Sequence[float]], sums: Array, b
             np.add(total[band], work, out=total[band])
 
 
-def joined_value(sums: Array, pieces: WeightPieces) -> Array:
+def joined_value(sums: Array, pieces: CrtWeightPieces) -> Array:
     """Return each entry's integer modulo M, joined from the sums for the pieces of weights; rounded about once."""
     unit = 2.0**pieces.piece_bits
     multiples = np.rint((sums[0] + sums[1] / unit) * pieces.inverse_product)

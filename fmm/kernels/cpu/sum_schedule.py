@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Terms, restricted_program
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Terms, pruned_program
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ElementwiseCall:
 
 
 @dataclass(frozen=True)
-class CallSchedule:
+class ElementwiseSchedule:
     """Elementwise calls in order, and the number of scratch panels that the calls use."""
 
     calls: tuple[ElementwiseCall, ...]
@@ -35,12 +35,12 @@ class CallSchedule:
 
 
 @lru_cache(maxsize=4096)
-def schedule_calls(
+def schedule_elementwise_calls(
     program: AdditionProgram,
     present: tuple[bool, ...],
     wanted: tuple[bool, ...],
     aliases: tuple[tuple[int, int], ...],
-) -> CallSchedule:
+) -> ElementwiseSchedule:
     """Return the calls that compute the wanted outputs from the inputs that are present; absent inputs count as zero.
 
     `aliases` are pairs (output, input) that share memory.
@@ -52,7 +52,7 @@ def schedule_calls(
             shared.setdefault(outputs.index(o), set()).add(read)
     writes = [len(present) + o for o in outputs]
     return _ScheduleBuilder(
-        restricted_program(program, present, wanted), shared, writes, len(present) + len(wanted)
+        pruned_program(program, present, wanted), shared, writes, len(present) + len(wanted)
     ).build_schedule()
 
 
@@ -71,26 +71,26 @@ class _ScheduleBuilder:
         self.free: list[int] = []
         self.last_use = {v: i for i, terms in enumerate(program.lines, program.inputs) for _, v in terms}
 
-    def build_schedule(self) -> CallSchedule:
+    def build_schedule(self) -> ElementwiseSchedule:
         for o, value in enumerate(self.program.outputs):
             if value < self.program.inputs:
                 self._copy_input(o, value)
         for number, terms in enumerate(self.program.lines, self.program.inputs):
             self._emit_line(number, terms)
-        return CallSchedule(tuple(self.calls + self.finally_), self.next_scratch - self.first_scratch)
+        return ElementwiseSchedule(tuple(self.calls + self.finally_), self.next_scratch - self.first_scratch)
 
     def _copy_input(self, output: int, value: int) -> None:
         """Schedule a final copy of an input to an output; if a sum overwrites the input, first copy it to scratch."""
         source = value
         if value in self.overwritten:
-            source = self._take_scratch()
+            source = self._allocate_scratch_slot()
             self.calls.append(ElementwiseCall("copy", source, value))
         self.finally_.append(ElementwiseCall("copy", self.writes[output], source))
 
     def _emit_line(self, number: int, terms: Terms) -> None:
         outputs = [o for o, value in enumerate(self.program.outputs) if value == number]
-        direct_output = next((o for o in outputs if self._can_write_at_once(o, number, terms)), None)
-        dest = self._take_scratch() if direct_output is None else self.writes[direct_output]
+        direct_output = next((o for o in outputs if self._can_overwrite_output_now(o, number, terms)), None)
+        dest = self._allocate_scratch_slot() if direct_output is None else self.writes[direct_output]
         in_dest = self.aliases.get(direct_output, set()) if direct_output is not None else set()
         self._emit_sum(dest, sorted(terms, key=lambda term: term[1] not in in_dest))
         self.slot[number] = dest
@@ -98,7 +98,7 @@ class _ScheduleBuilder:
         for value in {v for _, v in terms}:
             self._free_after_last_use(value, number)
 
-    def _can_write_at_once(self, output: int, number: int, terms: Terms) -> bool:
+    def _can_overwrite_output_now(self, output: int, number: int, terms: Terms) -> bool:
         """Return True if the line may be written to the output immediately.
 
         The result is False if a later line reads an input that shares memory with the output, or if this line reads two
@@ -131,12 +131,12 @@ class _ScheduleBuilder:
         if c in (1, -1):
             self.calls.append(ElementwiseCall("add" if c == 1 else "subtract", dest, dest, source))
             return
-        scaled = self._take_scratch()
+        scaled = self._allocate_scratch_slot()
         self.calls.append(ElementwiseCall("scale", scaled, source, factor=scalar_coefficient(c)))
         self.calls.append(ElementwiseCall("add", dest, dest, scaled))
         self.free.append(scaled)
 
-    def _take_scratch(self) -> int:
+    def _allocate_scratch_slot(self) -> int:
         if self.free:
             return self.free.pop()
         self.next_scratch += 1

@@ -23,7 +23,7 @@ from fmm.kernels.cpu.worker_threads import (
     after_fork_in_child,
     retry_until_done,
     run_on_worker,
-    try_claim,
+    try_claim_job,
 )
 
 # Environment variables that set the number of BLAS threads, in the order in which OpenBLAS reads them.
@@ -116,7 +116,7 @@ def _run_queue(queue: deque[Job]) -> None:
 # ---- the workers
 
 
-class WorkerShare:
+class WorkerJob:
     """A job for one worker. The caller can cancel the job before it starts."""
 
     def __init__(self, job: Job) -> None:
@@ -126,7 +126,7 @@ class WorkerShare:
 
     def __call__(self) -> None:
         try:
-            if try_claim(self.claim):
+            if try_claim_job(self.claim):
                 self.work()
         except BaseException as error:
             self.error = error
@@ -138,7 +138,7 @@ class WorkerShare:
         self.ended.acquire()
 
     def cancel_or_wait(self) -> None:
-        if try_claim(self.claim):
+        if try_claim_job(self.claim):
             self.work = _do_nothing  # frees the arrays of the cancelled work
         else:
             self.wait_until_done()
@@ -158,12 +158,12 @@ _lock = ForkSafeLock()  # protects _sum_workers; acquired by worker threads only
 _sum_workers: list[Worker] = []
 
 
-def _start_workers(count: int, queue: deque[Job]) -> list[WorkerShare]:
+def _start_workers(count: int, queue: deque[Job]) -> list[WorkerJob]:
     """Let up to `count` workers run the queue's tasks; fewer workers if no more threads can be started."""
-    shares: list[WorkerShare] = []
+    shares: list[WorkerJob] = []
     with suppress(NoThreadError, MemoryError):
         workers = _acquire_workers(count)
-        _keep_off_callers_processor(workers)
+        _exclude_callers_processor(workers)
         for worker in workers:
             _assign_job(worker, partial(_run_queue, queue), shares)
     return shares
@@ -177,12 +177,12 @@ def _acquire_workers(count: int) -> list[Worker]:
         return _sum_workers[:count]
 
 
-def _assign_job(worker: Worker, task: Job, shares: list[WorkerShare]) -> None:
+def _assign_job(worker: Worker, task: Job, shares: list[WorkerJob]) -> None:
     """Give the worker a job, and append the job to `shares`.
 
     The list `shares` gets the job first, so that an interrupted caller still waits for the job.
     """
-    share = WorkerShare(task)
+    share = WorkerJob(task)
     shares.append(share)
     try:
         worker.inbox.put(share)
@@ -191,9 +191,9 @@ def _assign_job(worker: Worker, task: Job, shares: list[WorkerShare]) -> None:
         raise
 
 
-def start_on_workers(count: int, task: Job) -> list[WorkerShare]:
+def start_on_workers(count: int, task: Job) -> list[WorkerJob]:
     """Run the task on `count` workers, each on its own processor; return an empty list if the workers cannot start."""
-    shares: list[WorkerShare] = []
+    shares: list[WorkerJob] = []
     with suppress(NoThreadError, MemoryError):
         workers = _acquire_workers(count)
         _pin_to_processors(workers)
@@ -202,7 +202,7 @@ def start_on_workers(count: int, task: Job) -> list[WorkerShare]:
     return shares
 
 
-def _keep_off_callers_processor(workers: Sequence[Worker]) -> None:
+def _exclude_callers_processor(workers: Sequence[Worker]) -> None:
     """Forbid the workers to run on the caller's processor.
 
     Linux often wakes workers on the caller's processor, where the workers would wait for the caller.

@@ -168,7 +168,7 @@ def mirror_band(step: Mirror, source: Array, dest: Array, top: int) -> None:
             if full:
                 _copy_adjoint(dest[rows, cols], dest[cols, rows], None)
         block = dest[rows, rows]
-        above = above_diagonal(len(block))
+        above = above_diagonal_mask(len(block))
         _update_block(step, source[rows, rows], block, ~above)
         if dest.dtype.kind == "c":
             np.einsum("ii->i", block).imag[...] = 0
@@ -201,7 +201,7 @@ def make_hermitian(c: Array) -> None:
         for mirrored in mirror_tasks(MIRROR_IN_PLACE, c, c):
             mirrored()
         return
-    np.copyto(c, np.conjugate(c).T, where=above_diagonal(len(c)))
+    np.copyto(c, np.conjugate(c).T, where=above_diagonal_mask(len(c)))
     imaginary_diagonal(c).fill(0.0)
 
 
@@ -211,7 +211,7 @@ def imaginary_diagonal(c: Array) -> Array:
 
 
 @lru_cache(maxsize=TRANSPOSED_ROWS + 1)
-def above_diagonal(rows: int) -> Array:
+def above_diagonal_mask(rows: int) -> Array:
     """Return a mask of the entries above the diagonal of a square matrix with at most TRANSPOSED_ROWS rows."""
     return ~np.tri(rows, dtype=bool)
 
@@ -224,7 +224,7 @@ def above_diagonal(rows: int) -> Array:
 # caches three times.
 
 
-def needs_panels(side: int, inner: int) -> bool:
+def uses_triangle_panels(side: int, inner: int) -> bool:
     """Return True if the lower triangle is computed in panels; False if numpy.matmul computes the whole product."""
     return side > TRANSPOSED_ROWS or side * side * inner >= MIN_TRIANGLE_WORK
 
@@ -237,15 +237,15 @@ def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
     adjoint = np.conjugate(a).T
     left, right = (a, adjoint) if rows else (adjoint, a)
     side, inner = left.shape
-    if not needs_panels(side, inner):
+    if not uses_triangle_panels(side, inner):
         c: Array = matmul(left, right)
         make_hermitian(c)
     elif out is None or side <= TRANSPOSED_ROWS or not out.flags.carray or np.may_share_memory(a, out):
         c = np.empty((side, side), a.dtype)
-        for step in _panel_steps(left, right, c):
+        for step in _triangle_panel_calls(left, right, c):
             step()
     else:
-        _write_in_panels(left, right, out)
+        _compute_triangle_in_panels(left, right, out)
         return out
     if out is None:
         return c
@@ -253,20 +253,20 @@ def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
     return out
 
 
-def _write_in_panels(left: Array, right: Array, out: Array) -> None:
+def _compute_triangle_in_panels(left: Array, right: Array, out: Array) -> None:
     """Write the product in panels; if a panel fails, write the whole product with numpy.matmul and raise the error.
 
     One C function runs all steps, so no signal handler runs between two panels.
     """
     with np.errstate(all="ignore"):  # BLAS's syrk does not report overflow, and this code does not either
         try:
-            run_uninterrupted(_panel_steps(left, right, out))
+            run_uninterrupted(_triangle_panel_calls(left, right, out))
         except BaseException:
             matmul(left, right, out)
             raise
 
 
-def _panel_steps(left: Array, right: Array, c: Array) -> Iterator[Callable[[], object]]:
+def _triangle_panel_calls(left: Array, right: Array, c: Array) -> Iterator[Callable[[], object]]:
     """Yield the calls that write the lower triangle and its mirror; each call is a C function with bound arguments."""
     conjugate, side = np.conjugate, len(c)
     for top in range(0, side, PANEL_ROWS):
@@ -275,5 +275,5 @@ def _panel_steps(left: Array, right: Array, c: Array) -> Iterator[Callable[[], o
         if top:
             yield partial(conjugate, c[rows, :top].T, c[:top, rows])
         block = c[rows, rows]
-        yield partial(conjugate, block.T, block, where=above_diagonal(len(block)))
+        yield partial(conjugate, block.T, block, where=above_diagonal_mask(len(block)))
     yield partial(imaginary_diagonal(c).fill, 0.0)

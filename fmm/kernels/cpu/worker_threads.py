@@ -125,7 +125,7 @@ def _do_nothing() -> None:
     pass
 
 
-def try_claim(claim: list[bool]) -> bool:
+def try_claim_job(claim: list[bool]) -> bool:
     """Return True to the first thread that claims a job, and False to all others.
 
     Only the first thread may run or cancel the job.
@@ -240,7 +240,7 @@ class CallerTask(Generic[ResultT]):
     def __call__(self) -> None:
         """Run the work on the worker thread, and make the worker idle again before the caller continues."""
         try:
-            if try_claim(self.claim):
+            if try_claim_job(self.claim):
                 self.run_work()
         finally:
             retry_until_done(_become_idle)
@@ -277,7 +277,7 @@ class CallerTask(Generic[ResultT]):
                 raise
             return False
         except MemoryError:
-            if try_claim(self.claim):
+            if try_claim_job(self.claim):
                 raise  # the caller has claimed the task, so no worker will run the task
             while not self.ended:
                 retry_until_done(self.gate.wait)

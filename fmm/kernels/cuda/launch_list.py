@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, Final, Literal, NamedTuple
 
-from fmm.kernels.cuda.ops import BlockTerm, GemmOp, RankOp
+from fmm.kernels.cuda.ops import BlockTerm, GemmOp, RankUpdateOp
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
@@ -128,7 +128,7 @@ class Launch:
 class VendorCall:
     """One call of the vendor's library: a GEMM or a rank update."""
 
-    op: GemmOp | RankOp
+    op: GemmOp | RankUpdateOp
     label: str
     does: LaunchPurpose = "product"
 

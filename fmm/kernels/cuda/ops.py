@@ -225,10 +225,10 @@ class GemmOp:
         """One operation for each product of the batch."""
         itemsize = DTYPES[self.dtype].itemsize
 
-        def operand_of(x: GemmOperand, i: int) -> GemmOperand:
+        def operand_of_product(x: GemmOperand, i: int) -> GemmOperand:
             return x._replace(offset=x.offset + i * x.stride * itemsize, stride=0)
 
-        operands = [tuple(operand_of(x, i) for x in self.operands_and_result) for i in range(self.count)]
+        operands = [tuple(operand_of_product(x, i) for x in self.operands_and_result) for i in range(self.count)]
         return tuple(replace(self, left=x, right=y, dest=z, count=1) for x, y, z in operands)
 
     @property
@@ -242,13 +242,13 @@ class GemmOp:
         return replace(self, leaf="vendor", triangle=None, checked=False, prepared=NO_PREPARED_OPERANDS)
 
     @property
-    def as_rank_update(self) -> RankOp:
+    def as_rank_update(self) -> RankUpdateOp:
         """This product A A^T, computed by the vendor's syrk, which writes only the lower triangle."""
         assert self.triangle is not None and self.triangle.gram and self.count == 1
         x = self.right if self.left.transposed else self.left
         factor = x._replace(transposed=self.left.transposed, stride=0)
         alpha, beta = complex(self.alpha).real, complex(self.beta).real
-        return RankOp("vendor", self.dtype, self.n, self.k, factor, self.dest, True, alpha, beta)
+        return RankUpdateOp("vendor", self.dtype, self.n, self.k, factor, self.dest, True, alpha, beta)
 
 
 def gemm_op(
@@ -282,7 +282,7 @@ def _batch_operand(views: Sequence[DeviceView]) -> GemmOperand:
 
 
 @dataclass(frozen=True)
-class RankOp:
+class RankUpdateOp:
     """One triangle of a column-major dest = alpha X X^H + beta dest; X^H X replaces X X^H if X is transposed."""
 
     leaf: str
@@ -306,9 +306,9 @@ class RankOp:
         return self.dest.base == "C"
 
 
-def rank_op(
+def rank_update_op(
     leaf: str, dtype: str, left: DeviceView, right: DeviceView, dest: DeviceView, alpha: float, beta: float
-) -> RankOp | None:
+) -> RankUpdateOp | None:
     """Return the rank update for the lower triangle of dest = alpha left right + beta dest; right is left's adjoint.
 
     Return None if BLAS can read neither operand. BLAS treats a row-major dest as its column-major transpose, and
@@ -324,7 +324,7 @@ def rank_op(
     else:
         return None
     result = GemmOperand(dest.base, dest.offset, max(dest.right, 1), False, 0)
-    return RankOp(leaf, dtype, dest.rows, left.cols, factor, result, upper, alpha, beta)
+    return RankUpdateOp(leaf, dtype, dest.rows, left.cols, factor, result, upper, alpha, beta)
 
 
 # ---- mirror of a triangle

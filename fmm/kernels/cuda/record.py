@@ -23,7 +23,7 @@ from fmm.kernels.cuda.ops import (
     MirroredGemm,
     MirrorOp,
     PreparedOperands,
-    RankOp,
+    RankUpdateOp,
     TriangleOutput,
     addend_view,
     distance_between_views,
@@ -33,10 +33,10 @@ from fmm.kernels.cuda.ops import (
     mirrored_gemm,
     operand_views,
     product_views,
-    rank_op,
+    rank_update_op,
 )
 from fmm.kernels.cuda.products.f16_sums import PlaneSums
-from fmm.kernels.cuda.products.fused import FusedLaunches, ProductBlocks, tile_op_with_update
+from fmm.kernels.cuda.products.fused import FusedLaunches, ProductBlocks, tile_op_with_fused_sums
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_strategy
 from fmm.kernels.cuda.recompute.recompute import can_recompute, recompute_launches
 from fmm.kernels.cuda.select import fuse_plane_sums, preparation_launches, select_launches
@@ -55,7 +55,9 @@ from fmm.kernels.plans.workspace import check_plan_type, plan_workspace_bytes
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Problem
 
-RecordedOp = SumOp | PlaneSums | MirrorOp | ScalingOp | GemmOp | MirroredGemm | RankOp | TileOp | TileGroup | StreamSync
+RecordedOp = (
+    SumOp | PlaneSums | MirrorOp | ScalingOp | GemmOp | MirroredGemm | RankUpdateOp | TileOp | TileGroup | StreamSync
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +228,7 @@ class _RecordedSum(NamedTuple):
 class LaunchRecorder:
     """The machine that records the operations of a walk, and allocates temporaries as a stack in the workspace."""
 
-    has_updating_leaves = True
+    leaves_apply_alpha_beta = True
 
     def __init__(self, componentwise: bool = False, prepared_matrix: Literal["A", "B"] | None = None) -> None:
         """Create a recorder without operations.
@@ -262,8 +264,8 @@ class LaunchRecorder:
 
     # ---- sums
 
-    def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
-        return column_major_sums(steps)
+    def column_major_by_operand(self, steps: LevelSteps) -> Mapping[str, bool]:
+        return column_major_by_operand(steps)
 
     def compute_sums(self, step: Sum, reads: Sequence[DeviceView], writes: Sequence[DeviceView]) -> None:
         if isinstance(step, LineExponents | RescaledCopy):
@@ -372,7 +374,7 @@ class LaunchRecorder:
         row = leaf_use(leaf).leaf
         as_whole_products = params.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_product_rows
         if params.op == "gram" and dtype in row.blas_triangles and not as_whole_products:
-            ranks = [rank_op(leaf, dtype, *triple, alpha, beta) for triple in products]
+            ranks = [rank_update_op(leaf, dtype, *triple, alpha, beta) for triple in products]
             if all(ranks):
                 self._record(*(op for op in ranks if op))
                 return
@@ -429,7 +431,9 @@ class LaunchRecorder:
         if any(x.rows and x.cols for x in writes):
             use = step.product.plan.leaf_use
             self._record(
-                tile_op_with_update(use, writes[0].dtype, factors[0], factors[1], step.update.program, reads, writes)
+                tile_op_with_fused_sums(
+                    use, writes[0].dtype, factors[0], factors[1], step.update.program, reads, writes
+                )
             )
         return True
 
@@ -446,11 +450,11 @@ class LaunchRecorder:
         views = [[self.submatrix(operands[p.name], p) for p in blocks] for blocks in places]
         dtype = operands["C"].dtype
         fused = FusedLaunches(level, strategy, dtype, ProductBlocks(*views), complex(alpha).real, complex(beta).real)
-        if fused.is_atomic:
+        if fused.adds_atomically:
             self._record_scaling(operands["C"], beta)
-        for streams in fused.staged_launches() if alpha else ():
+        for streams in fused.launches_by_stage() if alpha else ():
             self._record_on_streams(streams)
-        for i, block in enumerate(() if fused.is_atomic else views[2]):
+        for i, block in enumerate(() if fused.adds_atomically else views[2]):
             if i not in fused.written:
                 self._record_scaling(block, beta)
         return True
@@ -481,7 +485,7 @@ class LaunchRecorder:
             self._record(StreamSync.JOIN)
 
 
-def column_major_sums(steps: LevelSteps) -> dict[str, bool]:
+def column_major_by_operand(steps: LevelSteps) -> dict[str, bool]:
     """Map "A" and "B" to True if sums of the operand's blocks are stored column-major, to False if row-major.
 
     The mapping is empty if the products have levels, or if their leaf prefers no layout. For a leaf that prefers

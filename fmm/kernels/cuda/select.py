@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.launch_list import EMULATED_LEAF_NAME, Launch, VendorCall
-from fmm.kernels.cuda.ops import DeviceView, GemmOp, MirroredGemm, MirrorOp, RankOp, has_matching_layout
+from fmm.kernels.cuda.ops import DeviceView, GemmOp, MirroredGemm, MirrorOp, RankUpdateOp, has_matching_layout
 from fmm.kernels.cuda.products.f16_planes import SPLIT_CLUSTER_BLOCKS, operand_planes, plane_split_launch
 from fmm.kernels.cuda.products.f16_sums import PlaneSums, find_plane_sums, plane_sum_launches
 from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, missing_plane_launches, vendor_f16x3_steps
@@ -40,7 +40,7 @@ BATCHED_GEMM3M_TYPES = ("complex64",)  # types for which cuBLAS has a batched ge
 
 
 def select_launches(
-    op: SumOp | PlaneSums | MirrorOp | ScalingOp | GemmOp | MirroredGemm | RankOp | TileOp | TileGroup,
+    op: SumOp | PlaneSums | MirrorOp | ScalingOp | GemmOp | MirroredGemm | RankUpdateOp | TileOp | TileGroup,
     target: ChipTarget,
 ) -> SelectedLaunches:
     """Return the launches and vendor calls that compute an operation on the target, in order."""
@@ -52,7 +52,7 @@ def select_launches(
         return (mirror_launch(op, target.flagged),)
     if isinstance(op, ScalingOp):
         return (scaling_launch(op, target.flagged),)
-    if isinstance(op, RankOp):
+    if isinstance(op, RankUpdateOp):
         return (VendorCall(op, f"cuBLAS, {'herk' if DTYPES[op.dtype].is_complex else 'syrk'}: one triangle"),)
     if isinstance(op, MirroredGemm):
         return _select_mirrored(op, target)

@@ -150,7 +150,7 @@ class Leaf:
         return bool(self.types_with_sums)
 
     @property
-    def displayed_name(self) -> str:
+    def name_in_messages(self) -> str:
         """Return the leaf's name or names without options, as messages print them: `lt0 to lt31`."""
         return f"{self.name}0 to {self.name}{self.numbers - 1}" if self.numbers else self.name
 
@@ -160,7 +160,7 @@ class Leaf:
         return not (self.rate or self.only_below_levels) and self.time_formula == "vendor"
 
     @property
-    def probed_forms(self) -> tuple[str, ...]:
+    def probed_plan_forms(self) -> tuple[str, ...]:
         """Return the forms of plans in which the tuner's probes measure the leaf."""
         return tuple(form for form in self.forms if form not in self.unprobed)
 
@@ -178,7 +178,7 @@ class Leaf:
         return (*self.candidate_names, *(f"{name}.{option}" for name in self.candidate_names for option in options))
 
     @property
-    def all_uses(self) -> Iterator[LeafUse]:
+    def all_leaf_uses(self) -> Iterator[LeafUse]:
         """Yield a LeafUse for every text of the leaf in a plan; texts without an operand order come first."""
         numbers: tuple[int | None, ...] = tuple(range(self.numbers)) or (None,)
         for order in (None, *self.orders):
@@ -281,7 +281,7 @@ def plan_leaves() -> tuple[Leaf, ...]:
 def leaf_uses() -> dict[str, LeafUse]:
     """Return a dict from the text of each valid leaf, such as `vendor` or `bytes`, to the leaf."""
     only_below_levels = [leaf for leaf in LEAVES if leaf.only_below_levels]
-    return {str(use): use for leaf in (*plan_leaves(), *only_below_levels) for use in leaf.all_uses}
+    return {str(use): use for leaf in (*plan_leaves(), *only_below_levels) for use in leaf.all_leaf_uses}
 
 
 def leaf_use(text: str) -> LeafUse:
@@ -292,7 +292,7 @@ def leaf_use(text: str) -> LeafUse:
     return use
 
 
-def leaf_of_option(text: str) -> LeafUse:
+def parse_leaf_option(text: str) -> LeafUse:
     """Return the leaf that a level's option names. The option `residues(14)` is short for `residues(14) > bytes`."""
     family_rows = (row for row in plan_leaves() if row.level)
     full_names = (row.name for row in family_rows if row.name == f"{text} > {row.end}")
@@ -300,20 +300,20 @@ def leaf_of_option(text: str) -> LeafUse:
 
 
 def leaf_option_text(use: LeafUse) -> str:
-    """Return the text by which a level's option names this leaf: the short text if there is one (`leaf_of_option`)."""
+    """Return the text by which a level's option names this leaf: a short text (`parse_leaf_option`) if there is one."""
     return str(use).removesuffix(f" > {use.leaf.kernel_leaf_name}") if str(use).count(">") == 1 else str(use)
 
 
 def valid_leaves_text() -> str:
     """Return a sentence that lists all leaves that a plan can name."""
     leaves = [leaf for leaf in LEAVES if not leaf.only_below_levels]
-    simple = [leaf.displayed_name for leaf in leaves if not leaf.options and leaf.orders]
+    simple = [leaf.name_in_messages for leaf in leaves if not leaf.options and leaf.orders]
     text = f"{', '.join(simple)}, each with {_join_with_or(OPERAND_ORDERS)} after it or without"
-    text += "".join(f"; {leaf.displayed_name} without" for leaf in leaves if not leaf.options and not leaf.orders)
+    text += "".join(f"; {leaf.name_in_messages} without" for leaf in leaves if not leaf.options and not leaf.orders)
     for leaf in leaves:
         if leaf.options:
             first, *others = leaf.options
-            names = [leaf.displayed_name, *(f"{leaf.displayed_name}.{option.name}" for option in first)]
+            names = [leaf.name_in_messages, *(f"{leaf.name_in_messages}.{option.name}" for option in first)]
             text += f"; {', '.join(names)} too"
             text += "".join(f", also with {_join_with_or([o.name for o in group])} after the name" for group in others)
     return text + "".join(f"; below {family.name} {family.end}" for family in LEAF_FAMILIES)

@@ -91,7 +91,7 @@ class Level(ABC):
     # The factor by which the level increases the expected error. If the level computes the scheme `bilinear`, the error
     # growth of this scheme is a further factor.
     error_growth: float = 1.0
-    error_growth_one_sign: float = 1.0  # factor by which the level increases the expected error on numbers of one sign
+    same_sign_error_growth: float = 1.0  # factor by which the level increases the expected error on numbers of one sign
     error_note: str = ""  # a note on the error that explain prints next to the error growth
 
     # Fields on the order of products and sums.

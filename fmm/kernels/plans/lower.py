@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from fmm.kernels.algorithms.additions import Coefficient, updating_program
+from fmm.kernels.algorithms.additions import Coefficient, program_with_alpha_beta
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -144,18 +144,18 @@ def lower_level(
         return _lower_gram_product(plan, n, k, GemmParams(alpha, beta, op, fill))
     plain = (alpha, beta) == (1, 0)
     if not plan.levels:
-        return None if plain else _update_in_bands(plan, m, k, n, alpha, beta)
+        return None if plain else _gemm_steps_in_row_bands(plan, m, k, n, alpha, beta)
     first = require_level_with_steps(plan.levels[0])
     if plain or first.takes_alpha_beta:
         return first.lower_product(plan, m, k, n, alpha, beta)
-    return update_from_temporary(plan, m, k, n, alpha, beta)
+    return gemm_steps_by_temporary(plan, m, k, n, alpha, beta)
 
 
-def update_from_temporary(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+def gemm_steps_by_temporary(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
     """Return the steps that compute A B in a temporary, and then C = alpha A B + beta C in another pass."""
     d, c = whole_matrix("D", m, n), whole_matrix("C", m, n)
     product = Product(whole_matrix("A", m, k), whole_matrix("B", k, n), d, plan)
-    update = Sum("update", updating_program(COPY_PROGRAM, alpha, beta), (d, c) if beta else (d,), (c,))
+    update = Sum("update", program_with_alpha_beta(COPY_PROGRAM, alpha, beta), (d, c) if beta else (d,), (c,))
     return LevelSteps((("D", m, n),), (product, update))
 
 
@@ -173,13 +173,13 @@ def lower_leaf_level(
     return level.lower_product_in_leaf(plan, (m, k, n), params, itemsize, dtype)
 
 
-def _update_in_bands(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+def _gemm_steps_in_row_bands(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
     """Return the steps of C = alpha A B + beta C in bands of rows, for a leaf that cannot apply alpha and beta.
 
     All bands use the same scratch memory, which is smaller than C.
     """
     height = max(min(m, max(BAND_ELEMENTS // max(n, 1), MIN_BAND_ROWS)), 1)
-    program = updating_program(COPY_PROGRAM, alpha, beta)
+    program = program_with_alpha_beta(COPY_PROGRAM, alpha, beta)
     steps: list[Sum | Product] = []
     for row in range(0, m, height):
         rows = min(height, m - row)

@@ -183,7 +183,7 @@ class Plan:
             dtype = level.dtype_below(dtype)
         return dtype in self.leaf_types
 
-    def inner_type(self, dtype: str, products: Iterable[Plan]) -> str:
+    def dtype_in_first_level(self, dtype: str, products: Iterable[Plan]) -> str:
         """Return the type of the first level's temporaries and products, in a product of `dtype`.
 
         `products` are the plans of the products in the first level's steps. The steps of `balanced`, and steps that add
@@ -207,10 +207,10 @@ class Plan:
 
     def is_candidate_for(self, dtype: str) -> bool:
         """Return True if the plan is one of the model's candidates for products of `dtype`."""
-        return self.accepts_type(dtype) and self.leaf_type(dtype) in self._candidate_types
+        return self.accepts_type(dtype) and self.leaf_type(dtype) in self._dtypes_where_candidate
 
     @cached_property
-    def _candidate_types(self) -> frozenset[str]:
+    def _dtypes_where_candidate(self) -> frozenset[str]:
         types = self.leaf_use.leaf.candidate_types
         return frozenset(t for t in self.leaf_types if types is None or t in types)
 

@@ -51,7 +51,7 @@ class ProductWithSums:
     update: Sum
 
     @property
-    def as_two_steps(self) -> tuple[Sum | Product, ...]:
+    def as_separate_steps(self) -> tuple[Sum | Product, ...]:
         """Return the product, then the sums as a separate step; only the product if the sums write nothing."""
         update = self.update.simplified_sum
         return (self.product, update) if update.writes else (self.product,)
@@ -96,7 +96,7 @@ class LevelSteps:
             if isinstance(step, ProductBatch):
                 yield from step.products
             elif isinstance(step, ProductWithSums):
-                yield from step.as_two_steps
+                yield from step.as_separate_steps
             else:
                 yield step
 
@@ -105,7 +105,7 @@ class LevelSteps:
         return (step for step in self.flattened_steps if isinstance(step, Product))
 
     @property
-    def in_place_share(self) -> float:
+    def in_place_product_share(self) -> float:
         """Return the fraction of products that read a block of A or B in place, or write a block of C."""
         products = list(self.products)
         return sum(any(place.name in OPERAND_NAMES for place in (p.left, p.right, p.dest)) for p in products) / len(

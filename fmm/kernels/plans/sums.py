@@ -137,7 +137,7 @@ class Sum:
         )
 
     @property
-    def used_reads(self) -> tuple[Place, ...]:
+    def places_read_by_program(self) -> tuple[Place, ...]:
         """Return the places in `reads` that the program uses."""
         used = {v for terms in self.program.lines for _, v in terms} | set(self.program.outputs)
         return tuple(place for v, place in enumerate(self.reads) if v in used)
@@ -216,7 +216,7 @@ def exponent_step(
     """Return the step that finds the exponents of rows (axis 0) or columns (axis 1)."""
     reads = (source, *(place for place in (shifts, other_exponents) if place is not None))
     options = axis, sign if shifts else 0, other_exponents is not None
-    return LineExponents(f"exponents of {label}", _first_input_copy_program(len(reads)), reads, (dest,), *options)
+    return LineExponents(f"exponents of {label}", _copy_first_input_program(len(reads)), reads, (dest,), *options)
 
 
 def rescaling_step(
@@ -225,10 +225,10 @@ def rescaling_step(
     """Return the step that copies a matrix and scales its rows and columns."""
     reads = (source, *(place for place, _ in (rows, cols) if place is not None))
     signs = (sign if place is not None else 0 for place, sign in (rows, cols))
-    return RescaledCopy(label, _first_input_copy_program(len(reads)), reads, (dest,), *signs)
+    return RescaledCopy(label, _copy_first_input_program(len(reads)), reads, (dest,), *signs)
 
 
-def _first_input_copy_program(reads: int) -> AdditionProgram:
+def _copy_first_input_program(reads: int) -> AdditionProgram:
     return AdditionProgram(reads, (), (0,))
 
 

@@ -30,7 +30,7 @@ class Machine(Protocol):
     """The interface of objects that execute or record the steps of a plan."""
 
     @property
-    def has_updating_leaves(self) -> bool:
+    def leaves_apply_alpha_beta(self) -> bool:
         """Return True if leaves can multiply by alpha and add beta C."""
         ...
 
@@ -48,7 +48,7 @@ class Machine(Protocol):
     def submatrix(self, x: Matrix, place: Place) -> Matrix:
         """Return the rectangle `place` of the matrix, or the real or imaginary parts of the rectangle."""
 
-    def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
+    def column_major_by_operand(self, steps: LevelSteps) -> Mapping[str, bool]:
         """Return the layouts of sums of A's blocks and of B's blocks: True for column-major, False for row-major.
 
         If "A" or "B" is missing, the sums have the same layout as the matrix itself.
@@ -68,7 +68,7 @@ class Machine(Protocol):
     ) -> None:
         """Compute dest = alpha left right + beta addend.
 
-        Only a machine with `has_updating_leaves` needs this method.
+        Only a machine with `leaves_apply_alpha_beta` needs this method.
         """
 
     def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:
@@ -98,7 +98,7 @@ class Machine(Protocol):
 class DefaultMachine:
     """Default methods of a machine: it prefers no layout, fuses no sums, and runs products in order."""
 
-    def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
+    def column_major_by_operand(self, steps: LevelSteps) -> Mapping[str, bool]:
         return {}
 
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
@@ -136,7 +136,7 @@ def walk_plan(
     is_gram = op != "product"
     if is_gram and not plan.levels and fill != "full":
         machine.multiply_triangle(plan.leaf, [(a, b, c)], dtype, GemmParams(alpha, beta, op, fill))
-    elif not is_gram and not plan.levels and (machine.has_updating_leaves or (alpha, beta) == (1, 0)):
+    elif not is_gram and not plan.levels and (machine.leaves_apply_alpha_beta or (alpha, beta) == (1, 0)):
         if ADDEND in operands:
             machine.multiply_with_addend(plan.leaf, (a, b, c), operands[ADDEND], dtype, alpha, beta)
         else:
@@ -144,7 +144,7 @@ def walk_plan(
     elif is_gram or not (plan.is_fused and machine.multiply_with_sums(plan, operands, alpha, beta)):
         steps = lower_level(plan, *a.shape, b.shape[1], alpha, beta, op, fill)
         assert steps is not None
-        _run_level(steps, operands, machine, plan.inner_type(dtype, [p.plan for p in steps.products]))
+        _run_level(steps, operands, machine, plan.dtype_in_first_level(dtype, [p.plan for p in steps.products]))
 
 
 def _run_level(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
@@ -165,7 +165,7 @@ def _run_level(level: LevelSteps, operands: Operands, machine: Machine, dtype: s
 
 def _allocate_temporaries(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
     """Add the level's temporaries to the operands. A row-major operand itself serves as its row-major copy."""
-    column_major = machine.column_major_sums(level)
+    column_major = machine.column_major_by_operand(level)
     copies = {step.copy_place.name: step for step in level.steps if isinstance(step, RowMajorCopy)}
     for name, rows, cols in level.temporaries:
         if name in copies and not is_column_major(operands[copies[name].source_place.name]):
@@ -200,7 +200,7 @@ def _run_batch(step: ProductBatch, operands: Operands, machine: Machine, dtype: 
     """Run the batch as one call if a leaf can compute the whole batch; otherwise run the products one by one."""
     plan, params = step.products[0].plan, step.products[0].params
     is_gram, update = params.op != "product", (params.alpha, params.beta)
-    if plan.levels or not (is_gram or machine.has_updating_leaves or update == (1, 0)):
+    if plan.levels or not (is_gram or machine.leaves_apply_alpha_beta or update == (1, 0)):
         for product in step.products:
             _run_product(product, operands, machine, dtype)
         return
@@ -216,7 +216,7 @@ def _run_product_then_sums(step: ProductWithSums, operands: Operands, machine: M
     mark, dest = machine.used_bytes, step.product.dest
     if dest.name not in operands:
         operands = operands | {dest.name: machine.allocate(dest.rows, dest.cols, False, dtype)}
-    for part in step.as_two_steps:
+    for part in step.as_separate_steps:
         _run_step(part, operands, machine, dtype)
     machine.free_temporaries_since(mark)
 

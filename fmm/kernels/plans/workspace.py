@@ -173,12 +173,12 @@ def check_plan_type(plan: Plan, dtype: str, device: Literal["cpu", "cuda"] | Non
             raise PlanError(f"{plan}: {level} is for {' and '.join(level.types)}, not for {dtype}")
         dtype = level.dtype_below(dtype)
     kinds = ", ".join(t for t in plan.leaf_types if device != "cpu" or t in HOST_TYPES) or "nothing below levels"
-    other = _with_another_leaf(plan, dtype, device)
+    other = _with_leaf_for_type(plan, dtype, device)
     instead = f"; {other} does" if other else ""
     raise PlanError(f"the plan {plan} cannot run here: {plan.leaf} multiplies {kinds} there, not {dtype}{instead}")
 
 
-def _with_another_leaf(plan: Plan, leaf_type: str, device: str | None) -> Plan | None:
+def _with_leaf_for_type(plan: Plan, leaf_type: str, device: str | None) -> Plan | None:
     """Return the plan with another leaf, the first that multiplies `leaf_type`; None if there is no such leaf."""
     for row in plan_leaves():
         if device is None or device in row.devices:

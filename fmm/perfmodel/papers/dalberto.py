@@ -44,7 +44,7 @@ class MeasuredSystem:
         high = (self.product_rate + above) / (self.addition_rate - below)
         return 22 * low, 22 * high
 
-    def is_consistent(self, below: Fraction, above: Fraction) -> bool:
+    def is_printed_n1_in_range(self, below: Fraction, above: Fraction) -> bool:
         """Return True if the printed, rounded n_1 is in the range `recursion_point_range(below, above)`."""
         low, high = self.recursion_point_range(below, above)
         return low < self.theoretical + HALF_UNIT and self.theoretical - HALF_UNIT < high
@@ -84,7 +84,7 @@ def dalberto_table3() -> PaperTable:
 
 def inconsistent_systems() -> tuple[MeasuredSystem, ...]:
     """Return the systems with a printed n_1 that does not follow from the printed rates (in whole MFLOPS)."""
-    return tuple(s for s in TABLE_3_SYSTEMS if not s.is_consistent(HALF_UNIT, HALF_UNIT))
+    return tuple(s for s in TABLE_3_SYSTEMS if not s.is_printed_n1_in_range(HALF_UNIT, HALF_UNIT))
 
 
 def _table_3_row(s: MeasuredSystem) -> tuple[Cell, ...]:
@@ -93,7 +93,7 @@ def _table_3_row(s: MeasuredSystem) -> tuple[Cell, ...]:
     # By Equation 3 with epsilon, the measured recursion point is 22 (alpha/pi + epsilon).
     epsilon = None if s.measured is None else (s.measured - s.theoretical) / 22
     # (True if n_1 follows from rounded rates, True if n_1 follows from truncated rates)
-    fits = (s.is_consistent(HALF_UNIT, HALF_UNIT), s.is_consistent(Fraction(0), Fraction(1)))
+    fits = (s.is_printed_n1_in_range(HALF_UNIT, HALF_UNIT), s.is_printed_n1_in_range(Fraction(0), Fraction(1)))
     rates = (s.product_rate, s.addition_rate, s.theoretical)
     return (
         *(s.name, s.processor, *rates, computed, computed - s.theoretical),
@@ -103,7 +103,7 @@ def _table_3_row(s: MeasuredSystem) -> tuple[Cell, ...]:
 
 def _table_3_notes() -> tuple[str, ...]:
     missed = ", ".join(s.name for s in inconsistent_systems())
-    truncated = ", ".join(s.name for s in TABLE_3_SYSTEMS if not s.is_consistent(Fraction(0), Fraction(1)))
+    truncated = ", ".join(s.name for s in TABLE_3_SYSTEMS if not s.is_printed_n1_in_range(Fraction(0), Fraction(1)))
     gains = [first_level_speedup(5000, s.measured) for s in TABLE_3_SYSTEMS if s.measured]
     return (
         "low and high: the smallest and largest n_1 for true rates that round to the printed rates.",
@@ -170,7 +170,7 @@ def dalberto_bounds() -> PaperTable:
         "The second line of Equation 1 is by 5n(6^l - 1) smaller than the first line, although it should be larger. "
         "Section 3.2 says that in practice a level multiplies the error by 2 and not by 3. The expected factor is "
         f"{strassen.error_growth:.1f} on a GPU. On a CPU, where BLAS adds up long sums in parts, the expected factor "
-        f"is {strassen.error_growth_one_sign_blocked:.1f} for numbers of one sign (the last column) and "
+        f"is {strassen.same_sign_error_growth_blocked:.1f} for numbers of one sign (the last column) and "
         f"{strassen.error_growth_blocked_sums:.1f} for other numbers.",
     )
     return PaperTable("dalberto-bounds", "Equation 1: error bounds, n1 = 900", columns, tuple(rows), notes)

@@ -311,7 +311,7 @@ def li_section7() -> PaperTable:
         for q, printed in zip(QUANTITIES, SECTION_7_INCREMENTS[method], strict=True):
             found = li_counts.table_count_polynomial(outer, q, Polynomial()).with_half_argument()
             rows.append((method, f"{q} of a level", *formula_cells(printed, found)))
-    rows += [_two_input_kernels_row("strassen", 12), _two_input_kernels_row("winograd", 10)]
+    rows += [_two_block_sum_kernels_row("strassen", 12), _two_block_sum_kernels_row("winograd", 10)]
     rows += _rounded_reduction_rows("two levels, {} (about 20)", 20, (2,), PRINTED_SIZES[-1:])
     for k, least, most in SECTION_7_EXPECTATIONS:
         rows += [_extreme_reduction_row(k, "least", least), _extreme_reduction_row(k, "most", most)]
@@ -320,7 +320,7 @@ def li_section7() -> PaperTable:
     )
 
 
-def _two_input_kernels_row(method: str, printed: int) -> tuple[Cell, ...]:
+def _two_block_sum_kernels_row(method: str, printed: int) -> tuple[Cell, ...]:
     """Return the row for the sum kernels that read two blocks and write one block: their number in one level."""
     outer = step_table(METHOD_STEP_TABLES[method][1])
     found = sum(

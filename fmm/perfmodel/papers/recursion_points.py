@@ -77,8 +77,8 @@ def block_work(name: str, split: Shape, U: Coefficients, V: Coefficients, W: Coe
     grids = (m0 * k0, k0 * n0, m0 * n0)
     if (len(U), len(V), len(W)) != grids:
         raise ValueError(f"{name}: a {split} grid has {grids} blocks, the coefficients {len(U), len(V), len(W)}")
-    left, right = _additions_one_by_one(zip(*U, strict=True)), _additions_one_by_one(zip(*V, strict=True))
-    return BlockWork(name, split, len(U[0]), (left, right, _additions_one_by_one(W)))
+    left, right = _separate_addition_count(zip(*U, strict=True)), _separate_addition_count(zip(*V, strict=True))
+    return BlockWork(name, split, len(U[0]), (left, right, _separate_addition_count(W)))
 
 
 def scheme_work(scheme: Scheme) -> BlockWork:
@@ -88,14 +88,16 @@ def scheme_work(scheme: Scheme) -> BlockWork:
     return BlockWork(scheme.name, scheme.size, scheme.rank, additions)
 
 
-def _additions_one_by_one(sums: Iterable[Iterable[Fraction | int | float]]) -> int:
+def _separate_addition_count(sums: Iterable[Iterable[Fraction | int | float]]) -> int:
     return sum(max(0, sum(1 for c in coefficients if c) - 1) for coefficients in sums)
 
 
 # ---- Equations 2 and 3
 
 
-def level_pays(shape: Shape, ratio: AlphaPiRatio, work: BlockWork = STRASSEN_WORK, epsilon: float = 0.0) -> bool:
+def is_level_profitable(
+    shape: Shape, ratio: AlphaPiRatio, work: BlockWork = STRASSEN_WORK, epsilon: float = 0.0
+) -> bool:
     """Return True if one more level pays by Equation 2 with the ratio alpha/pi + epsilon (section 4.1.1).
 
     For odd sizes Equation 2 counts the product of the largest blocks instead of the exact saving.
@@ -155,7 +157,7 @@ def recursion_levels(
 ) -> tuple[RecursionLevel, ...]:
     """Return the levels that pay by Equation 2, outermost first; each level splits the largest blocks above it."""
     found: list[RecursionLevel] = []
-    while level_pays(shape, ratio, work, epsilon) and _largest_blocks(shape, work.split) != shape:
+    while is_level_profitable(shape, ratio, work, epsilon) and _largest_blocks(shape, work.split) != shape:
         found.append(_recursion_level(shape, work, len(found)))
         shape = _largest_blocks(shape, work.split)
     return tuple(found)

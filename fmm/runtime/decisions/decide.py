@@ -24,7 +24,7 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_plan_type, check_product_count, plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Candidate, Limits, choose, ranking_problem, recurring_call_seconds, required_margin
+from fmm.perfmodel.choose import Candidate, Limits, choose, problem_for_ranking, recurring_call_seconds, required_margin
 from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE_TEXT
 from fmm.perfmodel.level_bounds import NO_LEVEL_BOUND, count_levels
 from fmm.perfmodel.predict import Prediction, is_b_column_major, is_slow_on_column_major_b, quick_prediction
@@ -129,7 +129,7 @@ class Decision:
             return ()
         known = {c.plan: c.prediction for c in self.candidates}
         plans = [x for x in dict.fromkeys((self.plan, VENDOR)) if calibration.find_rate(x.rate_name(problem.dtype))]
-        ranked = ranking_problem(problem, calibration.batches)
+        ranked = problem_for_ranking(problem, calibration.batches)
         return tuple(known.get(plan) or quick_prediction(plan, ranked, calibration) for plan in plans)
 
     @property
@@ -354,7 +354,7 @@ def decide_over_entry(
     decision = decide_by_model(problem, limits, calibration, True, tuned.identity)
     leaf, rate = decision.plan.leaf_use.leaf, decision.plan.rate_name(problem.dtype)
     measured = {*(tuned.calibration.rates if tuned.calibration else ()), *tuned.failed}
-    if entry is None or not leaf.rate or not leaf.probed_forms or rate in measured:
+    if entry is None or not leaf.rate or not leaf.probed_plan_forms or rate in measured:
         return None
     gain = 1 / next(c.time for c in decision.candidates if c.plan == decision.plan)
     gain /= entry[0].speedup if certified != VENDOR else 1.0
@@ -376,7 +376,7 @@ def decide_by_model(
         return Decision(VENDOR, problem, f"the vendor multiplies: {identity.name} has neither a tuning nor a datasheet")
     if problem.dtype not in calibration.rates:
         return Decision(VENDOR, problem, f"the vendor multiplies: {identity.name} has no rate for {problem.dtype}")
-    choice = choose(ranking_problem(problem, calibration.batches), calibration, limits)
+    choice = choose(problem_for_ranking(problem, calibration.batches), calibration, limits)
     source = "calibrated model" if is_tuned else MODEL_SOURCES.get(calibration.source, "datasheet model")
     plan, reason, on_cpu = choice.best.plan, choice.reason, not calibration.batches
     if calibration.source == BUILT_IN_SOURCE_TEXT and plan == VENDOR and any(c.beats_vendor for c in choice.candidates):
@@ -516,7 +516,7 @@ def _ranked_candidates(problem: Problem, limits: Limits, device: Device) -> tupl
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or problem.dtype not in calibration.rates:
         return ()
-    return choose(ranking_problem(problem, calibration.batches), calibration, limits).candidates
+    return choose(problem_for_ranking(problem, calibration.batches), calibration, limits).candidates
 
 
 # ---- expected times outside a choice

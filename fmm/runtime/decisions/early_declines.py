@@ -20,7 +20,7 @@ import numpy as np
 from fmm.arrays import select_library
 from fmm.arrays.library import Library, Processor
 from fmm.dtypes import DTYPES
-from fmm.perfmodel.choose import ranking_problem
+from fmm.perfmodel.choose import problem_for_ranking
 from fmm.perfmodel.default_calibration import BLAS_FLOPS_PER_BYTE
 from fmm.problem import reduced_problem
 from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, Decision
@@ -148,7 +148,7 @@ def was_declined(library: Library, a: Any, b: Any, beta: float = 0) -> bool:
 def remember_decline(library: Library, a: Any, b: Any, decision: Decision, beta: float = 0) -> None:
     """Cache the decline of products of these sizes, with any layouts, for the seconds in DECLINE_MEMORY."""
     memory, problem = DECLINE_MEMORY[library.processor], decision.problem
-    if problem is not None and ranking_problem(problem, library.processor == "cuda") != reduced_problem(problem):
+    if problem is not None and problem_for_ranking(problem, library.processor == "cuda") != reduced_problem(problem):
         return  # for the same sizes with another memory layout, a plan may be faster than the vendor
     axes = getattr(a, "ndim", 0)  # `getattr`, since an operand may be a list
     if axes != getattr(b, "ndim", 0) or axes < 2 or (axes > 2 and library.processor == "cpu"):

@@ -81,8 +81,8 @@ def calibration_by_first_product(unmeasured: Calibration, problem: Problem, iden
     """Return a datasheet's calibration, with rates only of those portable kernels that the first product measured."""
     entry = first_product_entry(identity, problem.dtype)
     if entry is None or not allows_portable_kernels(entry, problem):
-        return without_portable_kernels(unmeasured)
-    return scaled_to_entry(unmeasured, entry, problem.dtype)
+        return calibration_without_portable_kernels(unmeasured)
+    return calibration_scaled_to_entry(unmeasured, entry, problem.dtype)
 
 
 def allows_portable_kernels(entry: Entry, problem: Problem) -> bool:
@@ -92,7 +92,7 @@ def allows_portable_kernels(entry: Entry, problem: Problem) -> bool:
 
 @clear_on_registration
 @lru_cache(maxsize=64)
-def without_portable_kernels(unmeasured: Calibration) -> Calibration:
+def calibration_without_portable_kernels(unmeasured: Calibration) -> Calibration:
     """Return a datasheet's calibration without the leaves that portable kernels multiply."""
     if not _is_portable(unmeasured.name):
         return unmeasured
@@ -103,7 +103,7 @@ def without_portable_kernels(unmeasured: Calibration) -> Calibration:
 
 @clear_on_registration
 @lru_cache(maxsize=64)
-def scaled_to_entry(unmeasured: Calibration, entry: Entry, dtype: str) -> Calibration:
+def calibration_scaled_to_entry(unmeasured: Calibration, entry: Entry, dtype: str) -> Calibration:
     """Return a datasheet's calibration without the rates of portable kernels, except those of the measured leaf.
 
     The rates of the measured leaf are scaled so that the predicted speedup of the entry's plan is at most the lower end
@@ -150,10 +150,10 @@ def first_product_trial(problem: Problem, limits: Limits, device: Device) -> onl
         return None
     if first_product_entry(device.identity, problem.dtype) is not None:
         return None
-    return _trial_of_blocks(problem, limits, device)
+    return _trial_on_largest_blocks(problem, limits, device)
 
 
-def _trial_of_blocks(problem: Problem, limits: Limits, device: Device) -> online.OnlineTrial | None:
+def _trial_on_largest_blocks(problem: Problem, limits: Limits, device: Device) -> online.OnlineTrial | None:
     """Return the trial of the largest blocks of the operands for which the measurement is fast enough."""
     assert device.guess is not None
     for side in BLOCK_SIDES:

@@ -20,7 +20,7 @@ from fmm.perfmodel.choose import Limits
 from fmm.problem import Layout, Operation, Problem
 
 
-class PreparedSide(NamedTuple):
+class PreparedOperandLayout(NamedTuple):
     """The operand that a leaf has prepared (A or B), with the operand's size and layout.
 
     The leaf's prepared form is stored directly behind the operand in memory.
@@ -31,7 +31,7 @@ class PreparedSide(NamedTuple):
     cols: int
     layout: Layout
 
-    def is_operand_of(self, problem: Problem) -> bool:
+    def matches_operand_of(self, problem: Problem) -> bool:
         """Return True if the problem's operand has the prepared operand's size and layout."""
         i = "AB".index(self.base)
         return problem.matrix_shapes[i] == (self.rows, self.cols) and problem.layouts[i] == self.layout
@@ -46,7 +46,7 @@ class PlanConstraints(NamedTuple):
     params: GemmParams = PLAIN  # alpha, beta, op and fill of the product
     replaceable: bool = False  # True if another plan may replace the plan, since fmm and not the caller chose it
     componentwise: bool = False  # True to bound the error of each entry relative to (|A| |B|)ij
-    prepared_side: PreparedSide | None = None
+    prepared_side: PreparedOperandLayout | None = None
     reproducible: bool = False  # True to run only plans whose result has the same bits on every device
     # Strides of the addend in elements, after it was broadcast to C's shape; None if C holds the addend.
     addend_strides: tuple[int, ...] | None = None

@@ -32,7 +32,7 @@ class OnlineTrial:
         self.problem, self.device, self.plan, self.origin = problem, device, plan, origin
         self.entry: Entry | None = None
         self._lock = threading.Lock()
-        self._begun = threading.Lock()  # held from the start of `run_at_once` on
+        self._begun = threading.Lock()  # held from the start of `run_all_products` on
         shuffled = random.Random(0)
         pairs = [shuffled.sample([VENDOR, plan], 2) for _ in range(MEASURED_PAIRS)]
         # The first product by the plan and the first product by the vendor are not counted: they warm up the device.
@@ -66,7 +66,7 @@ class OnlineTrial:
             self._conclude_trial()
         return result
 
-    def run_at_once(
+    def run_all_products(
         self, multiply: Callable[[Plan], Any], wait_until_idle: Callable[[], None], max_seconds: float
     ) -> None:
         """Compute all products of the trial in the first call of this method; do nothing in later calls.

@@ -20,10 +20,10 @@ from fmm.arrays.library import Library
 from fmm.arrays.torch_calls import (
     explain_torch_fallback,
     is_any_autocast_enabled,
+    is_out_rejected_by_torch,
     is_plain_call,
-    is_refused_out,
     is_tracing,
-    resolve_marks,
+    resolve_conj_and_neg_bits,
     tracing_state,
 )
 from fmm.arrays.torch_library import TORCH, same_memory_transposed, torch_gemm, torch_library_of
@@ -45,13 +45,13 @@ def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
     """Return the product of two tensors; gradients are recorded if an operand requires them."""
     if not is_plain_call(a, b, out):
         if constraints.forbids_vendor:
-            must_fail = out is not None and is_refused_out(out)
+            must_fail = out is not None and is_out_rejected_by_torch(out)
             TORCH.vendor_product(a, b, out if must_fail else None)  # raises torch's own error if torch rejects the call
             _decide_fallback(explain_torch_fallback(a, b, out), constraints)  # raises PlanError
         return TORCH.vendor_product(a, b, out)
     if (c := _hermitian_product(a, b, out, constraints)) is not None:
         return c
-    a, b = resolve_marks(a, b)
+    a, b = resolve_conj_and_neg_bits(a, b)
     library = torch_library_of(a)
     if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
         return array_matmul.run_matmul(library, a, b, out, constraints)
@@ -95,7 +95,7 @@ def explain_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> D
         decision = explain_conjugating_plan(torch_library_of(x), x, None, GramParams(rows), constraints)
         if decision is not None:
             return decision
-    a, b = resolve_marks(a, b)
+    a, b = resolve_conj_and_neg_bits(a, b)
     return array_matmul.explain_matmul(torch_library_of(a), a, b, out, constraints)
 
 
@@ -144,7 +144,7 @@ def gram_tensors(
     other = a if b is None else b
     if not is_plain_call(a, other, out):
         return _gram_by_torch(a, b, out, params, constraints)
-    a, other = resolve_marks(a, other)
+    a, other = resolve_conj_and_neg_bits(a, other)
     b = None if b is None else other
     if torch.is_grad_enabled() and (a.requires_grad or other.requires_grad):
         if out is not None:
@@ -187,7 +187,7 @@ def explain_gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constrain
     other = a if b is None else b
     if not is_plain_call(a, other, out):
         return _decide_gram_fallback(a, b, out, constraints)
-    a, other = resolve_marks(a, other)
+    a, other = resolve_conj_and_neg_bits(a, other)
     b = None if b is None else other
     decision: Decision = array_gram.explain_gram(torch_library_of(a), a, b, out, params, constraints)
     return decision
@@ -294,7 +294,7 @@ def _run_plain_gemm(
 ) -> Any:
     a, b, params = _conjugate_marks_as_ops(a, b, params)
     if c is not None and c is not out:
-        c, _ = resolve_marks(c, c)
+        c, _ = resolve_conj_and_neg_bits(c, c)
     return run_gemm(torch_library_of(a), a, b, c, out, params, constraints, recurring)
 
 
@@ -310,7 +310,7 @@ def _conjugate_marks_as_ops(a: Any, b: Any, params: BlasGemmParams) -> tuple[Any
 
 def _conjugate_mark_as_op(x: Any, op: str) -> tuple[Any, str]:
     if not x.is_conj() or x.is_neg():
-        return resolve_marks(x, x)[0], op
+        return resolve_conj_and_neg_bits(x, x)[0], op
     unmarked = x.conj()
     return (unmarked.mT, "C") if op == "N" else (unmarked, {"T": "C", "C": "T"}[op])
 
@@ -348,7 +348,7 @@ def _differentiable_gemm(
     params = params._replace(op_a="N", op_b="N")
     if out is not None or min(a.dim(), b.dim()) < 2:
         return _gemm_by_torch(a, b, c, out, params)
-    left, right = resolve_marks(a, b)
+    left, right = resolve_conj_and_neg_bits(a, b)
     own = constraints._replace(params=GemmParams(params.alpha, 0))
     if prepare_call(torch_library_of(a), left.detach(), right.detach(), None, own).plan in (None, VENDOR):
         remember_declined_call(recurring, torch_library_of(a))

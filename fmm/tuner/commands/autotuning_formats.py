@@ -29,7 +29,7 @@ def search_space_of_device(key: str, dtype: str) -> SearchSpace:
 # ---- T4, the results of a tuning
 
 
-def t4_document(tunings: Sequence[RecordedTuning]) -> dict[str, Any]:
+def t4_results_document(tunings: Sequence[RecordedTuning]) -> dict[str, Any]:
     """Return the recorded results of tunings as a T4 document; times are in milliseconds, as Kernel Tuner's are."""
     versions = {f"{name}=={version}" for tuning in tunings for name, version in tuning.header.versions.items()}
     hardware = [
@@ -113,7 +113,7 @@ def _sample_timestamp(started: str, elapsed: float) -> str:
 # ---- T1, a search space
 
 
-def t1_document(key: str, device_name: str, dtype: str) -> dict[str, Any]:
+def t1_space_document(key: str, device_name: str, dtype: str) -> dict[str, Any]:
     """Return the search space of an element type on a device as a T1 document."""
     space = search_space_of_device(key, dtype)
     parameters = [{"Name": name, "Type": "string", "Values": str(list(values))} for name, values in space.items()]

@@ -107,7 +107,7 @@ def section_field(raw: JsonValue, name: str) -> JsonValue:
     return raw.get(name) if isinstance(raw, dict) else None
 
 
-def effort_and_day_text(raw: JsonValue) -> str:
+def effort_and_date_text(raw: JsonValue) -> str:
     """Return the effort (such as `quick`) and the date of a section's tuning, as text."""
     effort, when = (section_field(section_field(raw, "tuned"), name) for name in ("effort", "at"))
     how = "shipped with fmm" if effort == "shipped" else effort or "measured online"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fmm.config.schema import ConfigError, Entry, JsonValue, ThresholdRange, Thresholds, Tuning
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.tuner.commands.autotuning_formats import t1_document, t4_document
+from fmm.tuner.commands.autotuning_formats import t1_space_document, t4_results_document
 from fmm.tuner.commands.config_file import (
     add_config_argument,
     add_json_option,
@@ -118,7 +118,7 @@ def trials_document(path: Path, wanted: SectionFilter = ALL_SECTIONS) -> dict[st
     ]
     if not tunings:
         raise missing_trials_error(path, wanted)
-    return t4_document(tunings)
+    return t4_results_document(tunings)
 
 
 def search_space_document(path: Path, wanted: SectionFilter = ALL_SECTIONS) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def search_space_document(path: Path, wanted: SectionFilter = ALL_SECTIONS) -> d
         raise ConfigError(f"t1 describes one section; --device and --dtype select from: {valid}")
     ((key, dtype),) = sections
     (raw,) = (raw for name, other, raw in required_sections(path) if (name, other) == (key, dtype))
-    return t1_document(key, device_name(key, raw), dtype)
+    return t1_space_document(key, device_name(key, raw), dtype)
 
 
 EXPORT_DOCUMENTS: Mapping[str, Callable[[Path, SectionFilter], dict[str, Any]]] = {

@@ -11,7 +11,7 @@ from fmm.config.schema import ConfigError, JsonValue
 from fmm.tuner.commands.config_file import (
     add_output_option,
     check_section,
-    effort_and_day_text,
+    effort_and_date_text,
     read_config_sections,
     required_sections,
     section_field,
@@ -51,7 +51,7 @@ class SourceSection:
             return "entries added", {**present, "entries": entries}
         if section_field(present, "calibration") in (None, self.raw["calibration"]):
             return "added", self.raw
-        return f"replaced the tuning {effort_and_day_text(present)}", self.raw
+        return f"replaced the tuning {effort_and_date_text(present)}", self.raw
 
 
 def run_merge(options: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ from fmm.tuner.commands.config_file import (
     add_config_argument,
     add_json_option,
     check_section,
-    effort_and_day_text,
+    effort_and_date_text,
     required_sections,
     with_one_line_errors,
 )
@@ -103,7 +103,7 @@ def _print_details(key: str, sections: Mapping[str, JsonValue], dtypes: Sequence
     lines = ["", *thresholds_of_types((dtype, sections[dtype]) for dtype in dtypes).text_lines]
     for dtype in dtypes:
         raw = sections[dtype]
-        lines += ["", f"{key}, {dtype} ({device_name(key, raw)}; {effort_and_day_text(raw)})"]
+        lines += ["", f"{key}, {dtype} ({device_name(key, raw)}; {effort_and_date_text(raw)})"]
         lines += SectionText(raw, dtype, key, sections).text_lines
     glossary = plan_names_table(find_plan_texts("\n".join(lines)))
     for line in (*lines, *(glossary.text_lines if glossary.rows else ())):

@@ -138,7 +138,7 @@ class CpuSession:
         self._spent: dict[Plan, dict[str, float]] = {}
 
     @cached_property
-    def _exact_rows(self) -> tuple[Array, Array]:
+    def _exact_checked_rows(self) -> tuple[Array, Array]:
         """Return the indices of the checked rows, and these rows of the exact product in float64 or complex128."""
         rows = np.linspace(0, self.problem.m - 1, min(CHECKED_ROWS, self.problem.m)).astype(np.intp)
         wide = np.result_type(self.a.dtype, np.float64)
@@ -158,7 +158,7 @@ class CpuSession:
 
     def _check_result(self, plan: Plan) -> None:
         """Raise RunFailedError if the result of the last run differs too much from the exact product."""
-        rows, exact = self._exact_rows
+        rows, exact = self._exact_checked_rows
         found = _frobenius_distance(self.c[rows], exact)
         growth, eps = expected_error_growth(plan, self.problem.dtype, True), float(np.finfo(self.c.dtype).eps)
         allowed = 20 * growth * eps * np.sqrt(self.problem.k) * float(np.linalg.norm(exact))
@@ -169,7 +169,7 @@ class CpuSession:
         if run.part == SHORTEST_SAMPLE_PART:
             return self._shortest_product_seconds()
         if run.part != "whole":
-            return self._part_seconds(run)
+            return self._sums_or_products_seconds(run)
         call, repeats = self._run_function(run), self._repeats[run]
         _wake_blas_threads()
         start = time.perf_counter()
@@ -189,7 +189,7 @@ class CpuSession:
     def _run_function(self, run: TimedRun) -> Callable[[], Any]:
         """Return a function without arguments that executes a run."""
         if run.part not in ("whole", SHORTEST_SAMPLE_PART):
-            return partial(self._part_seconds, run)
+            return partial(self._sums_or_products_seconds, run)
         if self.problem.writes_triangle:
             # With the vendor's plan, fmm.gram calls BLAS's syrk for one triangle and mirrors the triangle.
             return partial(fmm.gram, self.a, None, self.c, rows=True, plan=run.plan)
@@ -197,7 +197,7 @@ class CpuSession:
             return partial(matmul, self.a, self.b, out=self.c)
         return partial(fmm.matmul, self.a, self.b, out=self.c, plan=run.plan)
 
-    def _part_seconds(self, run: TimedRun) -> float:
+    def _sums_or_products_seconds(self, run: TimedRun) -> float:
         """Return the seconds that a plan spends in its sums, or in its leaf products, as `run.part` says.
 
         One execution of the plan measures both times; the other time is returned when it is requested next.
@@ -214,7 +214,9 @@ class CpuSession:
             arena = Arena(block, self.c.dtype)
 
             def execute_steps(backend: NumpyBackend) -> None:
-                backend.run_check((self.a, self.b), partial(may_overflow, plan, self.a, self.b, backend.threads))
+                backend.run_overflow_check(
+                    (self.a, self.b), partial(may_overflow, plan, self.a, self.b, backend.threads)
+                )
                 execute_plan(plan, self.a, self.b, self.c, backend, arena)
 
             return measure_step_times(self.threads, 2 * m * k * n, execute_steps)

@@ -270,7 +270,7 @@ class OperandSets:
         self._rows = min(rows, m)
 
     @cached_property
-    def _exact_rows(self) -> tuple[Any, Any]:
+    def _exact_checked_rows(self) -> tuple[Any, Any]:
         """Return the indices of the checked rows, and these rows of the exact product in double precision."""
         a, b, c = self.sets[0]
         rows = cupy.asarray(np.linspace(0, len(a) - 1, self._rows).astype(np.int64))
@@ -284,7 +284,7 @@ class OperandSets:
 
     def result_errors(self) -> tuple[float, float]:
         """Return the relative Frobenius error and the largest absolute error in the checked rows of the first C."""
-        rows, exact = self._exact_rows
+        rows, exact = self._exact_checked_rows
         difference = to_double_precision(self.sets[0][2][rows], self.kind) - exact
         return float(cupy.linalg.norm(difference) / cupy.linalg.norm(exact)), float(abs(difference).max())
 

@@ -21,7 +21,7 @@ from fmm.perfmodel.level_bounds import baseline_text
 from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
 from fmm.tuner.devices.device import TunableDevice
 from fmm.tuner.findings.crossovers import (
-    bounds_of_crossovers,
+    level_bounds_from_crossovers,
     level_samples,
     margins_for_losing_samples,
     measure_crossovers,
@@ -99,7 +99,7 @@ def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
 # ---- the fit
 
 
-def calibration_so_far(journal: Journal, dtype: str) -> Calibration:
+def interim_calibration(journal: Journal, dtype: str) -> Calibration:
     """Return the calibration fitted to the trials so far; unmeasured leaves have the rates of the untuned model."""
     trials = usable_trials(journal, dtype)
     return with_unmeasured_rates(fit_trials(journal.device, trials, dtype), journal.device, trials)
@@ -189,16 +189,16 @@ def check_fit(
     """Return a fitted model, with crossovers and margins, and with its errors on the held-out trials."""
     whole, held = with_unmeasured_rates(fitted, device, trials), fitting.observed_medians(trials, (HELD_OUT_STAGE,))
     crossovers = measure_crossovers(trials, whole)
-    bounded = replace(whole, level_bounds=bounds_of_crossovers(crossovers))
+    bounded = replace(whole, level_bounds=level_bounds_from_crossovers(crossovers))
 
-    def may_be_chosen(o: fitting.Observation) -> bool:
+    def is_choosable_run(o: fitting.Observation) -> bool:
         own = crossovers.get(baseline_text(o.run.plan))
         excluded = bounded.exceeds_level_bounds(o.run.plan, o.problem)
         return not (own and excluded and own.is_optimistic_about(o.run.plan, o.problem))
 
     checked = [t for t in trials if t.stage in CHECKING_STAGES]
     losing = margins_for_losing_samples(level_samples(checked, bounded))
-    slower, usable = quiet_stage_slowdown(trials, whole, dtype), [o for o in held if may_be_chosen(o)]
+    slower, usable = quiet_stage_slowdown(trials, whole, dtype), [o for o in held if is_choosable_run(o)]
     return check_model(
         bounded, dtype, usable, slower, largest_measured_side(trials), losing, excluded=len(held) - len(usable)
     )
@@ -267,7 +267,7 @@ def thresholds_with_intervals(
     measured, trials = one_level_speedups(*looks), [t for look in looks for t in look]
     calibration = replace(calibration, level_bounds=())
     crossovers = measure_crossovers(trials, calibration)
-    bounded = replace(calibration, level_bounds=bounds_of_crossovers(crossovers))
+    bounded = replace(calibration, level_bounds=level_bounds_from_crossovers(crossovers))
     observed = fitting.observed_medians(trials, FITTED_STAGES)
     sampled = sample_calibrations(calibration, dtype, intervals, observed)
     found = replace(

@@ -28,7 +28,7 @@ from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds, baseline_te
 from fmm.problem import Problem
 from fmm.tuner.findings.diagnostics import EXTRAPOLATION_MARGIN, MIN_ACCEPTED_SPEEDUP
 from fmm.tuner.findings.ladder import ladder_crossovers
-from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ranked_plans, smallest_side_from_which, with_margin
+from fmm.tuner.findings.thresholds import LEVEL_COUNTS, calibration_with_margin, ranked_plans, smallest_side_satisfying
 from fmm.tuner.search.certify import paired_samples
 from fmm.tuner.trials.record import DEFAULT_OPERATION, Trial
 
@@ -83,7 +83,7 @@ class LevelSample:
 
 def level_samples(trials: Sequence[Trial], calibration: Calibration) -> list[LevelSample]:
     """Return a sample for each candidate with levels that was timed in pairs with the vendor's product."""
-    compared, free = set(device_candidates(calibration.batches)), with_margin(calibration, 0.0)
+    compared, free = set(device_candidates(calibration.batches)), calibration_with_margin(calibration, 0.0)
     by_problem: dict[tuple[Problem, str, int], list[Trial]] = defaultdict(list)
     for t in trials:
         if t.op == DEFAULT_OPERATION and t.stage != "peer":
@@ -112,7 +112,7 @@ class BaselineCrossovers:
     def is_optimistic_about(self, plan: Plan, problem: Problem) -> bool:
         """Return True if predicted speedups are far too large for the plan's number of levels at this size."""
         return (
-            self.optimism[min(count_levels(plan), MAX_COUNTED_LEVELS)].error_at_side(effective_side(problem.size))
+            self.optimism[min(count_levels(plan), MAX_COUNTED_LEVELS)].log_error_at_side(effective_side(problem.size))
             < -MIN_REJECTED_OPTIMISM
         )
 
@@ -136,7 +136,7 @@ def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dic
     }
 
 
-def bounds_of_crossovers(crossovers: Mapping[str, BaselineCrossovers]) -> tuple[LevelBounds, ...]:
+def level_bounds_from_crossovers(crossovers: Mapping[str, BaselineCrossovers]) -> tuple[LevelBounds, ...]:
     """Return the crossovers as level bounds for a calibration."""
     return tuple(x.bounds for x in crossovers.values())
 
@@ -159,12 +159,12 @@ def _crossovers_of_baseline(
     for levels in LEVEL_COUNTS:
         confirmed = any(s.capped_level_count == levels and s.speedup > 1 for s in samples)
         gain = MIN_SPEEDUP if confirmed else 1 + EXTRAPOLATION_MARGIN
-        predicted = smallest_side_from_which(
+        predicted = smallest_side_satisfying(
             partial(_do_levels_win, baseline, levels, dtype, calibration, optimism, gain)
         )
         measured = (
             any(s.capped_level_count == levels for s in samples)
-            and optimism[levels].error_at_side(predicted) > -MAX_TRUSTED_OPTIMISM
+            and optimism[levels].log_error_at_side(predicted) > -MAX_TRUSTED_OPTIMISM
         )
         least = tau if confirmed or measured else 2 * tau
         tau = min(
@@ -188,7 +188,7 @@ class ModelOptimism:
     side: float = 1.0
     largest: float = 1.0
 
-    def error_at_side(self, side: float) -> float:
+    def log_error_at_side(self, side: float) -> float:
         """Return log(measured speedup / predicted speedup) at an effective side; 0 instead of a value above 0."""
         doublings = log2(min(side, 2**MAX_TREND_DOUBLINGS * self.largest) / self.side) if self.slope else 0.0
         return min(self.error + self.slope * doublings, 0.0)
@@ -250,7 +250,7 @@ def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelO
         s
         for s in best
         if s.speedup < MIN_ACCEPTED_SPEEDUP
-        and s.predicted_time * exp(-optimism[s.capped_level_count].error_at_side(s.effective_side)) < 1
+        and s.predicted_time * exp(-optimism[s.capped_level_count].log_error_at_side(s.effective_side)) < 1
     ]
 
 
@@ -282,9 +282,9 @@ def _do_levels_win(
     A plan wins if it is at least `gain` times as fast as the vendor, and no slower than plans with fewer levels.
     """
     fewer, more = 1 / gain, inf
-    for plan, time in ranked_plans(with_margin(calibration, 0.0), Problem(side, side, side, dtype)):
+    for plan, time in ranked_plans(calibration_with_margin(calibration, 0.0), Problem(side, side, side, dtype)):
         if baseline_text(plan) == baseline:
             own = min(count_levels(plan), MAX_COUNTED_LEVELS)
-            corrected = time * exp(-optimism[own].error_at_side(side))
+            corrected = time * exp(-optimism[own].log_error_at_side(side))
             fewer, more = (fewer, min(more, corrected)) if own >= levels else (min(fewer, corrected), more)
     return more <= fewer

@@ -106,7 +106,7 @@ def speedup_cell(answer: SquareDecision | None) -> SummaryCell:
     return SummaryCell(f"{answer.speedup:.{digits}f}x", answer.entry is not None)
 
 
-def side_cell(side: float | None, measured: bool = False) -> SummaryCell:
+def matrix_side_cell(side: float | None, measured: bool = False) -> SummaryCell:
     """Return a side as a cell with a whole number; `-` for None, `never` for NEVER_WINS_SIDE."""
     if side is None:
         return SummaryCell()
@@ -141,7 +141,7 @@ class TypeFindings:
     def speedup_cells(self) -> Iterator[SummaryCell]:
         """Yield the cells of the type's row in the first table: speedups, crossover, error growth and workspace."""
         yield from map(speedup_cell, self.decisions.values())
-        yield side_cell(self.summary.first_gain_side if self.summary else None)
+        yield matrix_side_cell(self.summary.first_gain_side if self.summary else None)
         if (best := self.detailed_decision) is None:
             yield from (SummaryCell(), SummaryCell())
         else:
@@ -165,16 +165,16 @@ class TypeFindings:
         names = [row.baseline for row in baselines]
         chosen, labels = _row_of_plan(names, large), shortest_names(names)
         for i, row in enumerate(baselines):
-            ratio, n1, strategy = self._cells_of_vendor(found) if not i else (SummaryCell(),) * 3
-            levels = levels_cell(large) if i == chosen else SummaryCell()
+            ratio, n1, strategy = self._vendor_threshold_cells(found) if not i else (SummaryCell(),) * 3
+            levels = level_count_cell(large) if i == chosen else SummaryCell()
             yield self.dtype if not i else f"  {labels[i]}", (ratio, n1, *row.cells, levels, strategy)
 
-    def _cells_of_vendor(self, found: Thresholds | None) -> tuple[SummaryCell, SummaryCell, SummaryCell]:
+    def _vendor_threshold_cells(self, found: Thresholds | None) -> tuple[SummaryCell, SummaryCell, SummaryCell]:
         """Return the cells of alpha/pi, n1 and the block strategy."""
         if found is None:
             return SummaryCell(), SummaryCell(), SummaryCell()
         strategy = SummaryCell(block_strategy_text(found.block_strategy) or NO_NUMBER)
-        return SummaryCell(f"{found.alpha / found.pi:,.0f}"), side_cell(found.n1), strategy
+        return SummaryCell(f"{found.alpha / found.pi:,.0f}"), matrix_side_cell(found.n1), strategy
 
 
 @dataclass(frozen=True)
@@ -190,10 +190,10 @@ class BaselineTaus:
         """Yield a cell for each crossover: the measured crossover, or the predicted one if none was measured."""
         for name in TAU_NAMES:
             side = self.measured.get(name)
-            yield side_cell(self.predicted.get(name)) if side is None else side_cell(side, True)
+            yield matrix_side_cell(self.predicted.get(name)) if side is None else matrix_side_cell(side, True)
 
 
-def levels_cell(answer: SquareDecision | None) -> SummaryCell:
+def level_count_cell(answer: SquareDecision | None) -> SummaryCell:
     """Return the number of levels of a decision's plan as a cell."""
     return SummaryCell() if answer is None else SummaryCell(str(count_levels(answer.plan)), answer.entry is not None)
 
@@ -351,12 +351,12 @@ class DeviceSummary:
 
     def text_lines(self, width: int = DEFAULT_WIDTH, colour: bool = False) -> Iterator[str]:
         """Yield the lines of the summary; if `colour` is True, measured numbers are bold instead of marked with `*`."""
-        yield from _two_texts_lines(self.name_text, self.tuned_text, width)
+        yield from _left_right_lines(self.name_text, self.tuned_text, width)
         yield from self.speedups.text_lines(width, colour)
         yield from self.recursion.text_lines(width, colour)
         if failure := self.failure_line:
             yield from wrap(failure, width, subsequent_indent="        ", break_on_hyphens=False)
-        yield from _two_texts_lines(self.config_text, self.next_text, width)
+        yield from _left_right_lines(self.config_text, self.next_text, width)
 
 
 def summarize_device(
@@ -452,7 +452,7 @@ def _short_path(path: Path) -> str:
     return f"~{str(path)[len(home) :]}" if home != "~" and path.is_relative_to(home) else str(path)
 
 
-def _two_texts_lines(left: str, right: str, width: int) -> Iterator[str]:
+def _left_right_lines(left: str, right: str, width: int) -> Iterator[str]:
     """Yield one line with `left` and `right` at its two edges, or two lines if one line is too short."""
     if len(left) + 2 + len(right) <= width:
         yield f"{left}{right.rjust(width - len(left))}"

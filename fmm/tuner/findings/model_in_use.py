@@ -30,7 +30,7 @@ from fmm.runtime.decisions.calibration_in_force import complete_calibration
 from fmm.runtime.decisions.decide import Decision, check_runnable, decide_by_tuning
 from fmm.runtime.decisions.limits import workspace_share
 from fmm.runtime.devices import datasheet_model
-from fmm.tuner.findings.thresholds import ROUND_SIDES, smallest_side_from_which
+from fmm.tuner.findings.thresholds import ROUND_SIDES, smallest_side_satisfying
 
 NO_WORKSPACE_LIMIT = 1 << 62  # a workspace limit in bytes that is above the memory of any device
 
@@ -67,7 +67,7 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     measured = {rate for x in (tuned, real) if x and x.trusted_calibration for rate in x.trusted_calibration.rates}
     own = list(dict.fromkeys(_own_rate_leaves(dtype, guess)))
     guessed = [leaf for leaf, rate in own if rate in calibration.rates.keys() - measured]
-    assumed, left_out = ([x.name for x in guessed if bool(x.probed_forms) == probed] for probed in (False, True))
+    assumed, left_out = ([x.name for x in guessed if bool(x.probed_plan_forms) == probed] for probed in (False, True))
     failed = [leaf.name for leaf, rate in own if rate not in calibration.rates]
     return ModelInUse(tuned, calibration, guess, tuple(assumed), tuple(left_out), tuple(failed), memory)
 
@@ -259,7 +259,7 @@ def choose_square_plan(calibration: Calibration, dtype: str, side: int) -> Candi
 
 def first_gaining_side(calibration: Calibration, dtype: str) -> int | None:
     """Return the smallest side from which the model chooses a plan for every square with aligned rows; else None."""
-    first = smallest_side_from_which(lambda side: choose_square_plan(calibration, dtype, side).plan != VENDOR)
+    first = smallest_side_satisfying(lambda side: choose_square_plan(calibration, dtype, side).plan != VENDOR)
     return int(first) if isfinite(first) else None
 
 

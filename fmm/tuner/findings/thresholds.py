@@ -41,7 +41,7 @@ SIDE_TOLERANCE = 1.01
 LEVEL_COUNTS = (1, 2, 3)  # smallest numbers of levels above the crossovers tau1, tau2 and tau3
 
 
-def smallest_side_from_which(holds: Callable[[int], bool]) -> float:
+def smallest_side_satisfying(holds: Callable[[int], bool]) -> float:
     """Return the smallest side, within 1 %, from which `holds(x)` is true for each side x up to 65536.
 
     Return infinity if `holds` is false for 65536.
@@ -59,13 +59,13 @@ def smallest_side_from_which(holds: Callable[[int], bool]) -> float:
 
 def crossover_of_levels(calibration: Calibration, dtype: str, levels: int, emulation: bool = True) -> float:
     """Return the smallest side from which the model chooses at least `levels` levels; infinity if above 65536."""
-    return smallest_side_from_which(lambda side: chosen_level_count(calibration, dtype, side, emulation) >= levels)
+    return smallest_side_satisfying(lambda side: chosen_level_count(calibration, dtype, side, emulation) >= levels)
 
 
 def chosen_level_count(calibration: Calibration, dtype: str, side: int, emulation: bool = True) -> int:
     """Return the number of levels that the model chooses for a square product without a workspace limit."""
     problem = Problem(side, side, side, dtype)
-    for plan, time in ranked_plans(with_margin(calibration, 0.0), problem, emulation):
+    for plan, time in ranked_plans(calibration_with_margin(calibration, 0.0), problem, emulation):
         if time <= 1 - required_margin(plan, problem, calibration):
             return count_levels(plan)
     return 0
@@ -135,24 +135,24 @@ def recursion_point_by_equation_3(calibration: Calibration, dtype: str) -> float
 
 def crossover_range(calibration: Calibration, dtype: str, levels: int) -> ThresholdRange:
     """Return the sides from which `levels` levels are predicted to gain 2 %, 0 %, and the margin."""
-    ends = (with_margin(calibration, x) for x in (MIN_SPEEDUP - 1, 0.0))
+    ends = (calibration_with_margin(calibration, x) for x in (MIN_SPEEDUP - 1, 0.0))
     value, low, own = (finite_or_none(crossover_of_levels(c, dtype, levels)) for c in (*ends, calibration))
     high = None if own is None or value is None else max(own, value)
     return ThresholdRange(value, low, high)
 
 
-def with_margin(calibration: Calibration, margin: float) -> Calibration:
+def calibration_with_margin(calibration: Calibration, margin: float) -> Calibration:
     """Return the calibration with `margin` as the margin of all plans."""
     return replace(calibration, margin=margin, tiled_margin=margin)
 
 
 def taus_without_emulation(calibration: Calibration, dtype: str) -> dict[str, float | None]:
     """Return tau1, tau2 and tau3 for decisions without emulation; empty if no candidate uses emulation."""
-    free = with_margin(calibration, 0.0)
+    free = calibration_with_margin(calibration, 0.0)
     plans = (plan for side in ROUND_SIDES for plan, _ in ranked_plans(free, Problem(side, side, side, dtype), True))
     if not any(plan.uses_emulation for plan in plans):
         return {}
-    required = with_margin(calibration, MIN_SPEEDUP - 1)
+    required = calibration_with_margin(calibration, MIN_SPEEDUP - 1)
     sides = (finite_or_none(crossover_of_levels(required, dtype, levels, emulation=False)) for levels in LEVEL_COUNTS)
     return dict(zip(TAU_NAMES, sides, strict=True))
 
@@ -299,7 +299,7 @@ def _resampled_epsilons(
 
 def _crossover_of_sample(chosen_levels_at: Callable[[int], int], levels: int) -> float | None:
     """Return the smallest side from which a sampled calibration chooses at least `levels` levels; else None."""
-    return finite_or_none(smallest_side_from_which(lambda side: chosen_levels_at(side) >= levels))
+    return finite_or_none(smallest_side_satisfying(lambda side: chosen_levels_at(side) >= levels))
 
 
 def _level_count_function(
@@ -310,7 +310,7 @@ def _level_count_function(
     Only the plans that are the fastest by `calibration`, one for each number of levels, are compared by `sample`. The
     function caches its results, since the searches for tau1, tau2 and tau3 visit the same sides.
     """
-    free, required = with_margin(calibration, 0.0), with_margin(sample, MIN_SPEEDUP - 1)
+    free, required = calibration_with_margin(calibration, 0.0), calibration_with_margin(sample, MIN_SPEEDUP - 1)
 
     @cache
     def chosen_levels_at(side: int) -> int:

@@ -204,14 +204,14 @@ def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockModelCo
 
     names = [x.name for x in fields(BlockModelConstants)]
 
-    def terms_at(x: Sequence[float]) -> BlockModelConstants:
+    def constants_from_logs(x: Sequence[float]) -> BlockModelConstants:
         return BlockModelConstants(**dict(zip(names, map(exp, x), strict=True)))
 
     def prediction_log_errors(x: Sequence[float]) -> list[float]:
-        comparisons = compare_strategies(shapes, replace(chip, fitted=terms_at(x)))
+        comparisons = compare_strategies(shapes, replace(chip, fitted=constants_from_logs(x)))
         return [error for comparison in comparisons for error in comparison.strategy_log_errors.values()]
 
-    return terms_at(
+    return constants_from_logs(
         least_squares(
             prediction_log_errors, [log(x) for x in astuple(BlockModelConstants())], diff_step=1e-3, x_scale=0.1
         ).x

@@ -65,7 +65,7 @@ class TypeReport:
         """
         own = self.tuning.trials
         count = ((self.section["error"] or {}).get("time") or {}).get("count")
-        return own if not self.first_look or _held_out_count(own) == count else self.first_look + own
+        return own if not self.first_look or _held_out_time_count(own) == count else self.first_look + own
 
     def observations_of_stages(self, *stages: str) -> list[Observation]:
         """Return the median seconds of each run that was timed in these stages, without runs of gram products."""
@@ -138,7 +138,7 @@ class TypeReport:
         return found
 
 
-def _held_out_count(trials: Sequence[Trial]) -> int:
+def _held_out_time_count(trials: Sequence[Trial]) -> int:
     """Return the number of held-out times as a config section counts them: without runs of fmm's own tiled kernel."""
     return sum(not o.run.plan.uses_tile_model for o in observed_medians(trials, (HELD_OUT_STAGE,)))
 

@@ -52,7 +52,7 @@ def _certify_faster_plan(
     return bool(samples[run] and samples[base]) and certification.is_certified(samples[base], samples[run], noise)
 
 
-def entries_of_operation(trials: Sequence[Trial], noise: float | None) -> list[Entry]:
+def entries_from_search(trials: Sequence[Trial], noise: float | None) -> list[Entry]:
     """Return a config entry for each searched shape, with the first certified plan, or else `vendor`.
 
     A shape can have a second entry, for workspace=0. A shape has no entry if the tuning ended before its best plan was
@@ -89,7 +89,7 @@ def config_entries(trials: Sequence[Trial], noise: float | None) -> Iterator[Ent
     """Yield the config entries of all operations (products, gram products and others)."""
     for op in OPERATIONS:
         own = [t for t in trials if t.op == op]
-        yield from (replace(entry, op=op) for entry in entries_of_operation(own, noise))
+        yield from (replace(entry, op=op) for entry in entries_from_search(own, noise))
 
 
 def no_workspace_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:

@@ -14,7 +14,7 @@ from fmm.problem import Problem
 from fmm.runtime.decisions.decide import ENTRY_OVERRIDE_GAIN
 from fmm.tuner.devices.compile_ahead import is_needed_by_first_look
 from fmm.tuner.devices.device import Effort, TimedRun
-from fmm.tuner.findings.conclude import HELD_OUT_STAGE, calibration_so_far, starting_calibration
+from fmm.tuner.findings.conclude import HELD_OUT_STAGE, interim_calibration, starting_calibration
 from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.search.certify import certify_best_plans
 from fmm.tuner.search.race import is_within_limits, race_plans
@@ -24,10 +24,10 @@ from fmm.tuner.stages.probes import (
     AA_PAIR_RUNS,
     SHAPE_SEEDS,
     TIME_SHARES,
-    compilable_candidates,
     measure_largest_side,
-    measure_quiet_times,
     measure_runs,
+    quickly_compiled_candidates,
+    time_products_on_idle_device,
 )
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
@@ -39,7 +39,7 @@ VENDOR_SIDE_SHARES = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (
 
 def measure_first_look(journal: Journal, dtype: str, effort: Effort) -> None:
     """Measure the stages of a first look; the vendor's products are timed first, while fmm's kernels compile."""
-    measure_quiet_times(journal, dtype)
+    time_products_on_idle_device(journal, dtype)
     side = measure_largest_side(journal, dtype, effort)
     for shares in VENDOR_SIDE_SHARES:
         m, k, n = (shapes.rounded_side(share * side) for share in shares)
@@ -55,7 +55,7 @@ def measure_first_look(journal: Journal, dtype: str, effort: Effort) -> None:
         plans = [*usual[: PLANS_PER_HELD_OUT_SHAPE - len(own)], *own]
         measure_runs(journal, HELD_OUT_STAGE, problem, [TimedRun(), *map(TimedRun, plans)], effort)
     if journal.device.untuned_model().batches:
-        measure_ladder(journal, dtype, calibration_so_far(journal, dtype), effort, LADDER_SECONDS)
+        measure_ladder(journal, dtype, interim_calibration(journal, dtype), effort, LADDER_SECONDS)
     # certify a plan for the largest square that the device can time; on a slow device, `square_ladder` returns no
     # square
     for size in shapes.square_ladder(side)[:1]:
@@ -68,7 +68,7 @@ def first_look_plans(journal: Journal, problem: Problem, effort: Effort) -> tupl
     The first list has plans with the vendor's leaf; the kernels of these plans are compiled first. The second list has
     at most one plan: the fastest compiled plan with a leaf that has a rate of its own.
     """
-    light = [p for p in compilable_candidates(journal.device, effort) if is_needed_by_first_look(p)]
+    light = [p for p in quickly_compiled_candidates(journal.device, effort) if is_needed_by_first_look(p)]
     model = starting_calibration(journal.device.prior_model(problem.dtype), problem.dtype)
     found = [
         c.plan for c in rank_candidates(problem, model, light) if is_within_limits(journal.device, c.plan, problem)
@@ -95,9 +95,9 @@ def certify_compiled_plan(journal: Journal, problem: Problem, effort: Effort) ->
 
 def _best_compiled_plan(journal: Journal, problem: Problem, effort: Effort) -> Plan | None:
     """Return the compiled plan with the shortest predicted time; None if a plan not yet compiled is far faster."""
-    device, calibration = journal.device, calibration_so_far(journal, problem.dtype)
+    device, calibration = journal.device, interim_calibration(journal, problem.dtype)
     candidates = [c for c in rank_candidates(problem, calibration) if is_within_limits(device, c.plan, problem)]
-    light = set(compilable_candidates(device, effort)) - {VENDOR}
+    light = set(quickly_compiled_candidates(device, effort)) - {VENDOR}
     ready = (c for c in candidates if c.plan in light and journal.has_compiled_kernels(problem.dtype, c.plan))
     best = next(ready, None)
     return best.plan if best and best.time < ENTRY_OVERRIDE_GAIN * candidates[0].time else None

@@ -22,7 +22,7 @@ from fmm.perfmodel.predict import predict_vendor
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Effort, TimedRun
 from fmm.tuner.findings.ladder import LADDER_STAGE, LEVEL_COUNTS, ladder_point
-from fmm.tuner.findings.thresholds import with_margin
+from fmm.tuner.findings.thresholds import calibration_with_margin
 from fmm.tuner.search.race import is_within_limits
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
@@ -38,18 +38,18 @@ def measure_ladder(journal: Journal, dtype: str, calibration: Calibration, effor
 
     The crossovers on small squares are measured first, since one crossover on large squares can take most of the time.
     """
-    end, calibration = journal.sampled_seconds + seconds, with_margin(calibration, 0.0)
+    end, calibration = journal.sampled_seconds + seconds, calibration_with_margin(calibration, 0.0)
     squares = [Problem(side, side, side, dtype) for side in LADDER_SIDES]
     squares = [x for x in squares if predict_vendor(x, calibration).predicted_seconds <= seconds]
     ranked = [ranked_plans(x, calibration) for x in squares[::-RANKED_SQUARE_STRIDE]]
-    pool = fast_plans(ranked)
+    pool = plans_to_compare(ranked)
     ladders = [
         Ladder(journal, calibration, effort, squares, pool, baseline, levels)
         for levels in LEVEL_COUNTS
         for baseline in ladder_baselines(ranked)
     ]
     for ladder in sorted(ladders, key=Ladder.predicted_square_index):
-        ladder.measure_bracket(end)
+        ladder.bracket_crossover(end)
 
 
 def ranked_plans(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> dict[Plan, float]:
@@ -63,7 +63,7 @@ def ranked_plans(problem: Problem, calibration: Calibration, plans: Sequence[Pla
     return {c.plan: c.time for c in ranked if limits.allows_plan(c.plan, c.error_growth)}
 
 
-def fast_plans(ranked: Sequence[Mapping[Plan, float]]) -> list[Plan]:
+def plans_to_compare(ranked: Sequence[Mapping[Plan, float]]) -> list[Plan]:
     """Return the plans to compare on all squares: the vendor's product, and the fastest plans of the ranked squares.
 
     For each square and each pair (baseline, number of levels), the FAST_PLAN_COUNT fastest plans are returned.
@@ -106,11 +106,11 @@ class Ladder:
     baseline: str
     levels: int
 
-    def measure_bracket(self, end: float) -> None:
+    def bracket_crossover(self, end: float) -> None:
         """Measure squares until the crossover is between two timed squares, no square is left, or the time is up."""
         rung, ratios = self.predicted_square_index(), dict[int, float]()
         while 0 <= rung < len(self.squares) and rung not in ratios:
-            ratio = self.measure_ratio(self.squares[rung], end)
+            ratio = self.measure_level_time_ratio(self.squares[rung], end)
             if ratio is None:
                 return
             ratios[rung] = ratio
@@ -118,10 +118,10 @@ class Ladder:
 
     def predicted_square_index(self) -> int:
         """Return the index of the smallest square on which more levels are predicted to win, or else the last index."""
-        first = bisect_left(self.squares, True, key=lambda problem: self.predicted_ratio(problem) > 1)
+        first = bisect_left(self.squares, True, key=lambda problem: self.predicted_level_time_ratio(problem) > 1)
         return min(first, len(self.squares) - 1)
 
-    def predicted_ratio(self, problem: Problem) -> float:
+    def predicted_level_time_ratio(self, problem: Problem) -> float:
         """Return (best predicted time with fewer than `levels` levels) / (best predicted time with at least `levels`).
 
         Return 0 if all compared plans have fewer than `levels` levels, or if all have at least `levels` levels.
@@ -146,7 +146,7 @@ class Ladder:
                     found.setdefault(str(number), (plan, time))
         return dict(found.values())
 
-    def measure_ratio(self, problem: Problem, end: float) -> float | None:
+    def measure_level_time_ratio(self, problem: Problem, end: float) -> float | None:
         """Time the plans on a square; return the best time with fewer levels divided by the best time with more levels.
 
         Return None if a plan fails, or if the samples of the tuning would exceed `end` seconds in total.

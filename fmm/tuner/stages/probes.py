@@ -23,7 +23,7 @@ from fmm.tuner.devices.device import SHORTEST_SAMPLE_PART, Effort, TimedRun, Tun
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE, starting_calibration
 from fmm.tuner.findings.diagnostics import QUIET_STAGE, aa_pair_differences
 from fmm.tuner.findings.ladder import LADDER_STAGE
-from fmm.tuner.findings.thresholds import LEVEL_COUNTS, crossover_of_levels, with_margin
+from fmm.tuner.findings.thresholds import LEVEL_COUNTS, calibration_with_margin, crossover_of_levels
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.race import is_within_limits
 from fmm.tuner.stages import shapes
@@ -54,7 +54,7 @@ CROSSOVER_SHAPE_STRIDE = 4  # on a CPU, every 4th held-out shape is near a cross
 QUIET_STAGE_FIRST_SIDE, MAX_QUIET_PRODUCT_SECONDS = 256, 4e-3
 
 
-def measure_quiet_times(journal: Journal, dtype: str) -> None:
+def time_products_on_idle_device(journal: Journal, dtype: str) -> None:
     """Record the shortest of many samples of short products, which is the time on an idle device.
 
     A tuning calls this function twice, at different times.
@@ -101,7 +101,7 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
     is measured last, after the held-out shapes.
     """
     device, gpu = journal.device, journal.device.untuned_model().batches
-    plans = [p for p in compilable_candidates(device, effort) if p != VENDOR][: 3 if gpu else 2]
+    plans = [p for p in quickly_compiled_candidates(device, effort) if p != VENDOR][: 3 if gpu else 2]
     for size in shapes.probe_shapes(side):
         measure_runs(journal, "rates", Problem(*size, dtype), [TimedRun()], effort)
     squares = [Problem(*s, dtype) for s in shapes.probe_shapes(side // 2 if gpu else side) if len(set(s)) == 1]
@@ -109,19 +109,19 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
     probe_own_rate_leaves(journal, squares[::2], effort)
     scattered = list(random_shape_plans(device, dtype, side, effort))
     for turn in COMPILE_PHASES:
-        probe_squares(journal, squares, [p for p in plans if probe_phase(p, gpu) == turn], turn, side, effort)
+        probe_squares(journal, squares, [p for p in plans if compile_phase_of_plan(p, gpu) == turn], turn, side, effort)
         if turn == OWN_KERNELS_PHASE:
             probe_own_kernel(journal, squares[::2], effort)
         for stage, problem, found in scattered:
             runnable = [p for p in found if is_within_limits(device, p, problem)]
-            runs = [TimedRun(p) for p in runnable if probe_phase(p, gpu) == turn]
+            runs = [TimedRun(p) for p in runnable if compile_phase_of_plan(p, gpu) == turn]
             if runs or (turn == QUICK_KERNELS_PHASE and not runnable):
                 measure_runs(journal, stage, problem, [TimedRun(), *runs], effort)
     probe_squares(journal, last, plans, QUICK_KERNELS_PHASE, side, effort)
     repeat_noisy_aa_pairs(journal, dtype, effort)
 
 
-def probe_phase(plan: Plan, gpu: bool) -> int:
+def compile_phase_of_plan(plan: Plan, gpu: bool) -> int:
     """Return the compile phase (see COMPILE_PHASES) after which a plan is probed.
 
     All plans of a CPU, and all plans without levels with a leaf that has a rate of its own, are probed in the first
@@ -167,7 +167,7 @@ def repeat_noisy_aa_pairs(journal: Journal, dtype: str, effort: Effort) -> None:
 def probe_own_rate_leaves(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
     """Time each leaf that has a rate of its own, in a plan without levels, in rounds with the vendor's product."""
     for problem in squares:
-        if alone := [p for p in own_rate_plans(journal.device, problem, effort) if not p.levels]:
+        if alone := [p for p in plans_of_own_rate_leaves(journal.device, problem, effort) if not p.levels]:
             measure_runs(journal, "tiles", problem, [TimedRun(), *map(TimedRun, alone)], effort)
 
 
@@ -179,7 +179,7 @@ def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effor
     for problem in squares:
         plans = own_kernel_plans(journal.device, problem, effort)
         own = [*plans, *([Plan(leaf=plans[0].leaf)] if plans else [])]
-        if own := [*own, *(p for p in own_rate_plans(journal.device, problem, effort) if p.levels)]:
+        if own := [*own, *(p for p in plans_of_own_rate_leaves(journal.device, problem, effort) if p.levels)]:
             measure_runs(journal, "tiles", problem, [TimedRun(), *map(TimedRun, own)], effort)
         if plans:
             odd = Problem(problem.m + 1, problem.k + 1, problem.n + 1, problem.dtype)
@@ -210,7 +210,7 @@ def random_shape_plans(
     fitted, held = (
         shapes.random_probe_shapes(side, effort, TIME_SHARES[stage], seed) for stage, seed in SHAPE_SEEDS.items()
     )
-    gpu, light = device.untuned_model().batches, compilable_candidates(device, effort)
+    gpu, light = device.untuned_model().batches, quickly_compiled_candidates(device, effort)
     for i, sizes in enumerate(zip(fitted, held, strict=True)):
         for stage, size in zip(SHAPE_SEEDS, sizes, strict=True):
             if stage == HELD_OUT_STAGE and not gpu and i % CROSSOVER_SHAPE_STRIDE == CROSSOVER_SHAPE_STRIDE - 1:
@@ -222,7 +222,7 @@ def random_shape_plans(
             plans, above = plans_worth_probing(device, problem, usual), type_changing_plans(device, problem)
             others = plans[1:] or plans  # for a small product on a GPU, there may be only one plan
             beside = own_kernel_plans(device, problem, effort)[:1] if i % OWN_KERNEL_STRIDE == 0 else []
-            beside += own_rate_plans(device, problem, effort)
+            beside += plans_of_own_rate_leaves(device, problem, effort)
             found = plans[:2] if stage == HELD_OUT_STAGE else [plans[0], others[i % len(others)]]
             if not gpu:  # on a CPU, fmm.matmul often chooses several levels: time plans with each number of levels
                 levels = (2, 3, 1)[(i + (stage == HELD_OUT_STAGE)) % 3]
@@ -230,7 +230,7 @@ def random_shape_plans(
             if above:  # time one plan that changes the element type (3m, residues), and one other plan
                 found = [above[0], found[0]] if stage == HELD_OUT_STAGE else [above[i % len(above)], found[i % 2]]
             if gpu:  # add a plan of the first compile phase: the time limit may end the tuning before later phases
-                found += [p for p in plans if probe_phase(p, True) == QUICK_KERNELS_PHASE][:1]
+                found += [p for p in plans if compile_phase_of_plan(p, True) == QUICK_KERNELS_PHASE][:1]
             yield stage, problem, [*dict.fromkeys([*found, *beside])]
 
 
@@ -242,12 +242,12 @@ def probe_crossovers(journal: Journal, dtype: str, side: int, calibration: Calib
     """
     if calibration.batches:
         return
-    required = with_margin(calibration, MIN_SPEEDUP - 1)
+    required = calibration_with_margin(calibration, MIN_SPEEDUP - 1)
     crossovers = [crossover_of_levels(required, dtype, levels) for levels in LEVEL_COUNTS]
     count = max(effort.held_out // CROSSOVER_SHAPE_STRIDE, 1)
     for size in shapes.crossover_shapes(side, crossovers, count):
         problem = Problem(*size, dtype)
-        ranked = rank_candidates(problem, calibration, compilable_candidates(journal.device, effort))
+        ranked = rank_candidates(problem, calibration, quickly_compiled_candidates(journal.device, effort))
         usable = [c for c in ranked if c.plan.levels and is_within_limits(journal.device, c.plan, problem)]
         near = [c.plan for c in usable if c.time < MAX_PROBED_TIME_RATIO * usable[0].time]
         best = [next((p for p in near if count_levels(p) == levels), None) for levels in LEVEL_COUNTS]
@@ -280,7 +280,7 @@ def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
 MAX_PROBED_TIME_RATIO = 1.5
 
 
-def compilable_candidates(device: TunableDevice, effort: Effort) -> list[Plan]:
+def quickly_compiled_candidates(device: TunableDevice, effort: Effort) -> list[Plan]:
     """Return the device's candidates with kernels that compile fast enough for this effort."""
     return [
         p
@@ -307,10 +307,10 @@ def type_changing_plans(device: TunableDevice, problem: Problem) -> list[Plan]:
     return plans_worth_probing(device, problem, found) if found else []
 
 
-def own_rate_plans(device: TunableDevice, problem: Problem, effort: Effort) -> list[Plan]:
+def plans_of_own_rate_leaves(device: TunableDevice, problem: Problem, effort: Effort) -> list[Plan]:
     """Return plans for each leaf that has a rate of its own: without levels, and the first candidate with levels."""
     rates, found = device.untuned_model().rates, []
-    light = [p for p in compilable_candidates(device, effort) if p.leaf_use.leaf.rate in rates]
+    light = [p for p in quickly_compiled_candidates(device, effort) if p.leaf_use.leaf.rate in rates]
     plans = [p for p in light if is_within_limits(device, p, problem)]
     for leaf in dict.fromkeys(p.leaf for p in plans):
         own = [p for p in plans if p.leaf == leaf]
@@ -321,7 +321,9 @@ def own_rate_plans(device: TunableDevice, problem: Problem, effort: Effort) -> l
 def own_kernel_plans(device: TunableDevice, problem: Problem, effort: Effort) -> list[Plan]:
     """Return the candidates with fmm's own kernel for which the operands are aligned and large enough."""
     plans = [
-        p for p in compilable_candidates(device, effort) if p.uses_tile_model and is_within_limits(device, p, problem)
+        p
+        for p in quickly_compiled_candidates(device, effort)
+        if p.uses_tile_model and is_within_limits(device, p, problem)
     ]
     plans = [p for p in plans if are_rows_aligned(problem, p.leaf_use.leaf.alignment)]
     return [p for p in plans if estimated_work(p, problem).smallest_leaf_side >= device.untuned_model().least]

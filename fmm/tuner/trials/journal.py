@@ -176,10 +176,10 @@ class RoundLimits:
         """Return True if the measurement needs another round; `samples` are those of `done` rounds."""
         if done < max(self.min_rounds, self.max_rounds):
             spent = sum(map(sum, samples.values()))
-            return done < self.min_rounds or spent < self.seconds or self._is_uncertain(done, samples)
-        return self._is_uncertain(done, samples)
+            return done < self.min_rounds or spent < self.seconds or self._is_median_uncertain(done, samples)
+        return self._is_median_uncertain(done, samples)
 
-    def _is_uncertain(self, done: int, samples: SampleSeconds) -> bool:
+    def _is_median_uncertain(self, done: int, samples: SampleSeconds) -> bool:
         """Return True if the median of a run's samples is uncertain and the limits allow another round."""
         if done == 2 and any(max(s) > self.max_ratio_of_two * min(s) for s in samples.values() if s):
             return True

@@ -14,11 +14,11 @@ from fmm.kernels.algorithms.additions import (
     Coefficient,
     chain_programs,
     order_lines_by_use,
+    program_with_alpha_beta,
+    pruned_program,
     renumber_inputs,
-    restricted_program,
     separate_sums_program,
     shared_sums_program,
-    updating_program,
 )
 
 Row = tuple[Coefficient, ...]
@@ -146,7 +146,7 @@ def test_permuted_moves_the_columns(program: AdditionProgram, random: object) ->
 def test_updating_is_alpha_times_the_old_outputs_plus_beta_times_new_inputs(
     program: AdditionProgram, alpha: Fraction, beta: Fraction
 ) -> None:
-    updated = updating_program(program, alpha, beta)
+    updated = program_with_alpha_beta(program, alpha, beta)
     outputs = len(program.outputs)
     extra = outputs if beta else 0  # with beta = 0 the old C is no input: it must not be read
     assert updated.inputs == program.inputs + extra
@@ -157,7 +157,7 @@ def test_updating_is_alpha_times_the_old_outputs_plus_beta_times_new_inputs(
 
 def test_updating_by_one_and_zero_changes_nothing() -> None:
     program = separate_sums_program([(1, 1)], 2)
-    assert updating_program(program, 1, 0) is program
+    assert program_with_alpha_beta(program, 1, 0) is program
 
 
 @given(random_programs(), st.data())
@@ -165,7 +165,7 @@ def test_restricted_zeroes_columns_and_drops_rows(program: AdditionProgram, data
     present = data.draw(st.lists(st.booleans(), min_size=program.inputs, max_size=program.inputs))
     outputs = len(program.outputs)
     wanted = data.draw(st.lists(st.booleans(), min_size=outputs, max_size=outputs))
-    small = restricted_program(program, present, wanted)
+    small = pruned_program(program, present, wanted)
     expected = [
         tuple(c if here else 0 for c, here in zip(row, present, strict=True))
         for row, want in zip(program.coefficient_matrix(), wanted, strict=True)

@@ -65,7 +65,7 @@ def _drawn(size: int, bits: int, draw: random.Random) -> int:
 def test_planes_are_within_their_bounds() -> None:
     for bits, way in ((bits, safe_digit_products(bits, 4096)[0]) for bits in (8, 16, 32, 64)):
         most = 1 << (bits - 1)
-        bounds = way.left.plane_bounds(most, bits)
+        bounds = way.left.digit_plane_bounds(most, bits)
         around = [s * (1 << e) + d for e in range(bits - 1) for s in (1, -1) for d in (-1, 0)]
         extremes = [-most, most - 1, 0, 1, -1, most // 3, *around]
         for x in extremes:

@@ -230,7 +230,7 @@ def test_large_products_wait_for_the_check(share: int, order: list[str]) -> None
         time.sleep(0.05)
         note("check")
 
-    backend.run_check([x], check)
+    backend.run_overflow_check([x], check)
     flowing.add_task(PlanTask([y], [y], lambda: note("sum")))
     flowing.add_task(PlanTask((x, y), (np.empty((4, 4)),), lambda: note("product"), flops=128))
     flowing.close()

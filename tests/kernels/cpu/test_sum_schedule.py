@@ -15,12 +15,12 @@ from fmm.kernels.algorithms.additions import (
     AdditionProgram,
     Coefficient,
     Terms,
+    program_with_alpha_beta,
     separate_sums_program,
-    updating_program,
 )
 from fmm.kernels.algorithms.step_table import kernel_table
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.sum_schedule import ElementwiseCall, schedule_calls
+from fmm.kernels.cpu.sum_schedule import ElementwiseCall, schedule_elementwise_calls
 from fmm.kernels.cpu.sum_schedule import scalar_coefficient as scalar
 from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.plans.sums import Place, Sum
@@ -39,7 +39,7 @@ def run(
 ) -> list[float | None]:
     """Run the schedule on panels of one number and return the wanted writes; a read of None is absent."""
     present = tuple(x is not None for x in reads)
-    found = schedule_calls(program, present, tuple(wanted), aliases)
+    found = schedule_elementwise_calls(program, present, tuple(wanted), aliases)
     places = dict(aliases)
     cells: list[list[complex]] = [[complex("nan") if x is None else x] for x in reads]
     cells += [cells[places[o]] if o in places else [complex("nan")] for o in range(len(wanted))]
@@ -121,7 +121,7 @@ IN_PLACE = [
     *[
         (
             f"C = {alpha} M + {beta} C",
-            updating_program(separate_sums_program([(1,)], 1), alpha, beta),
+            program_with_alpha_beta(separate_sums_program([(1,)], 1), alpha, beta),
             ((0, 1),) if beta else (),
         )
         for alpha in (1, -1, 0, 2, 0.5, 1j, -1j, 0.6 + 0.8j)
@@ -157,7 +157,7 @@ SHORT = [
 def test_calls_are_as_few_as_they_can_be(
     program: AdditionProgram, present: tuple[bool, ...], aliases: Aliases, operations: list[str]
 ) -> None:
-    found = schedule_calls(program, present, (True,) * len(program.outputs), aliases)
+    found = schedule_elementwise_calls(program, present, (True,) * len(program.outputs), aliases)
     assert len(found.calls) <= len(operations)
     assert {call.op for call in found.calls} <= set(operations)
     assert found.scratch <= 1
@@ -165,8 +165,8 @@ def test_calls_are_as_few_as_they_can_be(
 
 def test_unwanted_outputs_cost_nothing() -> None:
     program = separate_sums_program([(1, 1), (1, -1)], 2)
-    assert len(schedule_calls(program, (True, True), (False, True), ()).calls) == 1
-    assert schedule_calls(program, (True, True), (False, False), ()).calls == ()
+    assert len(schedule_elementwise_calls(program, (True, True), (False, True), ()).calls) == 1
+    assert schedule_elementwise_calls(program, (True, True), (False, False), ()).calls == ()
 
 
 def test_scratch_panels_are_used_again() -> None:
@@ -174,12 +174,12 @@ def test_scratch_panels_are_used_again() -> None:
     lines: list[Terms] = [((1, 0), (1, 1))]
     lines += [((1, number), (1, 0)) for number in range(2, 12)]
     program = AdditionProgram(2, tuple(lines), (12,))
-    assert schedule_calls(program, (True, True), (True,), ()).scratch <= 2
+    assert schedule_elementwise_calls(program, (True, True), (True,), ()).scratch <= 2
 
 
 def test_scaled_terms_of_a_sum_share_one_scratch_panel() -> None:
     program = AdditionProgram(4, (((1, 0), (2, 1), (3, 2), (5, 3)),), (4,))
-    assert schedule_calls(program, (True,) * 4, (True,), ()).scratch == 1
+    assert schedule_elementwise_calls(program, (True,) * 4, (True,), ()).scratch == 1
 
 
 # ---- any program, any aliases, any part of it present or wanted

@@ -14,7 +14,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Problem
 from fmm.semirings.closure_launches import closure_launches
-from fmm.semirings.minplus_kernel import TROPICAL_RINGS, edges_launch
+from fmm.semirings.minplus_kernel import TROPICAL_RINGS, graph_edges_launch
 from fmm.semirings.path_request import EdgeRule
 from tests.support.chips import H200
 from tests.support.compiler_on_mock import compiler_on_a_mock
@@ -69,7 +69,7 @@ def test_a_first_product_compiles_few_small_units(
     ),
 )
 def test_first_shortest_paths_compile_few_small_units(n: int, with_predecessors: bool, units: int, most: int) -> None:
-    edges = edges_launch("float32", n, (n, 1), EdgeRule(float("inf"), 1e-8))
+    edges = graph_edges_launch("float32", n, (n, 1), EdgeRule(float("inf"), 1e-8))
     closure = closure_launches(TROPICAL_RINGS["float32"], n, with_predecessors, H200.multiprocessors)
     found = ptx_bytes((edges, *closure.launches))
     assert len(found) <= units and max(found) <= most, found

@@ -29,7 +29,10 @@ LEVELS = ("", "strassen.batched.pad16", "strassen.fused.pad8")
 SIZES = ((256, 512, 384), (301, 277, 303))
 # Whatever may end a plan, with every option, of numbered ones the first.
 USES = [
-    use for row in plan_leaves() for use in row.all_uses if "cuda" in row.devices and not use.number and not use.order
+    use
+    for row in plan_leaves()
+    for use in row.all_leaf_uses
+    if "cuda" in row.devices and not use.number and not use.order
 ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.launch_list import FLAG, Launch, VendorCall
-from fmm.kernels.cuda.ops import DeviceView, GemmOp, MirrorOp, RankOp, rank_op
+from fmm.kernels.cuda.ops import DeviceView, GemmOp, MirrorOp, RankUpdateOp, rank_update_op
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
@@ -89,14 +89,14 @@ def views(
     ],
 )
 def test_the_factor_that_blas_can_read(orders: str, factor: str, transposed: bool, upper: bool) -> None:
-    found = rank_op("vendor", "float32", *views(6, 4, orders[0], orders[1], orders[2], "float32"), 1, 0)
+    found = rank_update_op("vendor", "float32", *views(6, 4, orders[0], orders[1], orders[2], "float32"), 1, 0)
     assert found is not None
     assert (found.factor.base, found.factor.transposed, found.upper) == (factor, transposed, upper)
     assert (found.n, found.k, found.dest.base) == (6, 4, "C")
 
 
 def test_blas_can_read_neither_factor() -> None:
-    assert rank_op("vendor", "complex64", *views(6, 4, "F", "F", "C", "complex64"), 1, 0) is None
+    assert rank_update_op("vendor", "complex64", *views(6, 4, "F", "F", "C", "complex64"), 1, 0) is None
 
 
 def steps(text: str, asked: Problem, flagged: bool = True) -> list[Any]:
@@ -106,7 +106,7 @@ def steps(text: str, asked: Problem, flagged: bool = True) -> list[Any]:
 def test_float32_is_syrk_and_a_mirror() -> None:
     asked = problem(2048, 512, "float32", "C", "C")
     rank, mirror = steps("vendor", asked, flagged=False)
-    assert isinstance(rank, VendorCall) and isinstance(rank.op, RankOp) and "syrk" in rank.label
+    assert isinstance(rank, VendorCall) and isinstance(rank.op, RankUpdateOp) and "syrk" in rank.label
     assert isinstance(mirror, Launch) and mirror.label.startswith("mirror_triangle") and mirror.does == "sums"
     assert mirror.grid == (64 * 65 // 2, 1, 1)
     (herk, _) = steps("vendor", problem(2048, 512, "complex64", "C", "C"), flagged=False)
@@ -120,9 +120,9 @@ def test_a_lower_triangle_falls_back_to_syrk(order: str) -> None:
     for plan, dtype, count in cases:
         asked = problem(2048, 512, dtype, order, "C", fill="lower", alpha=2, beta=-1)
         found = record_launches(Plan.parse(plan), asked, chip_target(V100)).steps
-        ranks = [x.op for x in found if isinstance(x, VendorCall) and isinstance(x.op, RankOp)]
+        ranks = [x.op for x in found if isinstance(x, VendorCall) and isinstance(x.op, RankUpdateOp)]
         usual = record_operations(Plan.parse("gram^2 > vendor" if count > 1 else "vendor"), asked).ops
-        assert ranks == [op for op in usual if isinstance(op, RankOp)] and len(ranks) == count
+        assert ranks == [op for op in usual if isinstance(op, RankUpdateOp)] and len(ranks) == count
         assert all("because" in x.label for x in found if isinstance(x, VendorCall) and x.op in ranks)
     # Of two matrices it has no half.
     other = problem(2048, 512, "float32", order, "C", "symmetric", fill="lower")
@@ -159,12 +159,12 @@ def test_small_triangles_are_one_batch_of_whole_products() -> None:
     small = record_operations(Plan.parse("gram^3 > vendor"), problem(4096, 1024, "float32", "C", "C"))
     assert [op.count for op in small.ops if isinstance(op, GemmOp)] == [1, 2, 4, 8]
     large = record_operations(Plan.parse("gram > vendor"), problem(4096, 1024, "float32", "C", "C"))
-    assert [type(op) for op in large.ops] == [GemmOp, RankOp, RankOp, MirrorOp]
+    assert [type(op) for op in large.ops] == [GemmOp, RankUpdateOp, RankUpdateOp, MirrorOp]
 
 
 def test_two_factors_never_use_syrk() -> None:
     found = record_operations(Plan.parse("gram > vendor"), problem(4096, 1024, "float32", "C", "C", "symmetric"))
-    assert not any(isinstance(op, RankOp) for op in found.ops)
+    assert not any(isinstance(op, RankUpdateOp) for op in found.ops)
 
 
 def test_the_mirror_checks_for_inf_and_nan() -> None:

@@ -249,7 +249,7 @@ def test_every_leaf_has_a_case() -> None:
 LEVELS = ("", "strassen.batched.pad16", "winograd.pad", "strassen.fused.pad8", "li-fig12", "strassen.overlapped.pad16")
 VENDORS = {"vendor": "cuBLAS", "vendor-emulated": "cuBLAS", "vendor3m": "cuBLAS", "lt": "cuBLASLt"}
 # Every leaf with every option, of numbered ones the first.
-USES = [use for leaf in ON_DEVICE for use in leaf.all_uses if not use.number and not use.order]
+USES = [use for leaf in ON_DEVICE for use in leaf.all_leaf_uses if not use.number and not use.order]
 
 
 def lists(use: LeafUse, on: Chip) -> Iterator[LaunchList]:

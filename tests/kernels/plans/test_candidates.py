@@ -8,7 +8,7 @@ from fmm.kernels.algorithms.text_files import (
     FORM_ABOVE_CANDIDATES,
     FORM_ABOVE_WITHOUT_OPTIONS,
     FORM_SEARCH_ONLY,
-    parse_considered_forms,
+    parse_candidate_forms,
 )
 from fmm.kernels.algorithms.text_files import PLAN_FORM_NAMES as NAMED
 from fmm.kernels.plans.plan import Plan
@@ -191,9 +191,9 @@ LINES = [
 
 @pytest.mark.parametrize(("text", "forms"), LINES)
 def test_the_line_consider(text: str, forms: tuple[str, ...]) -> None:
-    assert parse_considered_forms(text) == forms
+    assert parse_candidate_forms(text) == forms
 
 
 def test_a_form_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown form 'sideways' in the line consider; valid: nothing, or some of"):
-        parse_considered_forms("consider  nested, sideways\n")
+        parse_candidate_forms("consider  nested, sideways\n")

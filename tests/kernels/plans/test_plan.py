@@ -14,7 +14,7 @@ import fmm
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.plans.explain import format_bytes
-from fmm.kernels.plans.leaf import leaf_of_option, leaf_option_text, leaf_uses, plan_leaves
+from fmm.kernels.plans.leaf import leaf_option_text, leaf_uses, parse_leaf_option, plan_leaves
 from fmm.kernels.plans.levels.balanced import balanced_level
 from fmm.kernels.plans.levels.gram import gram_level
 from fmm.kernels.plans.levels.scheme_level import FRINGES, PAD_OPTIONS, SchemeLevel, level_with_options, scheme_level
@@ -66,7 +66,7 @@ def test_every_candidate_has_a_text_that_reads_back(device: str) -> None:
             assert Plan.parse(str(part)) == part and str(Plan.parse(str(part))) == str(part)
 
 
-@pytest.mark.parametrize("leaf", sorted({str(use) for row in plan_leaves() for use in row.all_uses}))
+@pytest.mark.parametrize("leaf", sorted({str(use) for row in plan_leaves() for use in row.all_leaf_uses}))
 def test_every_leaf_below_gram_reads_back(leaf: str) -> None:
     """A leaf alone, below the level gram, and as the leaf of the blocks on the diagonal, if it can be that."""
     for plan in (Plan(leaf=leaf), Plan((gram_level(2),), leaf)):
@@ -153,7 +153,7 @@ UNIT = [("strassen", 1), ("strassen.pad", 1), ("strassen.peel", 1), ("strassen.p
 
 @pytest.mark.parametrize(("text", "unit"), UNIT)
 def test_units(text: str, unit: int) -> None:
-    assert level_with_options(*text.split(".")).pad_unit == unit
+    assert level_with_options(*text.split(".")).padded_side_multiple == unit
 
 
 def test_a_level_knows_its_grid_and_products() -> None:
@@ -380,6 +380,6 @@ def test_bytes_are_shown_in_the_largest_unit_that_fits(nbytes: int, text: str) -
 def test_each_leaf_is_found_by_its_text_in_an_option() -> None:
     """The text of a leaf with levels inside is whole: only `residues(14)` is short for `residues(14) > bytes`."""
     uses = leaf_uses().values()
-    assert all(leaf_of_option(leaf_option_text(use)) == use for use in uses)
+    assert all(parse_leaf_option(leaf_option_text(use)) == use for use in uses)
     with_levels = [use for use in uses if str(use).count(">") > 1]
     assert with_levels and all(leaf_option_text(use) == str(use) for use in with_levels)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.sum_schedule import schedule_calls
+from fmm.kernels.cpu.sum_schedule import schedule_elementwise_calls
 from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.lower import BAND_ELEMENTS, MIN_BAND_ROWS, lower_level
@@ -172,7 +172,9 @@ def test_the_join_in_place_needs_no_copies(name: str, calls: int) -> None:
     assert recipe is not None
     join = recipe.steps[-1]
     assert isinstance(join, Sum)
-    found = schedule_calls(join.program, (True,) * len(join.reads), (True,) * len(join.writes), join.in_place_pairs)
+    found = schedule_elementwise_calls(
+        join.program, (True,) * len(join.reads), (True,) * len(join.writes), join.in_place_pairs
+    )
     assert [call.op for call in found.calls if call.op not in ("add", "subtract")] == []
     assert len(found.calls) == calls
 
@@ -423,7 +425,7 @@ def test_a_batch_is_equal_blocks_at_equal_distances(text: str, size: Size) -> No
     (batch,) = [step for step in recipe.steps if isinstance(step, ProductBatch)]
     assert tuple(recipe.products) == batch.products
     assert len(batch.products) == level.products
-    sides = [block_side(x, parts, level.pad_unit) for x, parts in zip(size, level.block_grid, strict=True)]
+    sides = [block_side(x, parts, level.padded_side_multiple) for x, parts in zip(size, level.block_grid, strict=True)]
     assert {p.size for p in batch.products} == {tuple(sides)}
     assert len(batch.operand_places) == 3
     for places in batch.operand_places:

@@ -23,7 +23,7 @@ from fmm.perfmodel.papers.recursion_points import (
     choose_hasa_plan,
     cut_balanced,
     first_level_speedup,
-    level_pays,
+    is_level_profitable,
     level_speedups,
     levels_above_recursion_point,
     max_epsilon,
@@ -52,7 +52,7 @@ def test_equation_2_as_printed(ratio: float) -> None:
     for m in sizes:
         for n in sizes:
             for p in sizes:
-                assert level_pays((m, n, p), ratio) is not equation_2(m, n, p, ratio), (m, n, p)
+                assert is_level_profitable((m, n, p), ratio) is not equation_2(m, n, p, ratio), (m, n, p)
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_equation_2_as_printed(ratio: float) -> None:
     ],
 )
 def test_recurse(shape: Shape, ratio: float, epsilon: float, yes: bool) -> None:
-    assert level_pays(shape, ratio, epsilon=epsilon) is yes
+    assert is_level_profitable(shape, ratio, epsilon=epsilon) is yes
 
 
 @pytest.mark.parametrize("shape", [(1102, 1102, 1102), (777, 1500, 101), (1, 5000, 5000)])
 def test_the_largest_correction_with_which_a_level_still_pays(shape: Shape) -> None:
     most = max_epsilon(shape, 30.0)
-    assert level_pays(shape, 30.0, epsilon=most - 0.01) is (most > -inf)
-    assert not level_pays(shape, 30.0, epsilon=max(most, -30.0) + 0.01)
+    assert is_level_profitable(shape, 30.0, epsilon=most - 0.01) is (most > -inf)
+    assert not is_level_profitable(shape, 30.0, epsilon=max(most, -30.0) + 0.01)
 
 
 @pytest.mark.parametrize("ratio", [17.7, 30.0, 39.3, 160.0])
@@ -83,7 +83,7 @@ def test_equation_3_is_equation_2_on_even_cubes(ratio: float) -> None:
     point = recursion_point(ratio)
     assert point == pytest.approx(22 * ratio)
     for n in range(2 * int(point / 2) - 10, 2 * int(point / 2) + 12, 2):
-        assert level_pays((n, n, n), ratio) is (n > point)
+        assert is_level_profitable((n, n, n), ratio) is (n > point)
 
 
 def test_the_ratio_may_depend_on_the_shape() -> None:
@@ -94,15 +94,15 @@ def test_the_ratio_may_depend_on_the_shape() -> None:
         asked.append((m, k, n))
         return 10.0 if max(m, k, n) < 1000 else 100.0
 
-    assert level_pays((600, 600, 600), ratio)
-    assert not level_pays((1200, 1200, 1200), ratio)
+    assert is_level_profitable((600, 600, 600), ratio)
+    assert not is_level_profitable((1200, 1200, 1200), ratio)
     assert asked == [(600, 600, 600), (1200, 1200, 1200)]
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 5), (5, -2, 5)])
 def test_sizes_must_be_positive(shape: Shape) -> None:
     for call in (
-        lambda: level_pays(shape, 1.0),
+        lambda: is_level_profitable(shape, 1.0),
         lambda: levels_above_recursion_point(shape, 5),
         lambda: cut_balanced(shape),
     ):
@@ -112,7 +112,7 @@ def test_sizes_must_be_positive(shape: Shape) -> None:
 
 def test_the_ratio_must_not_be_negative() -> None:
     with pytest.raises(ValueError, match="must not be negative: -1"):
-        level_pays((100, 100, 100), -1.0)
+        is_level_profitable((100, 100, 100), -1.0)
 
 
 # ---- any scheme
@@ -160,15 +160,15 @@ def test_recursion_point_of_any_scheme(work: BlockWork, factor: int | None) -> N
     assert factor is None or point == pytest.approx(40.0 * factor)
     step = work.split[0]
     below, above = step * int(point / step), step * (int(point / step) + 1)
-    assert not level_pays((below, below, below), 40.0, work)
-    assert level_pays((above, above, above), 40.0, work)
+    assert not is_level_profitable((below, below, below), 40.0, work)
+    assert is_level_profitable((above, above, above), 40.0, work)
 
 
 def test_rectangular_splits_weigh_their_own_blocks() -> None:
     """<2,2,3;11> with one addition of each kind, by hand: 2 (12-11) n^3/12 = r n^2 (1/4 + 1/6 + 1/6)."""
     work = BlockWork("one-of-each", (2, 2, 3), 11, additions=(1, 1, 1))
     assert recursion_point(6.0, work) == pytest.approx(6.0 * (Fraction(7, 12) * 6))
-    assert level_pays((24, 24, 24), 6.0, work) and not level_pays((12, 12, 12), 6.0, work)
+    assert is_level_profitable((24, 24, 24), 6.0, work) and not is_level_profitable((12, 12, 12), 6.0, work)
 
 
 def test_each_kind_of_block_has_its_own_size() -> None:
@@ -176,7 +176,7 @@ def test_each_kind_of_block_has_its_own_size() -> None:
     work = BlockWork("unequal", (2, 3, 5), 29, additions=(1, 2, 3))
     point = 4.0 * (Fraction(1, 6) + Fraction(2, 15) + Fraction(3, 10)) * 15
     assert recursion_point(4.0, work) == recursion_point(3.0, work, epsilon=1.0) == pytest.approx(float(point))
-    assert level_pays((60, 60, 60), 4.0, work) and not level_pays((30, 30, 30), 4.0, work)
+    assert is_level_profitable((60, 60, 60), 4.0, work) and not is_level_profitable((30, 30, 30), 4.0, work)
 
 
 def test_odd_sizes_as_in_equation_2() -> None:
@@ -187,7 +187,7 @@ def test_odd_sizes_as_in_equation_2() -> None:
 
 def test_a_classical_split_never_pays() -> None:
     assert recursion_point(0.1, work_of("classical")) == inf
-    assert not level_pays((10**6, 10**6, 10**6), 1e-9, work_of("classical"))
+    assert not is_level_profitable((10**6, 10**6, 10**6), 1e-9, work_of("classical"))
 
 
 def test_block_work_refuses_nonsense() -> None:
@@ -294,7 +294,7 @@ def test_the_systems_that_do_not_follow() -> None:
 
 
 def test_rates_look_truncated() -> None:
-    missed = [s.name for s in TABLE_3_SYSTEMS if not s.is_consistent(Fraction(0), Fraction(1))]
+    missed = [s.name for s in TABLE_3_SYSTEMS if not s.is_printed_n1_in_range(Fraction(0), Fraction(1))]
     assert missed == ["RX1600", "Optiplex GX280", "HP ZV 6005"]
 
 

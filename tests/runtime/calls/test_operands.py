@@ -14,7 +14,7 @@ from fmm.arrays.library import product_shape
 from fmm.arrays.numpy_library import BLAS_DTYPES, NUMPY, same_memory_transposed
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
-from fmm.runtime.operands import byte_span, matrix_layout, may_overlap, tall_matrix
+from fmm.runtime.operands import byte_span, matrix_layout, may_overlap, stack_as_tall_matrix
 from fmm.runtime.prepare import PreparedCall, prepare_uncached
 from fmm.runtime.run_host import _split_stack
 
@@ -69,7 +69,7 @@ STACKS: list[tuple[str, Any, bool]] = [
 def test_stacked_rows(what: str, x: Array, collapses: bool) -> None:
     tall = x.reshape(-1, x.shape[-1])
     assert np.shares_memory(tall, x) is collapses, "the table is wrong: NumPy decides"
-    assert (tall_matrix(NUMPY.describe_operand(x)) is not None) is collapses
+    assert (stack_as_tall_matrix(NUMPY.describe_operand(x)) is not None) is collapses
 
 
 @st.composite
@@ -86,7 +86,7 @@ def views(draw: st.DrawFn, ndim: int | None = None) -> Any:
 @given(views())
 def test_stacked_rows_is_never_wrong_about_a_copy(x: Array) -> None:
     """Wrong the one way, a product would be written into a copy of out and be lost."""
-    if tall_matrix(NUMPY.describe_operand(x)) is not None:
+    if stack_as_tall_matrix(NUMPY.describe_operand(x)) is not None:
         assert np.shares_memory(x.reshape(-1, x.shape[-1]), x)
 
 

@@ -30,8 +30,8 @@ from fmm.runtime.decisions.decide import Decision, decide_plan
 from fmm.runtime.decisions.first_product import (
     MAX_MEASURED_SECONDS,
     MAX_PREDICTED_SECONDS,
-    scaled_to_entry,
-    without_portable_kernels,
+    calibration_scaled_to_entry,
+    calibration_without_portable_kernels,
 )
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.devices import Device, gpu_from_description
@@ -73,7 +73,7 @@ def measure(trial: online.OnlineTrial, speedup: float, monkeypatch: pytest.Monke
     def multiply(plan: Plan) -> None:
         now[0] += 0.001 if plan == VENDOR else 0.001 / speedup
 
-    trial.run_at_once(multiply, lambda: None, MAX_MEASURED_SECONDS)
+    trial.run_all_products(multiply, lambda: None, MAX_MEASURED_SECONDS)
     assert trial.entry is not None and trial.entry.origin == FIRST_PRODUCT
 
 
@@ -124,7 +124,7 @@ def test_a_small_gain_lowers_the_predicted_gain() -> None:
     trial = decided("A100", "float32").trial
     assert trial is not None
     entry = entry_from_rounds(problem.size, str(trial.plan), [1.1] * 6, [1.0] * 6, 0.01, FIRST_PRODUCT)
-    found = scaled_to_entry(unmeasured, entry, "float32")
+    found = calibration_scaled_to_entry(unmeasured, entry, "float32")
     own, vendor = (quick_prediction(x, problem, found).predicted_seconds for x in (trial.plan, VENDOR))
     assert vendor / own == pytest.approx(1.1, rel=0.05)
     assert "residues(7) > bytes" in unmeasured.rates and "residues(7) > bytes" not in found.rates
@@ -141,7 +141,7 @@ def test_products_that_measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         decide_plan(Problem(4096, 4096, 4096, "float32"), replace(PLENTY, emulation=False), gpu("A100")).trial is None
     )
     for name in ("H200", "V100"):
-        assert without_portable_kernels(datasheet_calibration(name)) == datasheet_calibration(name)
+        assert calibration_without_portable_kernels(datasheet_calibration(name)) == datasheet_calibration(name)
     monkeypatch.setenv("FMM_TUNING_MODE", "off")
     assert decided("A100", "float32").trial is None and not is_portable(decided("A100", "float32").plan)
     assert decided("A100", "int64").plan == VENDOR
@@ -218,7 +218,7 @@ def test_a_slow_measurement_ends_and_leaves_the_type_to_the_vendor(
         ran.append(plan)
         now[0] += 0.03
 
-    trial.run_at_once(multiply, lambda: None, 0.05)
+    trial.run_all_products(multiply, lambda: None, 0.05)
     assert trial.entry is not None and trial.entry.plan == "vendor" and not config.exists()
     assert len(ran) == online.UNTIMED_PRODUCTS + 1 + 2
 
@@ -229,11 +229,11 @@ def test_one_thread_measures(config: Path) -> None:
 
     def multiply(plan: Plan) -> None:
         ran.append(plan)
-        other = threading.Thread(target=trial.run_at_once, args=(multiply, lambda: None, 10.0))
+        other = threading.Thread(target=trial.run_all_products, args=(multiply, lambda: None, 10.0))
         other.start()
         other.join()
 
     for _ in range(2):
-        trial.run_at_once(multiply, lambda: None, 10.0)
+        trial.run_all_products(multiply, lambda: None, 10.0)
     assert len(ran) == online.UNTIMED_PRODUCTS + 1 + 2 * (online.MEASURED_PAIRS + 1)
     assert trial.entry is not None and trial.entry.rounds == online.MEASURED_PAIRS

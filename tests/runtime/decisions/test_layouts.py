@@ -14,7 +14,7 @@ from fmm.config import files
 from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.schema import Tuning, read_section
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.choose import Limits, ranking_problem
+from fmm.perfmodel.choose import Limits, problem_for_ranking
 from fmm.perfmodel.predict import COLUMN_MAJOR_B_FACTOR, is_slow_on_column_major_b, predict
 from fmm.problem import Layout, Problem, reduced_problem
 from fmm.runtime.decisions.decide import Decision, decide_by_model, decide_plan, find_certified_entry
@@ -71,10 +71,14 @@ def test_the_model_says_by_how_much() -> None:
     assert H200.guess is not None
     tile, problem = Plan.parse("tile"), laid("N", "T", 4096)
     turned, plain = (
-        predict(tile, x, H200.guess).products for x in (ranking_problem(problem, True), reduced_problem(problem))
+        predict(tile, x, H200.guess).products for x in (problem_for_ranking(problem, True), reduced_problem(problem))
     )
     assert turned == pytest.approx(COLUMN_MAJOR_B_FACTOR * plain)
-    assert ranking_problem(laid("T", "N", 4096), True) == ranking_problem(problem, False) == reduced_problem(problem)
+    assert (
+        problem_for_ranking(laid("T", "N", 4096), True)
+        == problem_for_ranking(problem, False)
+        == reduced_problem(problem)
+    )
     assert not is_slow_on_column_major_b(Plan.parse("tile.outer").leaf_use, "float32")
 
 

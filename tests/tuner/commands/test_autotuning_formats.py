@@ -19,8 +19,8 @@ from fmm.tuner.cli import main
 from fmm.tuner.commands.autotuning_formats import (
     search_space_of_device,
     space_conditions,
-    t1_document,
-    t4_document,
+    t1_space_document,
+    t4_results_document,
 )
 from fmm.tuner.devices.device import CPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
@@ -42,7 +42,7 @@ def sample(plan: str, seconds: float | None, **more: Any) -> Trial:
 
 
 def results_of(*trials: Trial) -> list[dict[str, Any]]:
-    document = t4_document([RecordedTuning(HEADER, trials, True)])
+    document = t4_results_document([RecordedTuning(HEADER, trials, True)])
     check_document("t4", document)
     found: list[dict[str, Any]] = document["results"]
     return found
@@ -97,7 +97,7 @@ def test_a_failure_has_its_kind_and_its_text(failure: str, kind: str) -> None:
 
 def test_a_start_that_is_no_date_stays_as_written() -> None:
     tuning = RecordedTuning(TuningHeader("r", "cpu", {}, {}, {}, "", "long ago"), (sample("vendor", 1.0),), False)
-    assert t4_document([tuning])["results"][0]["timestamp"] == "long ago"
+    assert t4_results_document([tuning])["results"][0]["timestamp"] == "long ago"
 
 
 @pytest.mark.parametrize("folder", ["cpu-intel-r-xeon-r-processor-2t", "nvidia-h200"])
@@ -127,7 +127,7 @@ def test_recorded_tunings_are_valid_and_complete(folder: str, capsys: pytest.Cap
     ("key", "dtype"), [("cpu-x-2t", "float32"), ("cpu-x-2t", "complex64"), ("cuda-9.0-132sm-x", "float32")]
 )
 def test_the_conditions_hold_exactly_for_the_choices_that_build_a_plan(key: str, dtype: str) -> None:
-    document = t1_document(key, "a device", dtype)
+    document = t1_space_document(key, "a device", dtype)
     check_document("t1", document)
     described = document["ConfigurationSpace"]
     space = {x["Name"]: ast.literal_eval(x["Values"]) for x in described["TuningParameters"]}
@@ -157,7 +157,7 @@ def test_a_space_in_which_all_choices_fit_has_no_conditions() -> None:
 
 @pytest.mark.parametrize("path", ["results/0/times", "results/0/invalidity", "results/0/configuration", "results"])
 def test_a_document_without_a_required_field_is_invalid(path: str) -> None:
-    document = deepcopy(t4_document([RecordedTuning(HEADER, (sample("vendor", 1.0),), True)]))
+    document = deepcopy(t4_results_document([RecordedTuning(HEADER, (sample("vendor", 1.0),), True)]))
     *above, name = path.split("/")
     place: Any = document
     for step in above:

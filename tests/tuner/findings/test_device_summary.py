@@ -20,9 +20,9 @@ from fmm.tuner.findings.device_summary import (
     SummaryCell,
     block_strategy_text,
     is_config_in_force,
+    matrix_side_cell,
     minutes_text,
     print_summary,
-    side_cell,
     summarize_device,
 )
 from fmm.tuner.findings.model_in_use import decide_square, first_gaining_side, model_in_use
@@ -96,7 +96,9 @@ def test_the_recursion_is_that_of_the_config(path: Path) -> None:
             assert float(row["alpha/pi"].text.replace(",", "")) == pytest.approx(found.alpha / found.pi, abs=0.51)
             measured = found.measured_taus.get("vendor", {}).get("tau1")
             predicted = found.without_emulation.get("tau1") if found.without_emulation else found.tau1.value
-            assert row["tau1"] == (side_cell(predicted) if measured is None else side_cell(measured, True))
+            assert row["tau1"] == (
+                matrix_side_cell(predicted) if measured is None else matrix_side_cell(measured, True)
+            )
 
 
 def test_emulated_products_have_thresholds_of_their_own() -> None:

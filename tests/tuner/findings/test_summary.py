@@ -26,7 +26,7 @@ from fmm.tuner.findings.summary import (
     TextTable,
     TypeSummary,
 )
-from fmm.tuner.findings.thresholds import ALIGNED_SIDE_STEP, SIDE_TOLERANCE, li_threshold_plan, smallest_side_from_which
+from fmm.tuner.findings.thresholds import ALIGNED_SIDE_STEP, SIDE_TOLERANCE, li_threshold_plan, smallest_side_satisfying
 from tests.support import ROOT
 from tests.support import configs as tuned
 from tests.support.marks import quick_and_slow
@@ -127,7 +127,7 @@ def test_the_first_chosen_level_is_no_earlier_than_the_first_gain(dtype: str) ->
 @pytest.mark.parametrize("side", [257, 990, 4321, 60000])
 def test_a_side_between_those_of_the_grid_is_found(side: int) -> None:
     """Also between 976 and 1000: 1000 is on the grid and no multiple of 16."""
-    found = smallest_side_from_which(lambda x: x >= side)
+    found = smallest_side_satisfying(lambda x: x >= side)
     assert side <= found <= max(SIDE_TOLERANCE * side, side + ALIGNED_SIDE_STEP)
 
 

@@ -125,22 +125,22 @@ def sample(levels: int, side: int, speedup: float, predicted: float) -> LevelSam
 
 def test_an_error_within_the_noise_is_not_corrected() -> None:
     right = [sample(1, side, gain, 1.05) for side, gain in ((2000, 1.06), (2500, 1.04), (3000, 1.055), (3500, 1.045))]
-    assert optimism_by_levels(right)[1].error_at_side(3000) == 0
+    assert optimism_by_levels(right)[1].log_error_at_side(3000) == 0
     wrong = [sample(1, side, gain / 1.1, 1.05) for side, gain in ((2000, 1.06), (2500, 1.04), (3000, 1.055))]
-    assert optimism_by_levels(wrong)[1].error_at_side(3000) == pytest.approx(-0.095, abs=0.01)
-    assert optimism_by_levels(wrong)[3].error_at_side(3000) == optimism_by_levels(wrong)[1].error_at_side(
+    assert optimism_by_levels(wrong)[1].log_error_at_side(3000) == pytest.approx(-0.095, abs=0.01)
+    assert optimism_by_levels(wrong)[3].log_error_at_side(3000) == optimism_by_levels(wrong)[1].log_error_at_side(
         3000
     )  # not measured
 
 
 def test_an_error_that_grows_with_the_side_is_extrapolated() -> None:
     found = optimism_by_levels([sample(2, 1000 * 2**i, 0.95**i, 1.0) for i in range(5)])[2]
-    assert found.error_at_side(16000) == pytest.approx(4 * log(0.95)) and found.error_at_side(1000) == pytest.approx(
-        0, abs=1e-9
-    )
-    assert found.error_at_side(32000) == pytest.approx(5 * log(0.95)) and found.error_at_side(1e6) == pytest.approx(
-        6 * log(0.95)
-    )
+    assert found.log_error_at_side(16000) == pytest.approx(4 * log(0.95)) and found.log_error_at_side(
+        1000
+    ) == pytest.approx(0, abs=1e-9)
+    assert found.log_error_at_side(32000) == pytest.approx(5 * log(0.95)) and found.log_error_at_side(
+        1e6
+    ) == pytest.approx(6 * log(0.95))
 
 
 def test_a_sample_that_loses_against_its_prediction_raises_the_margin() -> None:

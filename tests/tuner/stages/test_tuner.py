@@ -40,7 +40,7 @@ from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.findings.thresholds import chosen_level_count, compute_thresholds, crossover_range, li_threshold_plan
 from fmm.tuner.fit import model as fitting
 from fmm.tuner.fit.parameters import FACTOR_TOLERANCE, FIT_PARAMETERS, FIT_PARAMETERS_BY_NAME, QUANTITY_TOLERANCE
-from fmm.tuner.search.certify import entries_of_operation
+from fmm.tuner.search.certify import entries_from_search
 from fmm.tuner.search.race import is_within_limits
 from fmm.tuner.search.space import build_plan, choices_by_plan, search_space
 from fmm.tuner.stages import shapes
@@ -199,7 +199,7 @@ def test_on_a_gpu_a_plan_must_beat_all_that_the_vendor_has(leaf: float, certifie
     assert bool(raced) == (certified == "levels" and leaf < 1)
     unraced = [t for t in journal.recorded if t.stage != "peer"]  # the time was up before the second race
     if leaf < 1 and certified == "levels":
-        assert [e.plan for e in entries_of_operation(unraced, 0.0) if e.plan != "vendor"] == []
+        assert [e.plan for e in entries_from_search(unraced, 0.0) if e.plan != "vendor"] == []
 
 
 @pytest.mark.parametrize("effort", quick_and_slow(["quick"], [x for x in CPU_EFFORTS if x != "quick"]))
@@ -483,16 +483,16 @@ def test_a_shape_that_was_not_confirmed_to_the_end_has_no_entry() -> None:
 
     search = [searched(plan, s) for _ in range(3) for plan, s in (("vendor", 1.0), ("winograd > vendor", 0.5))]
     slower = [searched(plan, s) for _ in range(3) for plan, s in (("vendor", 1.0), ("winograd > vendor", 1.5))]
-    assert entries_of_operation(search, 0.0) == []  # it promised something, and was not confirmed
-    assert [e.plan for e in entries_of_operation(slower, 0.0)] == ["vendor"]
+    assert entries_from_search(search, 0.0) == []  # it promised something, and was not confirmed
+    assert [e.plan for e in entries_from_search(slower, 0.0)] == ["vendor"]
     complete = [trial(plan, s) for _ in range(6) for plan, s in (("vendor", 1.0), ("winograd > vendor", 0.5))]
     complete = [*search, *complete]
-    assert [e.plan for e in entries_of_operation(complete, 0.0)] == ["winograd > vendor"]
-    assert entries_of_operation(complete[:-1], 0.0) == [] and entries_of_operation(complete[:-6], 0.0) == []
+    assert [e.plan for e in entries_from_search(complete, 0.0)] == ["winograd > vendor"]
+    assert entries_from_search(complete[:-1], 0.0) == [] and entries_from_search(complete[:-6], 0.0) == []
     second = [trial(plan, s) for _ in range(6) for plan, s in (("vendor", 1.0), ("hasa > vendor", 0.8))]
     loser = [t if t.plan == "vendor" else replace(t, seconds=1.5) for t in complete]
-    assert [e.plan for e in entries_of_operation([*loser, *second], 0.0)] == ["hasa > vendor"]
-    assert [e.plan for e in entries_of_operation(loser, 0.0)] == ["vendor"]
+    assert [e.plan for e in entries_from_search([*loser, *second], 0.0)] == ["hasa > vendor"]
+    assert [e.plan for e in entries_from_search(loser, 0.0)] == ["vendor"]
 
 
 def test_speedups_are_paired() -> None:

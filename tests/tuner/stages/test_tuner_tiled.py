@@ -23,7 +23,7 @@ from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
 from fmm.runtime.prepare import launches_on_device
 from fmm.tuner.devices.simulated import SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.findings.conclude import conclude_section
-from fmm.tuner.search.certify import entries_of_operation
+from fmm.tuner.search.certify import entries_from_search
 from fmm.tuner.stages.shapes import LADDER_SIDES, square_ladder, squares_below_ladder
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
@@ -81,14 +81,14 @@ def test_where_it_loses_the_vendor_is_the_best_without_workspace(
     """Confirmed or seen in the search alone; where it was never tried, nothing is said."""
     trials = [t for t in journal.recorded if t.plan != str(FUSED) or t.stage in stages]
     slow = [replace(t, seconds=1.5 * t.seconds) if t.seconds and t.plan == str(FUSED) else t for t in trials]
-    lean = [e.plan for e in entries_of_operation(slow, 0.0) if e.lean]
+    lean = [e.plan for e in entries_from_search(slow, 0.0) if e.lean]
     assert lean == ([plan] if plan else [])
 
 
 def test_of_shapes_too_small_for_other_plans_only_that_entry_is_known(journal: Journal) -> None:
     """Products that are small for a tuning are raced with the plan without workspace alone."""
     alone = [replace(t, size=(2048,) * 3) for t in journal.recorded if t.plan in ("vendor", str(FUSED))]
-    assert [(e.plan, e.lean) for e in entries_of_operation(paired(alone), 0.0)] == [(str(FUSED), True)]
+    assert [(e.plan, e.lean) for e in entries_from_search(paired(alone), 0.0)] == [(str(FUSED), True)]
     assert squares_below_ladder(28000)[0] == (3072, 3072, 3072) and squares_below_ladder(8192) == []
     assert {*squares_below_ladder(40000), *square_ladder(40000)} == {(x, x, x) for x in LADDER_SIDES if x <= 40000}
 

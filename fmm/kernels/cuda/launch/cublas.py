@@ -18,7 +18,7 @@ from cupy_backends.cuda.libs import cublas as _cublas  # this import loads the l
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.launch.bound_calls import BoundCall
 from fmm.kernels.cuda.launch_list import ADDRESS_BASES
-from fmm.kernels.cuda.ops import GemmOp, GemmOperand, RankOp
+from fmm.kernels.cuda.ops import GemmOp, GemmOperand, RankUpdateOp
 from fmm.kernels.plans.level import PlanError
 
 
@@ -62,14 +62,14 @@ MathMode = Literal["ieee", "tf32", "emulated"]
 _Pointer = ctypes.c_void_p
 
 
-def vendor_call(op: GemmOp | RankOp, alignment_by_base: Mapping[str, int]) -> GemmCall:
+def vendor_call(op: GemmOp | RankUpdateOp, alignment_by_base: Mapping[str, int]) -> GemmCall:
     """Return the vendor's call for a product.
 
     `alignment_by_base` maps each base to a power of two that divides its address.
     """
     element = DTYPES[op.dtype]
-    if isinstance(op, RankOp):
-        return _RankCall(op, element)
+    if isinstance(op, RankUpdateOp):
+        return _RankUpdateCall(op, element)
     candidate = op.leaf_use.number
     if candidate is None:
         functions = _GEMM3M_FUNCTIONS if op.leaf_use.leaf.name == "vendor3m" else _GEMM_FUNCTIONS
@@ -81,7 +81,7 @@ def vendor_call(op: GemmOp | RankOp, alignment_by_base: Mapping[str, int]) -> Ge
 # ---- cuBLAS
 
 
-class _FunctionNames(NamedTuple):
+class _CublasFunctionNames(NamedTuple):
     """The names of cuBLAS's functions for products of one element type."""
 
     plain: str  # name of the function for a single product
@@ -90,18 +90,18 @@ class _FunctionNames(NamedTuple):
 
 
 _GEMM_FUNCTIONS = {
-    "float32": _FunctionNames("cublasSgemm_v2", "cublasSgemmStridedBatched"),
-    "float64": _FunctionNames("cublasDgemm_v2", "cublasDgemmStridedBatched"),
-    "complex64": _FunctionNames("cublasCgemm_v2", "cublasCgemmStridedBatched"),
-    "complex128": _FunctionNames("cublasZgemm_v2", "cublasZgemmStridedBatched"),
-    "float16": _FunctionNames("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
-    "bfloat16": _FunctionNames("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
+    "float32": _CublasFunctionNames("cublasSgemm_v2", "cublasSgemmStridedBatched"),
+    "float64": _CublasFunctionNames("cublasDgemm_v2", "cublasDgemmStridedBatched"),
+    "complex64": _CublasFunctionNames("cublasCgemm_v2", "cublasCgemmStridedBatched"),
+    "complex128": _CublasFunctionNames("cublasZgemm_v2", "cublasZgemmStridedBatched"),
+    "float16": _CublasFunctionNames("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
+    "bfloat16": _CublasFunctionNames("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
 }
 # The functions that compute a complex product as three real products. cuBLAS has no batched function for complex128, so
 # fmm.kernels.cuda.select splits a batch into single products.
 _GEMM3M_FUNCTIONS = {
-    "complex64": _FunctionNames("cublasCgemm3m", "cublasCgemm3mStridedBatched"),
-    "complex128": _FunctionNames("cublasZgemm3m", ""),
+    "complex64": _CublasFunctionNames("cublasCgemm3m", "cublasCgemm3mStridedBatched"),
+    "complex128": _CublasFunctionNames("cublasZgemm3m", ""),
 }
 # Functions that compute one triangle of X X^H, where alpha and beta are real.
 _RANK_FUNCTIONS = {
@@ -193,7 +193,7 @@ def check_emulation() -> None:
         )
 
 
-def mode_restore_calls(context: StreamContext, math: MathMode, before: int) -> list[BoundCall]:
+def math_mode_restore_calls(context: StreamContext, math: MathMode, before: int) -> list[BoundCall]:
     """Return the calls that set the handle's math mode from `math` back to `before`."""
     calls = [partial(_cublas.setMathMode, context.handle, before)] if before != _MATH_MODES[math] else []
     return calls + _strategy_calls(context, math, _DEFAULT_STRATEGY)
@@ -222,7 +222,7 @@ def set_workspace_call(context: StreamContext, pointer: int, size: int) -> Bound
 class _CublasCall:
     """A GEMM or a batch of GEMMs by cuBLAS; all arguments are converted to C types, except the handle and addresses."""
 
-    def __init__(self, op: GemmOp, element: DType, call: _FunctionNames) -> None:
+    def __init__(self, op: GemmOp, element: DType, call: _CublasFunctionNames) -> None:
         batched = op.count > 1
         name = call.batched if batched else call.plain
         # The arguments are converted once, below. library[name] creates a function object without argument types, so
@@ -263,10 +263,10 @@ class _CublasCall:
         return partial(self.function, _Pointer(context.handle), *head, a, *left, b, *right, c, *dest)
 
 
-class _RankCall:
+class _RankUpdateCall:
     """A call of syrk or herk, which computes one triangle of the product of a matrix and its adjoint."""
 
-    def __init__(self, op: RankOp, element: DType) -> None:
+    def __init__(self, op: RankUpdateOp, element: DType) -> None:
         self.function: Callable[..., int] = getattr(_cublas_library(), _RANK_FUNCTIONS[element.name])
         # alpha and beta in host memory; cuBLAS reads both numbers during the call
         self.scalars = np.array([op.alpha, op.beta], element.real or element.name)

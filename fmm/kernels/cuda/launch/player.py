@@ -27,7 +27,7 @@ from fmm.kernels.cuda.launch.cublas import (
     check_emulation,
     handle_setup_calls,
     math_mode,
-    mode_restore_calls,
+    math_mode_restore_calls,
     set_workspace_call,
     vendor_call,
 )
@@ -127,7 +127,7 @@ class _LaunchParameters:
         self.filled_with: tuple[int, ...] | None = None
 
 
-class _SpareParameters(threading.local):
+class _SpareParameterBlocks(threading.local):
     """The unused parameter blocks of one thread.
 
     A call removes a parameter block from `free`, and appends the block again when all kernels are launched. A signal
@@ -157,8 +157,8 @@ class Player:
         self.calls = [KernelCall(launch, device) for launch in launches.launches]
         self._counting = [launch.counters for launch in launches.launches if launch.counters]
         self._set_address_slots()
-        self._spare = _SpareParameters(device)
-        steps = list(self._bound_steps())
+        self._spare = _SpareParameterBlocks(device)
+        steps = list(self._steps_with_bound_calls())
         leading = takewhile(lambda step: isinstance(step, _KernelLaunch) and step.may_run_early, steps)
         self._leading_launches = [step.bind for step in leading if isinstance(step, _KernelLaunch)]
         self._remaining_steps = steps[len(self._leading_launches) :]
@@ -185,7 +185,7 @@ class Player:
             columns[2],
         )
 
-    def _bound_steps(self) -> Iterator[_KernelLaunch | _VendorProduct | StreamSync]:
+    def _steps_with_bound_calls(self) -> Iterator[_KernelLaunch | _VendorProduct | StreamSync]:
         calls = iter(self.calls)
         divides = dict(zip(ADDRESS_BASES, self.launches.alignment, strict=True))
         for step, stream in zip(self.launches.steps, self.launches.streams, strict=True):
@@ -223,7 +223,7 @@ class Player:
                 *handle_setup_calls(context, self.math, mode),
                 self._only_vendor_call.bind_call(context, addresses),
             ]
-            make_calls(calls + mode_restore_calls(context, self.math, mode))
+            make_calls(calls + math_mode_restore_calls(context, self.math, mode))
             return
         streams, parameters = self._streams_and_parameters(addresses, stream, counters)
         blocks = iter(parameters.addresses)
@@ -261,7 +261,7 @@ class Player:
         for i, context in enumerate(streams[: self.launches.vendor_stream_count]):
             mode = math_mode(context)
             calls += handle_setup_calls(context, self.math, mode)
-            restoring += mode_restore_calls(context, self.math, mode)
+            restoring += math_mode_restore_calls(context, self.math, mode)
             if scratch:
                 calls.append(set_workspace_call(context, scratch + i * GRAPH_SCRATCH_BYTES, GRAPH_SCRATCH_BYTES))
         for step in self._remaining_steps:

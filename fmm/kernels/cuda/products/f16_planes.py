@@ -3,7 +3,7 @@
 The kernels are in f16_planes.cuh and f16_spread.cuh. Each row of A and each column of B has one exponent e. A number x
 in a row or column with the exponent e becomes hi = float16(x 2^e) and lo = float16(2048 (x 2^e - hi)). `OperandPlanes`
 describes where the planes and exponents of an operand are stored; the launch of `plane_split_launch` computes both. For
-componentwise products, the split also records the spread of the magnitudes in a row or column (`ExponentSpread`). If
+componentwise products, the split also records the spread of the magnitudes in a row or column (`BalancedPlanes`). If
 the spread is too large, the operands are split a second time.
 
 A line of an operand is contiguous in memory. If an operand is contiguous along the inner dimension, its lines are the
@@ -93,7 +93,7 @@ class OperandPlanes:
         """True if `fmm.prepare` has stored the planes behind the operand's matrix."""
         return self.base != "W"
 
-    def has_layout_of(self, other: OperandPlanes) -> bool:
+    def has_same_layout_as(self, other: OperandPlanes) -> bool:
         """Return True if both operands have the same memory layout and the same shape."""
         x, y = ((p.along, p.lines, p.length, p.source.leading, p.source.stride) for p in (self, other))
         return x == y
@@ -184,7 +184,7 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
     shared = (
         gram
         and not (op.checked or op.prepared.written_by_sums or a.is_prepared or b.is_prepared)
-        and a.has_layout_of(b)
+        and a.has_same_layout_as(b)
     )
     return a, a if shared else b
 
@@ -263,7 +263,7 @@ BALANCE_BLOCKS_PER_SM = 2  # number of thread blocks of the balance kernel for e
 
 
 @dataclass(frozen=True)
-class ExponentSpread:
+class BalancedPlanes:
     """The planes of both operands of a componentwise product, and the memory for balancing the inner dimension.
 
     From `offset` on, the workspace holds the largest exponent at each position of the inner dimension, first for A and
@@ -281,14 +281,14 @@ class ExponentSpread:
         return self.offset + exponent_bytes(self.left.count * self.left.inner_size)
 
     @property
-    def balance_offset(self) -> int:
+    def balance_flag_offset(self) -> int:
         """Offset of the decision whether to balance the inner dimension, in bytes."""
         return self.right_exponents_offset + exponent_bytes(self.right.count * self.right.inner_size)
 
     @property
     def end_offset(self) -> int:
         """Offset in the workspace of the first byte after the decision whether to balance."""
-        return self.balance_offset + PLANE_ALIGN_BYTES
+        return self.balance_flag_offset + PLANE_ALIGN_BYTES
 
     def pack_parameters(
         self, kernels: tuple[SplitKernel, SplitKernel], cluster: int
@@ -307,20 +307,20 @@ class ExponentSpread:
                 AddressSlot(after, "W", inner[i]),
                 AddressSlot(after + 1, "W", inner[1 - i]),
             ]
-            slots.append(AddressSlot(after + 2, "W", self.balance_offset))
+            slots.append(AddressSlot(after + 2, "W", self.balance_flag_offset))
         return b"".join(parts), tuple(slots)
 
 
 @lru_cache(maxsize=16)
-def balance_kernel_source(left: ContiguousAxis, right: ContiguousAxis) -> str:
+def balance_decision_kernel_source(left: ContiguousAxis, right: ContiguousAxis) -> str:
     """Return the CUDA source of the kernel that decides whether to balance; its entry point is `ENTRY_NAME`."""
     along = ", ".join(str(x == "inner").lower() for x in (left, right))
     call = f"fmm::planes::balance<{along}>(p);"
     return entry_source("fmm::planes::Balance", call, "f16_spread.cuh", (SPLIT_THREADS,))
 
 
-def checked_split_launches(
-    x: ExponentSpread, multiprocessors: int, alignment: Mapping[str, int], cluster: int = SPLIT_CLUSTER_BLOCKS
+def balanced_split_launches(
+    x: BalancedPlanes, multiprocessors: int, alignment: Mapping[str, int], cluster: int = SPLIT_CLUSTER_BLOCKS
 ) -> tuple[Launch, Launch, Launch]:
     """Return three launches: split and record the spread, decide whether to balance, and if so split again."""
     kernels = x.left.split_kernel(alignment), x.right.split_kernel(alignment)
@@ -331,14 +331,14 @@ def checked_split_launches(
         kernel = _split_kernel(kernels, rule, cluster)
         return Launch("sums", f"f16_spread: {label}", kernel, (blocks, 1, 1), parameters, slots)
 
-    source = Kernel(balance_kernel_source, (x.left.along, x.right.along), ENTRY_NAME, SPLIT_THREADS)
+    source = Kernel(balance_decision_kernel_source, (x.left.along, x.right.along), ENTRY_NAME, SPLIT_THREADS)
     balance = Launch(
         "sums",
         "f16_spread: decides whether to balance the inner dimension",
         source,
         (BALANCE_BLOCKS_PER_SM * multiprocessors, 1, 1),
         parameters + bytes(8),
-        (*slots, AddressSlot(len(parameters) // 8, "W", x.balance_offset)),
+        (*slots, AddressSlot(len(parameters) // 8, "W", x.balance_flag_offset)),
     )
     first = split_launch(
         "recorded", "splits A and B in two float16 numbers each, records the spread of rows and columns"

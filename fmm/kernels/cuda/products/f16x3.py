@@ -29,15 +29,21 @@ from fmm.kernels.cuda.ops import DeviceView, GemmOp, GemmOperand
 from fmm.kernels.cuda.products.f16_planes import (
     SPLIT_CLUSTER_BLOCKS,
     SPLIT_THREADS,
-    ExponentSpread,
+    BalancedPlanes,
     OperandPlanes,
-    checked_split_launches,
+    balanced_split_launches,
     missing_planes,
     operand_planes,
     plane_split_launch,
 )
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK_LENGTH, PLANES_PER_OPERAND, VENDOR_PIECE_LENGTH
-from fmm.kernels.cuda.products.tiling import TRIANGLE_LABELS, ContiguousAxis, TriangleTiles, along_cpp, triangle_tiles
+from fmm.kernels.cuda.products.tiling import (
+    TRIANGLE_LABELS,
+    ContiguousAxis,
+    TriangleTiles,
+    contiguous_axes_cpp,
+    triangle_tiles,
+)
 from fmm.kernels.cuda.products.wgmma_tiles import (
     BARRIER_BYTES,
     TILE_LINE_BYTES,
@@ -45,7 +51,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     best_wgmma_sizes,
     cluster_tiles,
     count_cluster_tiles,
-    raster_rows,
+    tile_rows_per_band,
     wgmma_instructions,
 )
 
@@ -76,7 +82,7 @@ class F16x3Kernel:
 def f16x3_kernel_source(kernel: F16x3Kernel) -> str:
     """Return the CUDA source of a kernel that multiplies planes; its entry point is `ENTRY_NAME`."""
     s = kernel.sizes
-    left, right = along_cpp(kernel.along)
+    left, right = contiguous_axes_cpp(kernel.along)
     sizes = f"{s.m_s}, {s.n_s}, {s.cluster}, {s.stages}"
     mirrors = str(kernel.triangle == "full").lower()
     body = (
@@ -103,7 +109,7 @@ class F16x3Op:
     factor: float
     keep: float
     clusters: int  # number of clusters that run on the device at the same time
-    spread: ExponentSpread | None = None  # the spread of exponents; None unless the product is componentwise
+    spread: BalancedPlanes | None = None  # the spread of exponents; None unless the product is componentwise
     addend: DeviceView | None = None  # column-major matrix that `keep` multiplies; None if `keep` multiplies C
 
     def __hash__(self) -> int:
@@ -145,7 +151,7 @@ class F16x3Op:
             self.n,
             -(-self.k // PLANE_CHUNK_LENGTH),
             *self.cluster_tile_counts,
-            raster_rows(self.kernel.sizes),
+            tile_rows_per_band(self.kernel.sizes),
             self.cluster_tile_total,
         )
         numbers = struct.pack("<3q7i2f", *lines, *counts, self.factor, self.keep)
@@ -162,7 +168,7 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
         return None
     m, n, k = op.n, op.m, op.k
     a, b = operand_planes(op)
-    spread = ExponentSpread(a, b, b.end_offset) if op.checked else None
+    spread = BalancedPlanes(a, b, b.end_offset) if op.checked else None
     s = best_wgmma_sizes(m, n, op.count, multiprocessors, F16X3_SIZES, op.triangle is not None)
     clusters = max(multiprocessors // s.cluster, 1)
     kernel = F16x3Kernel(s, (a.along, b.along), op.checked, triangle_tiles(op.triangle_extent))
@@ -175,7 +181,7 @@ def missing_plane_launches(
 ) -> tuple[Launch, ...]:
     """Return the launches that compute the missing planes; `cluster` is the number of thread blocks in a cluster."""
     if op.spread is not None:
-        return checked_split_launches(op.spread, multiprocessors, alignment, cluster)
+        return balanced_split_launches(op.spread, multiprocessors, alignment, cluster)
     return (plane_split_launch(op.missing, alignment, cluster=cluster),) if op.missing else ()
 
 

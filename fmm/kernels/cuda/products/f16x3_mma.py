@@ -16,9 +16,9 @@ from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import DEVICE_ARCHITECTURE, FLAG, AddressSlot, Kernel, Launch, TensorMap
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.f16_planes import (
-    ExponentSpread,
+    BalancedPlanes,
     OperandPlanes,
-    checked_split_launches,
+    balanced_split_launches,
     missing_planes,
     operand_planes,
     plane_split_launch,
@@ -29,10 +29,16 @@ from fmm.kernels.cuda.products.mma_tiles import (
     best_mma_sizes,
     count_tiles,
     pack_lines,
-    raster_rows,
     tile_counts,
+    tile_rows_per_band,
 )
-from fmm.kernels.cuda.products.tiling import TRIANGLE_LABELS, ContiguousAxis, TriangleTiles, along_cpp, triangle_tiles
+from fmm.kernels.cuda.products.tiling import (
+    TRIANGLE_LABELS,
+    ContiguousAxis,
+    TriangleTiles,
+    contiguous_axes_cpp,
+    triangle_tiles,
+)
 
 PLANE_DEPTH = 32  # positions of the inner dimension in a tile, as in mma_tiles.cuh
 NO_CLUSTERS = 1  # number of thread blocks in a cluster of the kernels that split; 1: no clusters
@@ -54,7 +60,7 @@ class F16x3MmaKernel:
 @lru_cache(maxsize=64)
 def f16x3_mma_kernel_source(kernel: F16x3MmaKernel) -> str:
     """Return the CUDA source of a kernel that multiplies planes; its entry point is `ENTRY_NAME`."""
-    left, right = along_cpp(kernel.along)
+    left, right = contiguous_axes_cpp(kernel.along)
     body = (
         f"using Sizes = {kernel.sizes.sizes_cpp(kernel.triangle)};",
         "extern __shared__ __align__(128) char memory[];",
@@ -71,8 +77,8 @@ def f16x3_mma_launches(op: GemmOp, chip: Chip, alignment: Mapping[str, int], fla
     a, b = operand_planes(op)
     product = _product_launch(op, a, b, chip, flagged)
     if op.checked:
-        spread = ExponentSpread(a, b, b.end_offset)
-        return *checked_split_launches(spread, chip.multiprocessors, alignment, NO_CLUSTERS), product
+        spread = BalancedPlanes(a, b, b.end_offset)
+        return *balanced_split_launches(spread, chip.multiprocessors, alignment, NO_CLUSTERS), product
     missing = missing_planes(op, (a, b))
     splits = (plane_split_launch(missing, alignment, cluster=NO_CLUSTERS),) if missing else ()
     return *splits, product
@@ -104,7 +110,7 @@ def _parameter_bytes(op: GemmOp, maps: tuple[TensorMap, TensorMap], s: MmaSizes)
     """Return the bytes of struct MmaProduct3 of gemm_f16x3_mma.cuh, with zeros in place of addresses."""
     m, n, addend = op.n, op.m, op.addend
     lines = op.dest.leading, op.dest.stride, addend.right if addend else op.dest.leading
-    counts = m, n, -(-op.k // PLANE_DEPTH), *tile_counts(m, n, s), raster_rows(s)
+    counts = m, n, -(-op.k // PLANE_DEPTH), *tile_counts(m, n, s), tile_rows_per_band(s)
     numbers = struct.pack("<8q6i2f", *[0] * 5, *lines, *counts, complex(op.alpha).real, complex(op.beta).real)
     return b"".join(map(pack_lines, maps)) + numbers
 

@@ -1,8 +1,9 @@
 """Describe products whose kernel also forms the sums of a fused level, or the sums of a step table.
 
 The tiled kernel forms the sums of blocks (submatrices of A, B and C) itself, so a fused level needs no temporaries.
-`FusedLaunches` describes the launches for the products of a scheme. `tile_op_with_sums` describes one product of sums
-that is added to blocks of C. `tile_op_with_update` describes one product and a step table's sums that use this product.
+`FusedLaunches` describes the launches for the products of a scheme. `tile_op_on_block_sums` describes one product of
+sums that is added to blocks of C. `tile_op_with_fused_sums` describes one product and a step table's sums that use
+this product.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ class FusedLaunches:
         self.written: set[int] = set()
 
     @property
-    def is_atomic(self) -> bool:
+    def adds_atomically(self) -> bool:
         """True if launches add to C atomically.
 
         With atomic additions, C must be multiplied by beta before the first launch.
         """
         return "atomic" in self.tasks
 
-    def staged_launches(self) -> Iterator[list[list[TileOp | TileGroup]]]:
+    def launches_by_stage(self) -> Iterator[list[list[TileOp | TileGroup]]]:
         """Yield for each stage, in order, a list of streams; each stream is a list of launches."""
         if self.one_launch and not self.tasks:
             products = [op for p in range(self.scheme.rank) if (op := self._product_op(p)) is not None]
@@ -79,7 +80,7 @@ class FusedLaunches:
                     ops.append(replace(op, may_overlap=may_overlap))
                     may_overlap = True
             if ops:
-                yield ops[0] if len(ops) == 1 else TileGroup(tuple(ops), "atomic" if self.is_atomic else "free")
+                yield ops[0] if len(ops) == 1 else TileGroup(tuple(ops), "atomic" if self.adds_atomically else "free")
 
     def _product_op(self, product: int) -> TileOp | None:
         """Return one product of the scheme; None if all blocks of an operand or of the destination are empty."""
@@ -89,8 +90,10 @@ class FusedLaunches:
         if not (left and right and dest):
             return None
         into = [(self.alpha * c, x) for _, c, x in dest]
-        update: UpdateMode = "atomic" if self.is_atomic else "keep"
-        op = tile_op_with_sums(self.strategy, self.dtype, [t[1:] for t in left], [t[1:] for t in right], into, update)
+        update: UpdateMode = "atomic" if self.adds_atomically else "keep"
+        op = tile_op_on_block_sums(
+            self.strategy, self.dtype, [t[1:] for t in left], [t[1:] for t in right], into, update
+        )
         keeps = [1.0 if i in self.written else self.beta for i, *_ in dest]
         self.written.update(i for i, *_ in dest)
         return replace(op, dest=tuple(x._replace(keep=keep) for x, keep in zip(op.dest, keeps, strict=True)))
@@ -102,7 +105,7 @@ def _block_terms(matrix: Matrix, product: int, blocks: Sequence[DeviceView]) -> 
     return [(i, float(row[product]), x) for i, (row, x) in pairs if row[product] and min(x.rows, x.cols)]
 
 
-def tile_op_with_sums(
+def tile_op_on_block_sums(
     s: TileSizes, dtype: str, left: BlockSum, right: BlockSum, dest: BlockSum, update: UpdateMode = "keep"
 ) -> TileOp:
     """Return the operation that adds the product of two sums of blocks to blocks of C.
@@ -130,7 +133,7 @@ def tile_op_with_sums(
     return TileOp(kernel, a, b, into, (u, v, *[w] * len(dest)), m, n, k)
 
 
-def tile_op_with_update(
+def tile_op_with_fused_sums(
     leaf: LeafUse,
     dtype: str,
     left: DeviceView,

@@ -69,7 +69,7 @@ def count_tiles(m: int, n: int, s: MmaSizes, triangle: bool) -> int:
     return count_triangle_tiles(tiles, s.m_s, s.n_s) if triangle else prod(tiles)
 
 
-def raster_rows(s: MmaSizes) -> int:
+def tile_rows_per_band(s: MmaSizes) -> int:
     """Return the number of rows of tiles that are computed together; the rows' total height is a multiple of n_s."""
     return next(rows for rows in range(RASTER_ROWS, 0, -1) if rows * s.m_s % s.n_s == 0)
 
@@ -79,7 +79,7 @@ def best_mma_sizes(
 ) -> MmaSizes:
     """Return the tile sizes with the earliest predicted end of the last thread block, with stages that fit."""
 
-    def last_block_end(s: MmaSizes) -> float:
+    def last_block_end_time(s: MmaSizes) -> float:
         at_once = chip.multiprocessors * s.blocks
         full, rest = divmod(count_tiles(m, n, s, triangle) * count, at_once)
         together = s.slowdown * s.blocks * s.n_s + TILE_OVERHEAD_COLUMNS
@@ -88,10 +88,10 @@ def best_mma_sizes(
         alone = s.n_s * (ALONE_SLOWDOWN if s.blocks > 1 else 1.0) + TILE_OVERHEAD_COLUMNS
         return full * together + (alone if rest <= chip.multiprocessors else together)
 
-    return _with_most_stages(min(among, key=last_block_end), chip)
+    return _with_max_pipeline_stages(min(among, key=last_block_end_time), chip)
 
 
-def _with_most_stages(s: MmaSizes, chip: Chip) -> MmaSizes:
+def _with_max_pipeline_stages(s: MmaSizes, chip: Chip) -> MmaSizes:
     """Return the sizes with as many stages as shared memory holds for all thread blocks of a multiprocessor."""
     fitting = chip.shared_bytes_per_block // s.blocks // s.stage_bytes
     return replace(s, stages=max(2, min(fitting, MAX_STAGES)))

@@ -1,6 +1,6 @@
 """Compute scaling exponents and residues of the operands: one plane of bytes for each modulus (residue_planes.cuh).
 
-`ResidueOperand` describes the memory of one operand with its exponents and planes. The launch of `measure_launch`
+`ResidueOperand` describes the memory of one operand with its exponents and planes. The launch of `norm_exponent_launch`
 measures each row of A and each column of B: it finds the norm, and from the norm the scaling exponent. The launch of
 `residue_split_launch` computes the planes. The launches of residues.py multiply the planes and join the products to C.
 """
@@ -58,7 +58,7 @@ SIGNED_CPP_TYPES = {DTYPES[name].itemsize: DTYPES[name].cpp for name in ("int8",
 def pack_modulus(p: int) -> bytes:
     """Return the bytes of struct Modulus of modulus.cuh for the modulus p."""
 
-    multiple = _bits_of_multiple(p, BYTE_SUM_BOUND)
+    multiple = _float32_bits_of_multiple(p, BYTE_SUM_BOUND)
     begins = multiple - 2**31 % p, multiple - 2**63 % p
     low, high = _pack_powers(p)
     return struct.pack("<if6i", p, 1 / p, low, high, *begins, 0, 0)
@@ -67,12 +67,12 @@ def pack_modulus(p: int) -> bytes:
 @lru_cache(maxsize=64)
 def pack_gaussian_modulus(p: int) -> bytes:
     """Return the bytes of struct GaussianModulus of modulus.cuh for the modulus p."""
-    j, multiple = imaginary_unit(p), _bits_of_multiple(p, 2 * BYTE_SUM_BOUND)
+    j, multiple = imaginary_unit(p), _float32_bits_of_multiple(p, 2 * BYTE_SUM_BOUND)
     begins = (multiple - 2**63 * (1 + sign * j) % p for sign in (1, -1))
     return struct.pack("<if6i", p, 1 / p, *_pack_powers(p), *_pack_powers(p, j), *begins)
 
 
-def _bits_of_multiple(p: int, bound: int) -> int:
+def _float32_bits_of_multiple(p: int, bound: int) -> int:
     """Return the bit pattern of a float32 number: the smallest multiple of p that is at least 2^23 + `bound`.
 
     The kernel adds a sum of magnitude up to `bound` to this bit pattern. The result is again the bit pattern of a
@@ -102,7 +102,7 @@ ByteSource = Literal["source", "planes"]
 
 
 @dataclass(frozen=True)
-class MeasureKernel:
+class NormExponentKernel:
     """A variant of the kernel that measures one operand.
 
     If the operand is contiguous along the inner dimension, `group` threads measure a line. If the operand is contiguous
@@ -150,12 +150,12 @@ class ResidueOperand:
         line_bytes = self.geometry.item * self.geometry.k
         return WARP_THREADS if line_bytes <= MAX_WARP_LINE_BYTES else RESIDUE_THREADS
 
-    def measure_kernel(self, aligned: bool, scaled: bool) -> MeasureKernel | None:
+    def norm_exponent_kernel(self, aligned: bool, scaled: bool) -> NormExponentKernel | None:
         """Return the kernel that measures or transposes the operand; None if the operand needs neither operation."""
         if self.is_prepared or (self.along == "inner" and not scaled):
             return None
         group = self.threads_per_line
-        return MeasureKernel(self.along, group if self.along == "inner" else 0, self.has_wide_lines(aligned))
+        return NormExponentKernel(self.along, group if self.along == "inner" else 0, self.has_wide_lines(aligned))
 
     def has_wide_lines(self, aligned: bool) -> bool:
         """Return True if each line starts at a multiple of 16 bytes, or of four elements of less than 4 bytes."""
@@ -167,7 +167,7 @@ class ResidueOperand:
         """Return True if each load of the split kernel can read several elements of the operand or of its copy."""
         return self.is_prepared or self.along == "outer" or self.has_wide_lines(aligned)
 
-    def measure_block_count(self, kernel: MeasureKernel | None, cluster: int, scaled: bool) -> int:
+    def norm_exponent_block_count(self, kernel: NormExponentKernel | None, cluster: int, scaled: bool) -> int:
         """Return the number of thread blocks that measure this operand, in clusters of this size (1: no clusters).
 
         Operands that are not `scaled` need no norms, so several thread blocks can share lines even without clusters.
@@ -242,16 +242,16 @@ class ResidueOperand:
         """
         lines, length = self.block
         if self.bytes_from == "source":
-            return source_byte_map(self.source, self.lines, self.geometry.k, self.geometry.count, most)
+            return byte_matrix_tensor_map(self.source, self.lines, self.geometry.k, self.geometry.count, most)
         # Each line of a transposed copy ends with padding that no kernel initializes.
         filled = self.geometry.k if self.bytes_from else length
         # The workspace holds the planes of one group of moduli at a time.
         before = 0 if self.base == "W" else first * self.geometry.plane_product_count * lines * length
         piece = BlockTerm(self.base, self.planes + before, lines, length)
-        return byte_plane_map(piece, self.geometry.plane_product_count * moduli, most, filled, sign)
+        return byte_plane_tensor_map(piece, self.geometry.plane_product_count * moduli, most, filled, sign)
 
 
-def byte_plane_map(
+def byte_plane_tensor_map(
     piece: BlockTerm, layers: int, most: int, filled: int | None = None, sign: int | None = None
 ) -> TensorMap:
     """Return the tensor map of planes of bytes.
@@ -268,7 +268,7 @@ def byte_plane_map(
     )
 
 
-def source_byte_map(x: GemmOperand, lines: int, length: int, layers: int, most: int) -> TensorMap:
+def byte_matrix_tensor_map(x: GemmOperand, lines: int, length: int, layers: int, most: int) -> TensorMap:
     """Return the tensor map of a matrix (an operand or C) whose elements are bytes."""
     piece = BlockTerm(x.base, x.offset, lines, length)
     return TensorMap(
@@ -280,7 +280,9 @@ def source_byte_map(x: GemmOperand, lines: int, length: int, layers: int, most: 
 
 
 @lru_cache(maxsize=64)
-def measure_kernel_source(left: MeasureKernel | None, right: MeasureKernel | None, dtype: str, cluster: int) -> str:
+def norm_exponent_kernel_source(
+    left: NormExponentKernel | None, right: NormExponentKernel | None, dtype: str, cluster: int
+) -> str:
     """Return the CUDA source of the kernel that measures and transposes operands.
 
     If `left` or `right` is None, the kernel skips this operand.
@@ -310,7 +312,7 @@ def residue_split_kernel_source(levels: int, left_wide: bool, right_wide: bool, 
 
 
 @lru_cache(maxsize=64)
-def line_split_kernel_source(left: MeasureKernel | None, right: MeasureKernel | None, dtype: str) -> str:
+def line_split_kernel_source(left: NormExponentKernel | None, right: NormExponentKernel | None, dtype: str) -> str:
     """Return the CUDA source of the kernel that measures and splits whole lines.
 
     If `left` or `right` is None, the kernel skips this operand. The strips of an MN-major operand take longer than the
@@ -320,7 +322,7 @@ def line_split_kernel_source(left: MeasureKernel | None, right: MeasureKernel | 
     sides.sort(key=lambda side: side[2] is None or side[2].along == "inner")
     first, second = (name for name, _, _ in sides)
 
-    def split_call(side: int, kernel: MeasureKernel | None, name: str, block: str) -> list[str]:
+    def split_call(side: int, kernel: NormExponentKernel | None, name: str, block: str) -> list[str]:
         if kernel is None:
             return []
         wide = str(kernel.wide).lower()
@@ -366,7 +368,7 @@ def fast_sums_cpp() -> str:
 ResidueOperandPair = tuple[ResidueOperand, ResidueOperand]  # the operands A and B
 
 
-def measure_launch(
+def norm_exponent_launch(
     sides: ResidueOperandPair, dtype: str, aligned: tuple[bool, ...], cluster: int = RESIDUE_CLUSTER_BLOCKS
 ) -> Launch:
     """Return the launch that computes the exponents of both operands, and transposes operands that are not K-major.
@@ -376,11 +378,11 @@ def measure_launch(
     clusters.
     """
     scaled = not DTYPES[dtype].exact
-    kernels = [x.measure_kernel(wide, scaled) for x, wide in zip(sides, aligned, strict=True)]
-    blocks = [x.measure_block_count(kernel, cluster, scaled) for x, kernel in zip(sides, kernels, strict=True)]
+    kernels = [x.norm_exponent_kernel(wide, scaled) for x, wide in zip(sides, aligned, strict=True)]
+    blocks = [x.norm_exponent_block_count(kernel, cluster, scaled) for x, kernel in zip(sides, kernels, strict=True)]
     parameters = b"".join(x.pack_parameters(count) for x, count in zip(sides, blocks, strict=True))
     architecture, arguments = "sm_90a" if cluster > 1 else "", (*kernels, dtype, cluster)
-    kernel = Kernel(measure_kernel_source, arguments, ENTRY_NAME, RESIDUE_THREADS, architecture=architecture)
+    kernel = Kernel(norm_exponent_kernel_source, arguments, ENTRY_NAME, RESIDUE_THREADS, architecture=architecture)
     slots = (*sides[0].address_slots(0), *sides[1].address_slots(OPERAND_WORDS))
     does = "norms of A's rows and B's columns" if scaled else "transposes operands that are not K-major"
     return Launch("sums", f"residue_planes: {does}", kernel, (sum(blocks), 1, 1), parameters, slots)
@@ -419,7 +421,7 @@ def line_split_launch(
 ) -> Launch:
     """Return the launch that computes the exponents and the planes of both operands, and reads each operand once."""
     for_complex = sides[0].geometry.for_complex
-    kernels = [x.measure_kernel(wide, True) for x, wide in zip(sides, aligned, strict=True)]
+    kernels = [x.norm_exponent_kernel(wide, True) for x, wide in zip(sides, aligned, strict=True)]
     blocks = [x.line_split_block_count() for x in sides]
     parameters = b"".join(x.pack_parameters(count) for x, count in zip(sides, blocks, strict=True))
     parameters += moduli_table(moduli, for_complex) + struct.pack("<3i", len(moduli), *(x.conjugated for x in sides))

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from fmm.dtypes import BYTE_TYPE, DTYPES, RING_TYPES
 from fmm.hardware.chip import Chip
-from fmm.kernels.algorithms.residues import MAX_WEIGHT_PIECES, WeightPieces, remainder_weights
+from fmm.kernels.algorithms.residues import MAX_WEIGHT_PIECES, CrtWeightPieces, remainder_weights
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import FLAG, TENSOR_MAP_WORDS, AddressSlot, Kernel, Launch, LaunchPurpose, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, TriangleExtent
@@ -28,14 +28,14 @@ from fmm.kernels.cuda.products.residue_planes import (
     WARP_THREADS,
     ByteSource,
     ResidueOperand,
-    byte_plane_map,
+    byte_matrix_tensor_map,
+    byte_plane_tensor_map,
     can_split_lines,
     fast_sums_cpp,
     line_split_launch,
-    measure_launch,
     moduli_table,
+    norm_exponent_launch,
     residue_split_launch,
-    source_byte_map,
 )
 from fmm.kernels.cuda.products.residues_mma import ByteProducts, residue_mma_launch
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, ContiguousAxis, row_major_operands
@@ -97,7 +97,7 @@ class ResidueOp:
         return tuple(moduli[i : i + together] for i in range(0, len(moduli), together))
 
     @property
-    def launched_signs(self) -> tuple[int | None, ...]:
+    def separately_launched_signs(self) -> tuple[int | None, ...]:
         """The signs of j for which the products are launched separately; `(None,)` if one launch computes all products.
 
         A complex number has two planes for each modulus: re + j im and re - j im. The complex conjugate of the matrix
@@ -107,7 +107,7 @@ class ResidueOp:
         return (0, 1) if self.shares_planes and self.geometry.for_complex else (None,)
 
     @property
-    def cluster_blocks(self) -> int:
+    def blocks_per_cluster(self) -> int:
         """Number of thread blocks in a cluster of the kernel that measures; 1 if the chip has no clusters."""
         return 1 if self.warp_chip else RESIDUE_CLUSTER_BLOCKS
 
@@ -121,7 +121,7 @@ class ResidueOp:
         """Return the number of products for each modulus; with `sign`, only products of planes with this sign of j."""
         return self.geometry.plane_product_count // (1 if sign is None else 2)
 
-    def operand_signs(self, sign: int | None) -> list[int | None]:
+    def plane_signs_of_operands(self, sign: int | None) -> list[int | None]:
         """Return the signs of A's and B's planes.
 
         An operand that uses the planes of its adjoint needs the conjugates of these planes: the planes with the other
@@ -129,13 +129,13 @@ class ResidueOp:
         """
         return [sign if sign is None else sign ^ x.is_prepared for x in self.operands]
 
-    def result_map(self, first: int, count: int, sign: int | None) -> TensorMap:
+    def result_tensor_map(self, first: int, count: int, sign: int | None) -> TensorMap:
         """Return the tensor map of the products of planes for `count` moduli; `first` is the first modulus's index."""
         g, (rows, _, columns) = self.geometry, self.geometry.block_shape
         if self.writes_c:
-            return source_byte_map(self.dest, g.m, g.n, g.count, 64)
+            return byte_matrix_tensor_map(self.dest, g.m, g.n, g.count, 64)
         planes = BlockTerm("W", self.planes + first * g.plane_bytes[2], rows, columns)
-        return byte_plane_map(planes, count * g.plane_product_count, 64, sign=sign)
+        return byte_plane_tensor_map(planes, count * g.plane_product_count, 64, sign=sign)
 
     def byte_products(self, first: int, moduli: tuple[int, ...], sign: int | None = None) -> ByteProducts:
         """Describe the products of planes for these moduli, for the kernel that multiplies by single warps.
@@ -144,9 +144,9 @@ class ResidueOp:
         of j; with `sign`, describe only the product for this sign.
         """
         count = len(moduli)
-        operands = zip(self.operands, self.operand_signs(sign), strict=True)
+        operands = zip(self.operands, self.plane_signs_of_operands(sign), strict=True)
         left, right = (x.tensor_map(first, count, 1, each) for x, each in operands)
-        maps = left, right, self.result_map(first, count, sign)
+        maps = left, right, self.result_tensor_map(first, count, sign)
         return ByteProducts(maps, *self.product_shape, moduli, self.products_per_modulus(sign), self.lower_only)
 
     def plane_product_op(self, first: int, count: int, sign: int | None = None) -> WgmmaOp[ResidueKernel]:
@@ -157,9 +157,9 @@ class ResidueOp:
         """
         rows, inner, columns = self.product_shape
         layers = count * self.products_per_modulus(sign)
-        signs = self.operand_signs(sign)
+        signs = self.plane_signs_of_operands(sign)
         s = best_residue_sizes(rows, self.geometry.block_shape[2], layers, self.multiprocessors, self.lower_only)
-        dest = self.result_map(first, count, sign)
+        dest = self.result_tensor_map(first, count, sign)
         left = self.left.tensor_map(first, count, s.m_s, signs[0])
         right = self.right.tensor_map(first, count, s.n_s // s.cluster, signs[1])
         clusters = max(self.multiprocessors // s.cluster, 1)
@@ -190,17 +190,17 @@ def residue_op(
     m, n, k = op.n, op.m, op.k
     g = PlaneLayout(m, k, n, op.count, moduli, levels, DTYPES[dtype].itemsize, for_complex)
     rows, inner, columns = g.block_shape
-    left_exponents, right_exponents, a, b, c, copies, _ = (op.scratch + x for x in g.part_offsets)
+    left_exponents, right_exponents, a, b, c, copies, _ = (op.scratch + x for x in g.workspace_offsets)
     are_residues = dtype in RING_TYPES and g.item == 1 and moduli == 1
     first, second = (
-        _byte_source(source, dimension, alignment) if are_residues else None
+        _direct_byte_source(source, dimension, alignment) if are_residues else None
         for source, dimension in zip((left, right), along, strict=True)
     )
     x = ResidueOperand(left, along[0], m, g, (rows, inner), left_exponents, a, copies, first)
     y = ResidueOperand(
         right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.transposed_bytes[0], second
     )
-    x, y = _conjugate_operand(x, ending.level), _conjugate_operand(y, ending.level)
+    x, y = _marked_if_conjugated(x, ending.level), _marked_if_conjugated(y, ending.level)
     x, y = _reuse_prepared_planes(op, x, "A"), _reuse_prepared_planes(op, y, "B")
     # The copy engine (TMA) writes 16 bytes at a time, and would write zeros behind a row that does not end at a
     # multiple of 16 bytes.
@@ -210,7 +210,7 @@ def residue_op(
     # With levels of Strassen's algorithm, the kernel multiplies a sum of A's blocks by a sum of B's blocks. A product
     # of two sums is not symmetric or Hermitian, even if C is, so both triangles must be computed.
     lower_only = op.triangle is not None and not levels and not DTYPES[dtype].exact
-    shares_planes = lower_only and _are_adjoint_planes(op, x, y)
+    shares_planes = lower_only and _can_share_planes(op, x, y)
     if shares_planes:
         x, y = _share_planes(x, y)
     return ResidueOp(
@@ -218,7 +218,7 @@ def residue_op(
     )
 
 
-def _are_adjoint_planes(op: GemmOp, x: ResidueOperand, y: ResidueOperand) -> bool:
+def _can_share_planes(op: GemmOp, x: ResidueOperand, y: ResidueOperand) -> bool:
     """Return True if both operands can use the same planes: one is the other's adjoint, and none is prepared."""
     is_gram = op.triangle is not None and op.triangle.gram
     return is_gram and op.count == 1 and not (x.is_prepared or y.is_prepared)
@@ -234,7 +234,7 @@ def _share_planes(x: ResidueOperand, y: ResidueOperand) -> tuple[ResidueOperand,
     return x, replace(y, is_prepared=True, exponents=x.exponents, planes=x.planes, block=x.block)
 
 
-def _conjugate_operand(side: ResidueOperand, level: ResiduesLevel) -> ResidueOperand:
+def _marked_if_conjugated(side: ResidueOperand, level: ResiduesLevel) -> ResidueOperand:
     """Return the operand, marked as conjugated if the level multiplies the complex conjugate of its matrix (A or B)."""
     conjugated = dict(zip("AB", level.conjugates, strict=True))
     return replace(side, conjugated=conjugated.get(side.source.base, False))
@@ -249,7 +249,7 @@ def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> Resid
     return replace(side, base=base, is_prepared=True, exponents=exponents, planes=planes, transposed_copy=op.scratch)
 
 
-def _byte_source(x: GemmOperand, along: ContiguousAxis, alignment: Mapping[str, int]) -> ByteSource | None:
+def _direct_byte_source(x: GemmOperand, along: ContiguousAxis, alignment: Mapping[str, int]) -> ByteSource | None:
     """Return where the product kernel reads an operand of bytes, which already are residues.
 
     Return None if the product kernel cannot read the bytes, so that the split kernel must copy the bytes to a plane.
@@ -268,11 +268,11 @@ def _is_tma_aligned(x: GemmOperand, alignment: Mapping[str, int]) -> bool:
 def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, triangle: bool = False) -> WgmmaSizes:
     """Return the tile sizes with the earliest predicted end of the last cluster."""
 
-    def last_cluster_end(s: WgmmaSizes) -> int:
+    def last_cluster_end_time(s: WgmmaSizes) -> int:
         units = count_cluster_tiles(cluster_tiles(m, n, s), s, triangle) * count
         return -(-units // max(multiprocessors // s.cluster, 1)) * (s.n_s + TILE_OVERHEAD_COLUMNS)
 
-    return min(RESIDUE_SIZES, key=last_cluster_end)
+    return min(RESIDUE_SIZES, key=last_cluster_end_time)
 
 
 # ---- the launches
@@ -285,18 +285,18 @@ def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool)
     the flag for an inf or NaN in C.
     """
     aligned, exact = _operand_alignments(op, alignment), DTYPES[op.dtype].exact
-    measures = any(x.measure_kernel(False, not exact) is not None for x in op.operands)
+    measures = any(x.norm_exponent_kernel(False, not exact) is not None for x in op.operands)
     # Only on Hopper, one kernel measures and splits lines, because this kernel needs clusters and much shared memory.
     splits_lines = measures and op.warp_chip is None and can_split_lines(op.operands, op.dtype)
     measures_first = measures and not splits_lines
-    launches = [measure_launch(op.operands, op.dtype, aligned, op.cluster_blocks)] if measures_first else []
+    launches = [norm_exponent_launch(op.operands, op.dtype, aligned, op.blocks_per_cluster)] if measures_first else []
     first = 0
     for moduli in op.modulus_groups:
         if splits_lines:
             launches.append(line_split_launch(op.operands, op.dtype, aligned, moduli))
         elif any(x.split_block_count for x in op.operands):
             launches.append(residue_split_launch(op.operands, op.dtype, aligned, moduli))
-        launches += [residue_product_launch(op, first, moduli, sign) for sign in op.launched_signs]
+        launches += [residue_product_launch(op, first, moduli, sign) for sign in op.separately_launched_signs]
         first += len(moduli)
     if not op.writes_c:
         launches.append(integer_join_launch(op) if exact else join_launch(op, flagged))
@@ -313,7 +313,7 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
     aligned, moduli = _operand_alignments(op, alignment), op.geometry.remainder_weights.moduli
     workspace = max(size for x, size in zip(op.operands, op.geometry.transposed_bytes, strict=True) if x.is_prepared)
     launches = (
-        measure_launch((left, right), op.dtype, aligned, op.cluster_blocks),
+        norm_exponent_launch((left, right), op.dtype, aligned, op.blocks_per_cluster),
         residue_split_launch((left, right), op.dtype, aligned, moduli),
     )
     return launches, workspace
@@ -391,7 +391,7 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...], s
 
 
 @lru_cache(maxsize=64)
-def packed_weights(pieces: WeightPieces) -> bytes:
+def packed_weights(pieces: CrtWeightPieces) -> bytes:
     """Return the bytes of the fields `up` to `weights` of struct Join in residue_join.cuh."""
     numbers = pieces.numbers
     rows = [pieces.split_number(numbers.product)]
@@ -407,7 +407,7 @@ def packed_weights(pieces: WeightPieces) -> bytes:
 def join_launch(op: ResidueOp, flagged: bool) -> Launch:
     """Return the launch that reconstructs a real or complex C from the residues of the product."""
     g = op.geometry
-    pieces = WeightPieces(g.moduli, g.levels, g.for_complex)
+    pieces = CrtWeightPieces(g.moduli, g.levels, g.for_complex)
     scalars = [op.factor.real, op.factor.imag, op.keep.real, op.keep.imag][:: 1 if g.for_complex else 2]
     parameters = _result_bytes(op) + struct.pack(f"<3q{len(scalars)}d", 0, 0, 0, *scalars) + packed_weights(pieces)
     slots = [*_result_slots(op), *(AddressSlot(7 + i, x.base, x.exponents) for i, x in enumerate(op.operands))]
@@ -435,14 +435,18 @@ def integer_join_launch(op: ResidueOp) -> Launch:
 @lru_cache(maxsize=64)
 def join_kernel_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
     """Return the CUDA source of the kernel that joins residues to real or complex numbers (`ENTRY_NAME`)."""
-    body = (f"{RESIDUE_NAMESPACE}join<Sums, {levels}, {adjacent_columns(dtype, levels)}, {moduli}, {pieces}>(p);",)
+    body = (
+        f"{RESIDUE_NAMESPACE}join<Sums, {levels}, {columns_per_join_thread(dtype, levels)}, {moduli}, {pieces}>(p);",
+    )
     return _join_source_text(f"Join<{DTYPES[dtype].cpp}>", body, levels)
 
 
 @lru_cache(maxsize=64)
 def integer_join_kernel_source(levels: int, moduli: int, dtype: str) -> str:
     """Return the CUDA source of the kernel that joins residues to integers; its entry point is `ENTRY_NAME`."""
-    body = (f"{RESIDUE_NAMESPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype, levels)}, {moduli}>(p);",)
+    body = (
+        f"{RESIDUE_NAMESPACE}join_integers<Sums, {levels}, {columns_per_join_thread(dtype, levels)}, {moduli}>(p);",
+    )
     return _join_source_text(f"JoinIntegers<{DTYPES[dtype].cpp}>", body, levels)
 
 
@@ -456,7 +460,7 @@ def join_threads(levels: int) -> int:
     return 128 if levels else RESIDUE_THREADS
 
 
-def adjacent_columns(dtype: str, levels: int) -> int:
+def columns_per_join_thread(dtype: str, levels: int) -> int:
     """Return the number of adjacent elements of a row that a thread joins in every block of C.
 
     If the plan has levels of Strassen's algorithm below the level of residues, a thread joins elements of four or more
@@ -478,7 +482,7 @@ def _result_slots(op: ResidueOp) -> tuple[AddressSlot, ...]:
 def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
     """Return the grid of the join kernel; a thread joins the same adjacent columns in every block of C."""
     g, (rows, _, columns) = op.geometry, op.geometry.block_shape
-    threads = g.count * rows * (columns // adjacent_columns(op.dtype, g.levels))
+    threads = g.count * rows * (columns // columns_per_join_thread(op.dtype, g.levels))
     if g.levels == 2:  # one warp for each block of the outer level
         threads = 4 * round_up(threads, WARP_THREADS)
     return -(-threads // join_threads(g.levels)), 1, 1

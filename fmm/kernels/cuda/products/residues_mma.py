@@ -20,8 +20,8 @@ from fmm.kernels.cuda.products.mma_tiles import (
     best_mma_sizes,
     count_tiles,
     pack_lines,
-    raster_rows,
     tile_counts,
+    tile_rows_per_band,
 )
 from fmm.kernels.cuda.products.residue_planes import moduli_table
 
@@ -84,7 +84,7 @@ def residue_mma_launch(x: ByteProducts, chip: Chip, does: LaunchPurpose, product
         architecture=DEVICE_ARCHITECTURE,
     )
     left, right, dest = x.maps
-    counts = x.rows, x.columns, steps, *tile_counts(x.rows, x.columns, s), raster_rows(s), x.each, 0
+    counts = x.rows, x.columns, steps, *tile_counts(x.rows, x.columns, s), tile_rows_per_band(s), x.each, 0
     parameters = pack_lines(left) + pack_lines(right) + struct.pack("<3q8i", 0, dest.leading, dest.layer, *counts)
     parameters += bytes(-len(parameters) % 16) + moduli_table(x.moduli)
     slots = tuple(AddressSlot(i * LINES_STRUCT_BYTES // 8, y.piece.base, y.piece.offset) for i, y in enumerate(x.maps))

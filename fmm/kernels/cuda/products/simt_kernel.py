@@ -20,7 +20,7 @@ from fmm.kernels.cuda.products.tiling import (
     VECTOR_BYTES,
     ContiguousAxis,
     TriangleTiles,
-    along_cpp,
+    contiguous_axes_cpp,
     strategy_cpp,
     template_arguments,
     triangle_cpp,
@@ -209,7 +209,7 @@ def simt_kernel_source(kernel: TileKernel, access: MemoryAccess) -> str:
         f"using Number = {number};",
         "",
     ]
-    variant = f"{', '.join(along_cpp(kernel.along))}, fmm::Access::{access.upper()}"
+    variant = f"{', '.join(contiguous_axes_cpp(kernel.along))}, fmm::Access::{access.upper()}"
     body = [
         f"using Sizes = {strategy_cpp(s)};",
         "extern __shared__ float4 memory[];",

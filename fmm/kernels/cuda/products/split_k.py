@@ -55,7 +55,7 @@ def split_last_tiles(
 
     def predict_finish_time(parts: tuple[ProductPart, ...]) -> float:
         edge = BLOCK_START_TIME + writes * (TILE_STORE_TIME if len(parts) == 1 else ORDERED_STORE_TIME)
-        return last_job_end(((part.tiles * layers, part.steps + edge / k_s) for part in parts), multiprocessors)
+        return last_job_end_time(((part.tiles * layers, part.steps + edge / k_s) for part in parts), multiprocessors)
 
     whole = _divide_last_tiles(products, tiles, steps, k_s, 0, 1)
     best = min((parts for parts in candidates if len(parts) <= TASK_COUNTS[-1]), key=predict_finish_time, default=whole)
@@ -97,7 +97,7 @@ def _part_lengths(steps: int, parts_per_tile: int, later_steps: int) -> list[int
     return [*lengths[:-1], steps - sum(lengths[:-1])]
 
 
-def last_job_end(groups: Iterable[tuple[int, float]], machines: int) -> float:
+def last_job_end_time(groups: Iterable[tuple[int, float]], machines: int) -> float:
     """Return the time when the last job ends; each job runs on the machine that becomes free first.
 
     Each group is a pair: the number of its jobs, and the duration of one job. The jobs start in the order of the

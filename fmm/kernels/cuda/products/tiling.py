@@ -59,7 +59,7 @@ def count_triangle_tiles(tiles: tuple[int, int], height: int, width: int) -> int
 # ---- C++ names for generated source
 
 
-def along_cpp(along: tuple[ContiguousAxis, ContiguousAxis]) -> tuple[str, str]:
+def contiguous_axes_cpp(along: tuple[ContiguousAxis, ContiguousAxis]) -> tuple[str, str]:
     """Return the C++ enumerators of fmm::Along for A and B."""
     left, right = (f"fmm::Along::{x.upper()}" for x in along)
     return left, right

@@ -38,7 +38,7 @@ from fmm.kernels.cuda.products.tiling import (
     VECTOR_BYTES,
     ContiguousAxis,
     TriangleTiles,
-    along_cpp,
+    contiguous_axes_cpp,
     count_triangle_tiles,
     strategy_cpp,
     template_arguments,
@@ -87,7 +87,7 @@ class TmaKernel:
 def tma_kernel_source(kernel: TmaKernel) -> str:
     """Return the CUDA source of a kernel; its entry point is `ENTRY_NAME`."""
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
-    left, right = along_cpp(kernel.along)
+    left, right = contiguous_axes_cpp(kernel.along)
     shapes = sum(1 << (2 * a + b) for a, b in kernel.shapes)
     order, triangle = f"fmm::Order::{kernel.order.upper()}", triangle_cpp(kernel.triangle)
     before = (
@@ -151,26 +151,26 @@ class TmaOp:
         return parameters + bytes(-len(parameters) % 64)
 
     @property
-    def map_words(self) -> range:
+    def map_word_indices(self) -> range:
         """The index of each 8-byte word of the parameters at which a tensor map starts."""
         return range(0, TENSOR_MAP_WORDS * len(self.maps), TENSOR_MAP_WORDS)
 
     @property
-    def dest_words(self) -> range:
+    def dest_word_indices(self) -> range:
         """The indices of the words that hold the pointers to C's blocks."""
         words = struct.calcsize(BLOCK_STRUCT_FORMATS[DTYPES[self.kernel.element].itemsize]) // 8
         first = TENSOR_MAP_WORDS * len(self.maps)
         return range(first, first + words * len(self.dest), words)
 
     @property
-    def counters_word(self) -> int:
+    def counters_word_index(self) -> int:
         """The index of the word that holds the address of the counters."""
-        return self.dest_words.stop
+        return self.dest_word_indices.stop
 
     @property
-    def flag_word(self) -> int:
+    def flag_word_index(self) -> int:
         """The index of the word that holds the address of the flag."""
-        return self.counters_word + 1
+        return self.counters_word_index + 1
 
 
 # ---- from products to one launch
@@ -187,7 +187,7 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
     if not _is_tma_supported(ops):
         return None
     lefts, rights, dests = (
-        tuple(dict.fromkeys(_without_factors(x) for side in sides for x in side))  # without duplicates
+        tuple(dict.fromkeys(_without_coefficients(x) for side in sides for x in side))  # without duplicates
         for sides in zip(*((o.left, o.right, o.dest) for o in ops), strict=True)
     )
     tiles = -(-largest.m // s.m_s), -(-largest.n // s.n_s)
@@ -210,7 +210,9 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
     )
     task_words = b"".join(_pack_tasks(ops, parts, kernel, (lefts, rights, dests)))
     # For each block of C, `keep` is taken from the first product that writes the block; later products only add to it.
-    into = tuple(x._replace(keep=next(y.keep for o in ops for y in o.dest if _without_factors(y) == x)) for x in dests)
+    into = tuple(
+        x._replace(keep=next(y.keep for o in ops for y in o.dest if _without_coefficients(y) == x)) for x in dests
+    )
     launch = TmaOp(kernel, maps, into, parts, task_words, w, tiles, largest.count)
     fits = kernel.shared_bytes <= SM90_SHARED_BYTES and len(launch.parameter_bytes) <= MAX_PARAMETER_BYTES
     return launch if fits else None
@@ -239,7 +241,7 @@ def _is_tma_supported(ops: Sequence[TileOp]) -> bool:
     return alike and plain and all(len(x) <= 1 for x in lengths)
 
 
-def _without_factors(x: BlockTerm) -> BlockTerm:
+def _without_coefficients(x: BlockTerm) -> BlockTerm:
     """Return the block with default coefficients.
 
     Two terms refer to the same block in memory if this function returns equal results for them.
@@ -268,21 +270,22 @@ def _pack_tasks(
     # If a product's tiles are divided at index `cut`, some tasks write the tiles before `cut`, others the later tiles.
     cut = max(part.first for part in parts)
     all_writers = Counter(
-        (_without_factors(x), behind)
+        (_without_coefficients(x), behind)
         for part in parts
-        for behind in _sides_of_cut(part, cut)
+        for behind in _cut_sides_with_tiles(part, cut)
         for x in ops[part.product].dest
     )
     remaining = Counter(all_writers)
     for part in parts:
-        op, ranges = ops[part.product], _sides_of_cut(part, cut)
+        op, ranges = ops[part.product], _cut_sides_with_tiles(part, cut)
         sides = op.left, op.right, op.dest
         block_numbers = [
-            [distinct.index(_without_factors(x)) for x in side] for distinct, side in zip(blocks, sides, strict=True)
+            [distinct.index(_without_coefficients(x)) for x in side]
+            for distinct, side in zip(blocks, sides, strict=True)
         ]
-        written = [(_without_factors(x), ranges[0]) for x in op.dest]
+        written = [(_without_coefficients(x), ranges[0]) for x in op.dest]
         turns = [all_writers[tiles] - remaining[tiles] for tiles in written]
-        remaining.subtract((_without_factors(x), behind) for behind in ranges for x in op.dest)
+        remaining.subtract((_without_coefficients(x), behind) for behind in ranges for x in op.dest)
         is_last = [int(not remaining[tiles]) for tiles in written]
         fields = (*block_numbers, turns, is_last)
         lengths = (*kernel.terms, kernel.terms[2], kernel.terms[2])
@@ -295,7 +298,7 @@ def _pack_tasks(
         yield struct.pack(f"<{len(head) + len(numbers)}i{len(factors)}f", *head, *numbers, *factors)
 
 
-def _sides_of_cut(part: ProductPart, cut: int) -> list[bool]:
+def _cut_sides_with_tiles(part: ProductPart, cut: int) -> list[bool]:
     """Return the sides of `cut` where the task has tiles: False for indices below `cut`, True for the other indices."""
     return [behind for behind in (False, True) if (part.first + part.tiles > cut if behind else part.first < cut)]
 
@@ -314,17 +317,19 @@ def tma_launch(op: TmaOp, alignment: Mapping[str, int], flagged: bool) -> Launch
     inf or NaN to C.
     """
     vector_writes = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.dest)
-    slots = [AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(op.map_words, op.maps, strict=True)]
-    slots += [AddressSlot(word, x.base, x.offset) for word, x in zip(op.dest_words, op.dest, strict=True)]
+    slots = [
+        AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(op.map_word_indices, op.maps, strict=True)
+    ]
+    slots += [AddressSlot(word, x.base, x.offset) for word, x in zip(op.dest_word_indices, op.dest, strict=True)]
     if op.turn_counter_count:
-        slots.append(AddressSlot(op.counters_word, COUNTERS))
+        slots.append(AddressSlot(op.counters_word_index, COUNTERS))
     if flagged and any(x.base == "C" for x in op.dest):
-        slots.append(AddressSlot(op.flag_word, FLAG))
+        slots.append(AddressSlot(op.flag_word_index, FLAG))
     s = op.kernel.strategy
     kernel = Kernel(
         tma_kernel_source, (op.kernel,), ENTRY_NAME, s.thread_count, op.kernel.shared_bytes, COMPILER_OPTIONS
     )
-    maps = tuple(zip(op.map_words, op.maps, strict=True))
+    maps = tuple(zip(op.map_word_indices, op.maps, strict=True))
     return Launch(
         "product",
         _tma_label(op),

@@ -23,7 +23,7 @@ from fmm.kernels.cuda.products.tiling import (
     TRIANGLE_LABELS,
     VECTOR_BYTES,
     ContiguousAxis,
-    along_cpp,
+    contiguous_axes_cpp,
     count_triangle_tiles,
     row_major_operands,
     triangle_tiles,
@@ -93,7 +93,7 @@ class WgmmaKernel:
 def wgmma_kernel_source(kernel: WgmmaKernel) -> str:
     """Return the CUDA source of a kernel; its entry point is `ENTRY_NAME`."""
     s, element = kernel.sizes, DTYPES[kernel.element]
-    left, right = along_cpp(kernel.along)
+    left, right = contiguous_axes_cpp(kernel.along)
     sizes = f"Element, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}"
     mirrors = str(kernel.triangle == "full").lower()
     body = (
@@ -223,7 +223,7 @@ class WgmmaOp(Generic[KernelT]):
         product = (
             self.steps,
             *self.tiles,
-            raster_rows(self.kernel.sizes),
+            tile_rows_per_band(self.kernel.sizes),
             self.cluster_tile_total,
             self.adds,
             self.factor,
@@ -242,7 +242,7 @@ def wgmma_op(
 
     If no tile sizes are passed as `sizes`, the fastest predicted tile sizes are used.
     """
-    if not _can_multiply(op, dtype) or not _can_write(op, dtype):
+    if not _can_multiply(op, dtype) or not _can_write_result(op, dtype):
         return None
     m, n, k = op.n, op.m, op.k
     left, right, along = row_major_operands(op)
@@ -283,7 +283,7 @@ def _can_multiply(op: GemmOp, dtype: str) -> bool:
     return readable and aligned and not alpha.imag and not beta.imag and small_enough
 
 
-def _can_write(op: GemmOp, dtype: str) -> bool:
+def _can_write_result(op: GemmOp, dtype: str) -> bool:
     """Return True if the kernel can write this result and read its addend."""
     itemsize, added = DTYPES[dtype].itemsize, op.addend
     # The copy engine (TMA) writes 16 bytes at a time, and would write zeros behind a row that does not end at a
@@ -315,7 +315,7 @@ def count_cluster_tiles(tiles: tuple[int, int], s: WgmmaSizes, triangle: bool) -
     return count_triangle_tiles(tiles, s.m_s * s.cluster, s.n_s) if triangle else prod(tiles)
 
 
-def raster_rows(s: WgmmaSizes) -> int:
+def tile_rows_per_band(s: WgmmaSizes) -> int:
     """Return how many rows of cluster tiles are computed together; the rows' total height is a multiple of n_s."""
     return next(rows for rows in range(RASTER_ROWS, 0, -1) if rows * s.m_s * s.cluster % s.n_s == 0)
 
@@ -331,14 +331,14 @@ def best_wgmma_sizes(
 ) -> WgmmaSizes:
     """Return the tile sizes with the earliest predicted end of the last cluster."""
 
-    def last_cluster_end(s: WgmmaSizes) -> float:
+    def last_cluster_end_time(s: WgmmaSizes) -> float:
         units, slowdown = (
             count_cluster_tiles(cluster_tiles(m, n, s), s, triangle),
             1.0 if s.cluster > 1 else UNSHARED_SLOWDOWN,
         )
         return -(-units * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + TILE_OVERHEAD_COLUMNS) * slowdown
 
-    return min(among, key=last_cluster_end)
+    return min(among, key=last_cluster_end_time)
 
 
 # ---- the launch for a chip

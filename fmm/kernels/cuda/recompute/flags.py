@@ -111,7 +111,7 @@ def reset_flags() -> None:
     """Reset the counts and prepared calls of this thread's flags and of all abandoned flags; for tests."""
     _thread_flags.flags = _FlagsOfThread()
     with _flags_lock:
-        _sort_abandoned_flags()
+        _collect_abandoned_flags()
         for flags in _idle_flags.values():
             for flag in flags:
                 flag.prepared.clear()
@@ -126,7 +126,7 @@ def _acquire_flag(key: StreamKey) -> StreamFlag:
     """
     device, stream = key
     with _flags_lock:
-        _sort_abandoned_flags()
+        _collect_abandoned_flags()
         made = _take_idle_flag(key) or StreamFlag(_allocate_chunk_entry(device), stream)
     own = _thread_flags.flags.by_stream
     if len(own) >= MAX_FLAGS_PER_THREAD:
@@ -147,7 +147,7 @@ def _take_idle_flag(key: StreamKey) -> StreamFlag | None:
     return found
 
 
-def _sort_abandoned_flags() -> None:
+def _collect_abandoned_flags() -> None:
     """Move the abandoned flags into `_idle_flags`, by stream.
 
     If `_idle_flags` already holds flags of MAX_FLAGS_PER_THREAD streams, the prepared calls of the moved flag are

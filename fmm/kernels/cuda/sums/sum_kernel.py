@@ -128,7 +128,7 @@ class SumKernel:
         return PREFETCH_BYTES // (PREFETCH_BATCHES * SUM_THREADS * self.vector_width * DTYPES[self.element].itemsize)
 
     @property
-    def prefetch_slots(self) -> int:
+    def prefetch_slots_per_thread(self) -> int:
         """The number of shared-memory slots that each thread has for prefetched values."""
         return PREFETCH_BATCHES * self.loads_per_batch
 
@@ -200,7 +200,7 @@ def program_struct_lines(kernel: SumKernel) -> Iterator[str]:
         f"    static constexpr bool ONE_BY_ONE = {str(kernel.processes_elements_singly).lower()};",
         f"    static constexpr bool TRANSPOSES = {str(bool(kernel.column_major)).lower()};",
         f"    static constexpr int WARP_ROWS = {CROSSWISE_WARP_ROWS};",
-        f"    static constexpr int SLOTS = {kernel.prefetch_slots};",
+        f"    static constexpr int SLOTS = {kernel.prefetch_slots_per_thread};",
         f"    __device__ static constexpr bool unchecked(int array) {{ return {_is_one_of_cpp(kernel.unchecked)}; }}",
         "    __device__ static constexpr bool column_major(int array) "
         f"{{ return {_is_one_of_cpp(kernel.column_major)}; }}",
@@ -282,7 +282,7 @@ def _batch_start_lines(kernel: SumKernel, loads: Sequence[int], batch: int) -> I
     constant.
     """
     for i in range(batch * kernel.loads_per_batch, min((batch + 1) * kernel.loads_per_batch, len(loads))):
-        yield f"io.template fetch<{_block_index_text(kernel.reads[loads[i]])}>({i % kernel.prefetch_slots});"
+        yield f"io.template fetch<{_block_index_text(kernel.reads[loads[i]])}>({i % kernel.prefetch_slots_per_thread});"
     yield "Io::commit();"
 
 
@@ -292,7 +292,7 @@ def _prefetched_value_lines(kernel: SumKernel, loads: Sequence[int], i: int) -> 
     if within == 0:
         yield f"Io::template wait<{PREFETCH_BATCHES - 1}>();"
     index = _block_index_text(kernel.reads[loads[i]])
-    yield f"const Values v{loads[i]} = io.template take<{index}>({i % kernel.prefetch_slots});"
+    yield f"const Values v{loads[i]} = io.template take<{index}>({i % kernel.prefetch_slots_per_thread});"
     if within == kernel.loads_per_batch - 1:
         yield from _batch_start_lines(kernel, loads, batch + PREFETCH_BATCHES)
 

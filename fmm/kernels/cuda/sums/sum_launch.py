@@ -1,8 +1,9 @@
 """Describe launches of the sum kernel.
 
 A few arrays in the kernel's parameters describe all blocks that a step of a plan reads and writes. An array is a grid
-of blocks of one matrix, a sequence of equal blocks at equal distances, or one block. `ArrayFitter` finds the arrays for
-a step of sums. `sum_op` describes a launch when the plan is recorded, and `sum_launch` returns the launch for a chip.
+of blocks of one matrix, a sequence of equal blocks at equal distances, or one block. `BlockArrayFinder` finds the
+arrays for a step of sums. `sum_op` describes a launch when the plan is recorded, and `sum_launch` returns the launch
+for a chip.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ def sum_op(
         reads, writes = ([transposed_place(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
     (dtype,) = {v.dtype for _, v in (*reads, *writes)}
-    fitter = ArrayFitter((*reads, *writes))
-    arrays, block_indices, batches = fitter.fit_arrays()
+    fitter = BlockArrayFinder((*reads, *writes))
+    arrays, block_indices, batches = fitter.find_block_arrays()
     element = dtype
     if dtype.startswith("complex") and not any(c.imag for c in scalars) and all(x.col == 1 for x in arrays):
         # If all coefficients are real, complex matrices are added as real matrices with twice the number of columns.
@@ -118,7 +119,7 @@ def sum_op(
         len(scalars),
         read,
         written,
-        aliased_places(reads, writes),
+        aliased_write_read_pairs(reads, writes),
         len(arrays),
         frozenset(
             a
@@ -241,7 +242,7 @@ def transposed_arrays(
     return frozenset(read) if crosswise else frozenset()
 
 
-def aliased_places(reads: Sequence[PlacedView], writes: Sequence[PlacedView]) -> tuple[tuple[int, int], ...]:
+def aliased_write_read_pairs(reads: Sequence[PlacedView], writes: Sequence[PlacedView]) -> tuple[tuple[int, int], ...]:
     """Return pairs (index of a write, index of a read) on the same memory.
 
     An addend outside C is treated as if it were in C. The statements therefore have the same order for a beta that
@@ -266,7 +267,7 @@ def as_real_array(x: BlockArray) -> BlockArray:
     return x._replace(row=2 * x.row, down=2 * x.down, right=2 * x.right, cols=2 * x.cols, width=2 * x.width)
 
 
-class ArrayFitter:
+class BlockArrayFinder:
     """Finds few arrays that contain all blocks of a step of sums.
 
     An array is a grid of blocks of one matrix, a sequence of equal blocks at equal distances, or one block.
@@ -281,14 +282,14 @@ class ArrayFitter:
         self.parts: frozenset[int] = frozenset()  # indices of complex arrays whose parts are separate values
         self.block_indices: list[BlockIndex | None] = [None] * len(placed)
 
-    def fit_arrays(self) -> tuple[list[BlockArray], tuple[BlockIndex, ...], list[int]]:
+    def find_block_arrays(self) -> tuple[list[BlockArray], tuple[BlockIndex, ...], list[int]]:
         """Return the arrays, the block index of each input and output, and the indices in `batches`."""
         by_matrix: dict[tuple[str, bool], list[int]] = {}
         for i, (place, _) in enumerate(self.placed):
             by_matrix.setdefault((place.name, place.part is not None), []).append(i)
         alone = [i for members in by_matrix.values() if not self._add_block_grid(members) for i in members]
         for run in self._runs_of_equal_blocks(sorted(alone)):
-            self._add_layered_array(run)
+            self._add_array_of_equal_blocks(run)
         return self.arrays, tuple(s for s in self.block_indices if s is not None), self.batches
 
     def _add_block_grid(self, members: Sequence[int]) -> bool:
@@ -341,7 +342,7 @@ class ArrayFitter:
         first, last = (distance_between_views(pair) for pair in (nearest[:2], nearest[-2:]))
         return last not in (None, 0) and (len(run) == 1 or first == last)
 
-    def _add_layered_array(self, run: Sequence[int]) -> None:
+    def _add_array_of_equal_blocks(self, run: Sequence[int]) -> None:
         """Add one array for a sequence of equal blocks at equal distances, or for one block."""
         views = [self.placed[i][1] for i in run]
         v, distance = views[0], distance_between_views(views) or 0

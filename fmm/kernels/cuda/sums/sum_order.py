@@ -54,7 +54,7 @@ def best_statement_order(program: AdditionProgram, aliases: AliasPairs) -> tuple
     orders = (
         _line_by_line_order(program),
         _line_by_line_order(order_lines_by_use(program)),
-        _order_of_forwarded_inputs(program, aliases),
+        _best_forwarding_order(program, aliases),
     )
     return min(orders, key=peak_live_values)
 
@@ -107,7 +107,7 @@ def _store_statements(program: AdditionProgram, value: int) -> Iterator[SumState
     return (SumStatement("store", value, o) for o, v in enumerate(program.outputs) if v == value)
 
 
-def _order_of_forwarded_inputs(program: AdditionProgram, aliases: AliasPairs) -> tuple[SumStatement, ...]:
+def _best_forwarding_order(program: AdditionProgram, aliases: AliasPairs) -> tuple[SumStatement, ...]:
     """Return the best statement order that a short search over orders of inputs finds.
 
     The inputs of a join are the products of a scheme. In a composition of schemes such as strassen^2, each product has
@@ -118,7 +118,7 @@ def _order_of_forwarded_inputs(program: AdditionProgram, aliases: AliasPairs) ->
     wherever the base is 7. So a good order of Strassen's seven products also orders the products of strassen^2 and
     strassen^3 well.
     """
-    free = _InputForwarder(program, aliases).freely_ordered_inputs
+    free = _ForwardingScheduler(program, aliases).inputs_not_overwritten
     factors = _prime_factors(len(free))
     systems = dict.fromkeys((tuple(factors), tuple(reversed(factors))))
     return min((_find_best_order(program, aliases, free, system) for system in systems), key=_register_pressure)
@@ -133,12 +133,12 @@ def _find_best_order(
     pressure.
     """
     digits = {radix: tuple(range(radix)) for radix in system}
-    best = _InputForwarder(program, aliases, _values_in_digit_order(free, system, digits)).ordered_statements()
-    swaps = sum(1 for _ in _digit_swaps(digits))
+    best = _ForwardingScheduler(program, aliases, _sort_by_digits(free, system, digits)).ordered_statements()
+    swaps = sum(1 for _ in _orders_with_digits_swapped(digits))
     for _ in range(min(MAX_TRIED_ORDERS, MAX_ORDERED_INPUTS // program.inputs) // swaps if swaps else 0):
         trials = [
-            (_InputForwarder(program, aliases, _values_in_digit_order(free, system, d)).ordered_statements(), d)
-            for d in _digit_swaps(digits)
+            (_ForwardingScheduler(program, aliases, _sort_by_digits(free, system, d)).ordered_statements(), d)
+            for d in _orders_with_digits_swapped(digits)
         ]
         events, trial = min(trials, key=lambda x: _register_pressure(x[0]))
         if _register_pressure(events) >= _register_pressure(best):
@@ -147,7 +147,7 @@ def _find_best_order(
     return best
 
 
-def _digit_swaps(digits: dict[int, tuple[int, ...]]) -> Iterator[dict[int, tuple[int, ...]]]:
+def _orders_with_digits_swapped(digits: dict[int, tuple[int, ...]]) -> Iterator[dict[int, tuple[int, ...]]]:
     """Yield all digit orders that differ from `digits` by an exchange of two digits of one base."""
     for radix, (i, j) in ((r, pair) for r in digits for pair in combinations(range(r), 2)):
         swap = {i: j, j: i}
@@ -166,9 +166,7 @@ def _prime_factors(number: int) -> list[int]:
     return [factor, *_prime_factors(number // factor)] if factor else []
 
 
-def _values_in_digit_order(
-    values: Sequence[int], system: Sequence[int], digits: dict[int, tuple[int, ...]]
-) -> list[int]:
+def _sort_by_digits(values: Sequence[int], system: Sequence[int], digits: dict[int, tuple[int, ...]]) -> list[int]:
     """Return the values sorted by the digits of their indices, the first digit first.
 
     `system` lists the base of each digit of an index. `digits` has an order of the digits 0 to base - 1 for each base.
@@ -179,7 +177,7 @@ def _values_in_digit_order(
     return [values[n] for n in order if n < len(values)]
 
 
-class _InputForwarder:
+class _ForwardingScheduler:
     """Orders statements by forwarding: as soon as a value is available, it is added to all sums that contain it.
 
     Inputs are loaded one by one. A sum whose output overwrites one of its own inputs, such as C in alpha A B + beta C,
@@ -204,7 +202,7 @@ class _InputForwarder:
         self.old = {self.needed_by[r][0][0]: r for _, r in aliases if len(self.needed_by.get(r, ())) == 1}
 
     @property
-    def freely_ordered_inputs(self) -> list[int]:
+    def inputs_not_overwritten(self) -> list[int]:
         """The inputs that can be loaded in any order.
 
         The inputs in `old`, which outputs overwrite, are always loaded last.
@@ -216,11 +214,11 @@ class _InputForwarder:
         for number, terms in enumerate(self.program.lines, self.program.inputs):
             if not terms:
                 self.events.append(SumStatement("start", number))
-                self._finish_value(number)
+                self._store_and_forward_value(number)
         for value in (*self.order, *range(self.program.inputs)):
             if value in self.needed_by and value not in self.finished:
                 self._load_value(value)
-                self._finish_value(value)
+                self._store_and_forward_value(value)
         return tuple(self.events)
 
     def _load_value(self, value: int) -> None:
@@ -229,7 +227,7 @@ class _InputForwarder:
             self.loaded.add(value)
             self.events.append(SumStatement("load", value))
 
-    def _finish_value(self, value: int) -> None:
+    def _store_and_forward_value(self, value: int) -> None:
         """Append the stores of a complete value, and the additions of the value to all sums that contain it."""
         self.finished.add(value)
         for store in _store_statements(self.program, value):
@@ -240,16 +238,16 @@ class _InputForwarder:
             self.events.append(_term_statement(number, number in self.started, value, c))
             self.started.add(number)
             self.missing[number - self.program.inputs] -= 1
-            self._continue_sum_line(number)
+            self._finish_line_if_complete(number)
 
-    def _continue_sum_line(self, number: int) -> None:
+    def _finish_line_if_complete(self, number: int) -> None:
         """Finish a sum if all its terms are added.
 
         If only the input that the sum overwrites is missing, load this input first.
         """
         missing, old = self.missing[number - self.program.inputs], self.old.get(number)
         if not missing:
-            self._finish_value(number)
+            self._store_and_forward_value(number)
         elif missing == 1 and old is not None and old not in self.finished:
             self._load_value(old)
-            self._finish_value(old)
+            self._store_and_forward_value(old)

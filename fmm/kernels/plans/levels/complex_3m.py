@@ -24,7 +24,7 @@ from fmm.dtypes import COMPLEX_TYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, separate_sums_program
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, PlanError, Traversal, register_level
 from fmm.kernels.plans.levels.footprint import BlockCounts, count_blocks
-from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides, update_from_temporary
+from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides, gemm_steps_by_temporary
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary_sizes
 from fmm.kernels.plans.sums import Place, PlacePart, Sum, whole_matrix
@@ -51,7 +51,7 @@ COMPLEX_LEVEL_FIELDS: Final[dict[str, Any]] = {
     "number_below": "real",
     "takes_alpha_beta": True,
     "error_growth": sqrt(2),
-    "error_growth_one_sign": sqrt(5),
+    "same_sign_error_growth": sqrt(5),
     "error_note": "in norm: a real or imaginary part that is small beside the other can have a larger error",
 }
 
@@ -72,7 +72,7 @@ class ComplexLevel(LevelWithSteps):
         only one part NaN.
         """
         if not (isfinite(alpha) and isfinite(beta)):
-            return update_from_temporary(plan, m, k, n, alpha, beta)
+            return gemm_steps_by_temporary(plan, m, k, n, alpha, beta)
         return self.level_steps(plan.inner_plan, (m, k, n), alpha, beta)
 
 
@@ -161,7 +161,7 @@ def conjugation_option_names(conjugates: tuple[bool, bool]) -> list[str]:
 @clear_on_registration
 @lru_cache(maxsize=64)
 def _count_blocks_of_level(level: Complex3mLevel, inner: Plan) -> BlockCounts:
-    def steps_of_odd_sides(unit: int | None, sides: Shape) -> LevelSteps:
+    def steps_for_odd_sides(unit: int | None, sides: Shape) -> LevelSteps:
         """Return the steps for sides rounded up to odd numbers.
 
         `count_blocks` calls this function with odd sides, and, to count the fringe, with sides that are 1 smaller. The
@@ -171,7 +171,7 @@ def _count_blocks_of_level(level: Complex3mLevel, inner: Plan) -> BlockCounts:
         m, k, n = (side | 1 for side in sides)
         return level.level_steps(inner, (m, k, n))
 
-    return count_blocks(steps_of_odd_sides, (1, 1, 1), None, (0, 1, 2))
+    return count_blocks(steps_for_odd_sides, (1, 1, 1), None, (0, 1, 2))
 
 
 # ---- splitting and joining

@@ -53,7 +53,7 @@ class Complex3mSchemeLevel(ComplexLevel):
         return complex_blocks_level(self.scheme_level, (self.conjugates[0] != a, self.conjugates[1] != b))
 
     def level_steps(self, inner: Plan, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps:
-        return self.block_steps(inner, self.scheme_level.pad_unit, sides, alpha, beta)
+        return self.block_steps(inner, self.scheme_level.padded_side_multiple, sides, alpha, beta)
 
     def block_steps(
         self, inner: Plan, unit: int, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0
@@ -77,7 +77,9 @@ class Complex3mSchemeLevel(ComplexLevel):
         return LevelSteps(temporary_sizes([split_a, split_b, *batch.products]), (split_a, split_b, batch, join))
 
     def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        blocks, _ = block_sides(self.scheme.size, self.scheme_level.fringe, self.scheme_level.pad_unit, sides)
+        blocks, _ = block_sides(
+            self.scheme.size, self.scheme_level.fringe, self.scheme_level.padded_side_multiple, sides
+        )
         counts = _count_blocks_of_level(self, inner)
         moved, held = counts.count_elements(counts.moved, blocks), counts.temporary_elements(blocks, (True, True, True))
         halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]
@@ -107,7 +109,7 @@ def complex_blocks_level(
         splits=scheme_level.splits,
         # The total error growth is the growth of this scheme times the growth of `3m` in COMPLEX_LEVEL_FIELDS.
         bilinear=scheme_level.scheme,
-        cut=LevelCut(scheme_level.scheme.size, scheme_level.pad_unit),
+        cut=LevelCut(scheme_level.scheme.size, scheme_level.padded_side_multiple),
         **COMPLEX_LEVEL_FIELDS,
     )
 

@@ -59,7 +59,7 @@ class BlockCounts:
         return found[0], found[1], found[2]
 
 
-def side_ranks(sides: Sides) -> Shape:
+def side_length_ranks(sides: Sides) -> Shape:
     """Return the rank of each side by length: 0 for the shortest, then 1 and 2; equal sides in the order k, m, n."""
     ordered = sorted((1, 0, 2), key=lambda side: sides[side])
     return ordered.index(0), ordered.index(1), ordered.index(2)
@@ -77,11 +77,14 @@ def count_blocks(
     m, k, n = (mark * parts for mark, parts in zip(counting_sides, size, strict=True))
     found = steps(level_unit, (m, k, n))
     sums = [step for step in found.steps if isinstance(step, Sum)]
-    moved = [(place.rows, place.cols) for step in sums for place in (*step.used_reads, *step.writes)]
+    moved = [(place.rows, place.cols) for step in sums for place in (*step.places_read_by_program, *step.writes)]
     padded = steps(1, (m - 1, k - 1, n - 1))  # the last block of each side lacks one row or column
     held = _group_temporaries(found, counting_sides), _group_temporaries(padded, counting_sides)
     return BlockCounts(
-        len(sums), _count_blocks_in_shapes(moved, counting_sides), held, (found.in_place_share, padded.in_place_share)
+        len(sums),
+        _count_blocks_in_shapes(moved, counting_sides),
+        held,
+        (found.in_place_product_share, padded.in_place_product_share),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import GemmParams
-from fmm.kernels.plans.leaf import leaf_of_option, leaf_option_text
+from fmm.kernels.plans.leaf import leaf_option_text, parse_leaf_option
 from fmm.kernels.plans.level import LevelKind, PlanError, register_level
 from fmm.kernels.plans.lower import LevelWithSteps
 from fmm.kernels.plans.plan import Plan
@@ -44,7 +44,7 @@ class GramLevel(LevelWithSteps):
     @property
     def needs_b_copy(self) -> bool:
         """Return True if blocks on the diagonal read a row-major copy of B."""
-        return bool(self.diagonal_leaf) and leaf_of_option(self.diagonal_leaf).order == "outer"
+        return bool(self.diagonal_leaf) and parse_leaf_option(self.diagonal_leaf).order == "outer"
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         raise PlanError(f"{plan}: {self} cuts only products that are their own adjoints (fmm.gram)")
@@ -111,7 +111,7 @@ def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> GramLevel:
     if not 1 <= cuts <= MAX_GRAM_CUTS:
         raise PlanError(f"gram^{cuts}: the exponent must be from 1 to {MAX_GRAM_CUTS}")
     types = None
-    use = leaf_of_option(diagonal_leaf) if diagonal_leaf else None
+    use = parse_leaf_option(diagonal_leaf) if diagonal_leaf else None
     if use is not None:
         types = use.multiplied_types()
         # The leaf reads A as the transpose of the copy of B; the A of a complex product is the conjugate transpose.

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from typing import Final
 
 from fmm.dtypes import DTYPES, INTEGERS
-from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, updating_program
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, program_with_alpha_beta
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.residues import RemainderWeights, moduli_count_for_product, remainder_weights
 from fmm.kernels.algorithms.scheme import SchemePrograms
@@ -108,7 +108,7 @@ class PlaneLayout:
         return max(min((MAX_WORKSPACE_BYTES - rest) // each, self.moduli - 1), 1)
 
     @property
-    def part_offsets(self) -> tuple[int, ...]:
+    def workspace_offsets(self) -> tuple[int, ...]:
         """Return the byte offsets of the workspace's parts.
 
         The parts are: exponents of A and of B, planes of A, of B and of C, and the transposed operands. The last number
@@ -129,7 +129,7 @@ class PlaneLayout:
     @property
     def workspace_bytes(self) -> int:
         """Return the bytes of the whole workspace."""
-        return self.part_offsets[-1]
+        return self.workspace_offsets[-1]
 
     def _bytes_after_planes(self, together: int) -> int:
         """Return the bytes of workspace after the planes of A and B."""
@@ -262,7 +262,7 @@ def residue_steps(
         for blocks, program, places in ((a, programs.left, lefts), (b, programs.right, rights))
     ]
     products = tuple(Product(*x, inner) for x in zip(lefts, rights, dests, strict=True))
-    program = updating_program(_join_program(programs.join, planes), params.alpha, params.beta)
+    program = program_with_alpha_beta(_join_program(programs.join, planes), params.alpha, params.beta)
     join = JoinFromPlanes("join", program, (*dests, *(c if params.beta else ())), tuple(c), moduli, each)
     temporaries = temporary_sizes([*measures, *splits, *products])
     return LevelSteps(temporaries, (*measures, *splits, ProductBatch(products), join))

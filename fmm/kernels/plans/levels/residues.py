@@ -143,7 +143,7 @@ class ResiduesLevel(LevelInLeaf):
 
     def level_steps(self, plan: Plan, size: Shape, params: GemmParams, moduli: int) -> LevelSteps:
         """Return the steps of a plan that ends in this level, for this number of moduli."""
-        depth, inner = depth_below_residues(plan.leaf), Plan(leaf=BYTES_LEAF_NAME)
+        depth, inner = recursion_depth_of_leaf(plan.leaf), Plan(leaf=BYTES_LEAF_NAME)
         return residue_steps(size, depth, params, moduli, inner, self.moduli > 0, self.for_complex)
 
     def describe_steps(self, steps: LevelSteps) -> str:
@@ -232,7 +232,7 @@ def _levels_with_conjugation(level: ResiduesLevel) -> list[ResiduesLevel]:
     return [x for x in conjugated if x] or [level]
 
 
-def depth_below_residues(leaf: str) -> int:
+def recursion_depth_of_leaf(leaf: str) -> int:
     """Return the number of levels of recursion below residues in a leaf's text."""
     return residue_leaves()[leaf].depth
 
@@ -254,7 +254,7 @@ def _integer_leaf(leaf: ResidueLeaf) -> Leaf:
     kind = "as many numbers as their type and the inner dimension need"
     return Leaf(
         leaf.leaf_text,
-        f"integers, exactly, by products of 8-bit integers modulo {kind}{_saved_products_text(leaf.depth)}",
+        f"integers, exactly, by products of 8-bit integers modulo {kind}{_strassen_product_count_text(leaf.depth)}",
         ("cuda",),
         types=(),
         types_alone=types,
@@ -279,7 +279,7 @@ def _float_leaf(leaf: ResidueLeaf, host_product: Callable[..., object]) -> Leaf:
     is_prepared = moduli == PREPARED_MODULI.get(dtype) and not depth and not any(level.conjugates)
     return Leaf(
         leaf.leaf_text,
-        f"{dtype} by {twice}products of 8-bit integers modulo {moduli} numbers{_saved_products_text(depth)}",
+        f"{dtype} by {twice}products of 8-bit integers modulo {moduli} numbers{_strassen_product_count_text(depth)}",
         ("cpu", "cuda") if on_host else ("cuda",),
         # A level that conjugates can only multiply whole operands: below another level, an operand is a block or a sum,
         # and the kernels do not know whether it comes from A or from B.
@@ -309,7 +309,7 @@ def _float_leaf(leaf: ResidueLeaf, host_product: Callable[..., object]) -> Leaf:
     )
 
 
-def _saved_products_text(depth: int) -> str:
+def _strassen_product_count_text(depth: int) -> str:
     return f", with {STRASSEN_PRODUCTS**depth} in the place of {8**depth}" if depth else ""
 
 

@@ -62,7 +62,7 @@ from fmm.kernels.plans.level import (
     register_level,
     unknown_algorithm_error,
 )
-from fmm.kernels.plans.levels.footprint import BlockCounts, block_sides, count_blocks, side_ranks
+from fmm.kernels.plans.levels.footprint import BlockCounts, block_sides, count_blocks, side_length_ranks
 from fmm.kernels.plans.levels.scheme_steps import peeled_steps, sequential_steps, stacked_steps, table_steps
 from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
 from fmm.kernels.plans.plan import Plan
@@ -93,14 +93,14 @@ class SchemeLevel(LevelWithSteps):
         return self.table.size if self.table else self.scheme.size  # type: ignore[union-attr]
 
     @property
-    def pad_unit(self) -> int:
+    def padded_side_multiple(self) -> int:
         """Return the unit of padded block sides: 16 for `pad16`; 1 for `pad` and for other fringes."""
         return int(self.fringe[3:] or 1) if self.fringe.startswith("pad") else 1
 
     @property
-    def block_unit(self) -> int | None:
+    def block_side_multiple(self) -> int | None:
         """Return the unit of block sides; None for the fringe `unequal`, where blocks differ by one row or column."""
-        return None if self.fringe == "unequal" else self.pad_unit
+        return None if self.fringe == "unequal" else self.padded_side_multiple
 
     @property
     def shallower_level(self) -> SchemeLevel | None:
@@ -116,7 +116,7 @@ class SchemeLevel(LevelWithSteps):
         if self.fringe == "peel":
             padded = build_scheme_level(self.algorithm, self.scheme, self.table, self.traversal, "pad", self.tasks)
             return peeled_steps(replace(plan, levels=(padded, *plan.levels[1:])), self.block_grid, (m, k, n))
-        return self.level_steps(plan.inner_plan, self.block_unit, (m, k, n), alpha, beta)
+        return self.level_steps(plan.inner_plan, self.block_side_multiple, (m, k, n), alpha, beta)
 
     def level_steps(
         self, inner: Plan, unit: int | None, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0
@@ -142,7 +142,12 @@ class SchemeLevel(LevelWithSteps):
 
         A batch needs three temporaries: for all left operands, all right operands and all products.
         """
-        if not self.is_batched or self.scheme is None or (unit := self.block_unit) is None or self.fringe == "peel":
+        if (
+            not self.is_batched
+            or self.scheme is None
+            or (unit := self.block_side_multiple) is None
+            or self.fringe == "peel"
+        ):
             return None
         m, k, n = (block_side(side, parts, unit) for side, parts in zip(sides, self.block_grid, strict=True))
         count = self.scheme.rank
@@ -152,17 +157,17 @@ class SchemeLevel(LevelWithSteps):
     # ---- quick counts
 
     def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        blocks, whole = block_sides(self.block_grid, self.fringe, self.pad_unit, sides)
+        blocks, whole = block_sides(self.block_grid, self.fringe, self.padded_side_multiple, sides)
         m, k, n = (
             whole or side == parts * block for side, parts, block in zip(sides, self.block_grid, blocks, strict=True)
         )
         of_whole = (True, True, True) if self.table else (m and k, k and n, m and n)
-        padded_table = self.table is not None and self.block_unit is not None
-        if padded_table and (refusal := _table_error_text(self, inner, _length_ranks(blocks))):
+        padded_table = self.table is not None and self.block_side_multiple is not None
+        if padded_table and (refusal := _table_error_text(self, inner, _side_length_ranks_with_ties(blocks))):
             raise PlanError(refusal)
         if self.needs_fusing_leaf:
             return Footprint(self.products, blocks)
-        order = side_ranks(blocks) if self.table else SHORTEST_K_RANKS
+        order = side_length_ranks(blocks) if self.table else SHORTEST_K_RANKS
         counts, one_by_one = _count_blocks_of_level(self, inner, order), self.traversal == "sequential"
         moved, held, passes = (
             counts.count_elements(counts.moved, blocks),
@@ -179,7 +184,7 @@ class SchemeLevel(LevelWithSteps):
 
     def describe_steps(self, steps: LevelSteps) -> str:
         sums = sum(isinstance(step, Sum) for step in steps.steps)
-        updates = sum(isinstance(step, ProductWithSums) and len(step.as_two_steps) > 1 for step in steps.steps)
+        updates = sum(isinstance(step, ProductWithSums) and len(step.as_separate_steps) > 1 for step in steps.steps)
         if self.fringe == "peel" and not sums:
             strips = len(steps.steps) - 1
             if strips:
@@ -340,7 +345,7 @@ def _factor_names(expression: str) -> list[str]:
 # ---- counts of the level's blocks
 
 
-def _length_ranks(blocks: Sides) -> Shape:
+def _side_length_ranks_with_ties(blocks: Sides) -> Shape:
     """Return the rank of each side by length: 0 for the shortest, then 1, 2. Equal sides have equal ranks."""
     lengths = sorted(set(blocks))
     m, k, n = (lengths.index(side) for side in blocks)
@@ -355,8 +360,10 @@ def _table_error_text(level: SchemeLevel, inner: Plan, order: Shape) -> str:
     `order` holds the ranks of the block sides m, k and n by length.
     """
     try:
-        m, k, n = (parts * level.pad_unit * (1 + rank) for parts, rank in zip(level.block_grid, order, strict=True))
-        level.level_steps(inner, level.block_unit, (m, k, n))
+        m, k, n = (
+            parts * level.padded_side_multiple * (1 + rank) for parts, rank in zip(level.block_grid, order, strict=True)
+        )
+        level.level_steps(inner, level.block_side_multiple, (m, k, n))
     except PlanError as error:
         return str(error)
     return ""

@@ -46,7 +46,7 @@ def stacked_steps(
         products.append(
             Product(left.cropped_place(left.rows, width), right.cropped_place(width, right.cols), dest, inner)
         )
-    program = programs.updating_program(scheme.addition_programs.join, alpha, beta)
+    program = programs.program_with_alpha_beta(scheme.addition_programs.join, alpha, beta)
     if not batched and not beta:
         products = _place_products_in_c(products, program, c)
     join = Sum("join", program, (*(p.dest for p in products), *(c if beta else ())), tuple(c))
@@ -129,7 +129,7 @@ def sequential_steps(scheme: Scheme, unit: int | None, inner: Plan, sides: Shape
         width = min(left.cols, right.rows)
         dest = whole_matrix("M", left.rows, right.cols)
         steps.append(Product(left.cropped_place(left.rows, width), right.cropped_place(width, right.cols), dest, inner))
-        steps.append(_scatter_step([row[p] for row in scheme.w], dest, c, started))
+        steps.append(_accumulate_product_step([row[p] for row in scheme.w], dest, c, started))
     untouched = [block for i, block in enumerate(c) if i not in started]
     if untouched:
         program = AdditionProgram(0, ((),) * len(untouched), tuple(range(len(untouched))))
@@ -155,17 +155,19 @@ def _one_sum_program(coefficients: tuple[Coefficient, ...]) -> AdditionProgram:
     return programs.separate_sums_program([coefficients], len(coefficients))
 
 
-def _scatter_step(column: Sequence[Coefficient], product: Place, blocks: Sequence[Place], started: set[int]) -> Sum:
+def _accumulate_product_step(
+    column: Sequence[Coefficient], product: Place, blocks: Sequence[Place], started: set[int]
+) -> Sum:
     """Return the step that adds a product to blocks of C; the first product for a block overwrites the block."""
     wanted = [i for i, c in enumerate(column) if c]
     old = [i for i in wanted if i in started]
-    program = _scatter_program(tuple((column[i], i in started) for i in wanted))
+    program = _accumulate_product_program(tuple((column[i], i in started) for i in wanted))
     started.update(wanted)
     return Sum("add", program, (product, *(blocks[i] for i in old)), tuple(blocks[i] for i in wanted))
 
 
 @lru_cache(maxsize=1024)
-def _scatter_program(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionProgram:
+def _accumulate_product_program(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionProgram:
     """Return a program with one output for each pair (c, old): c times input 0, plus a further input if `old`."""
     lines: list[programs.Terms] = []
     inputs = 1
@@ -223,8 +225,8 @@ class _TableLowering:
         return self.steps
 
     def _lower_step(self, step: TableStep) -> None:
-        sources = [self.held[step.blocks_by_formal[f]] for f in step.kernel.read_blocks]
-        kind = max((self.kind[step.blocks_by_formal[f]] for f in step.kernel.read_blocks), default="C")
+        sources = [self.held[step.blocks_by_formal_parameter[f]] for f in step.kernel.read_blocks]
+        kind = max((self.kind[step.blocks_by_formal_parameter[f]] for f in step.kernel.read_blocks), default="C")
         product = self._lower_product(step) if step.kernel.product else None
         if product is not None:
             sources.insert(0, product.dest)
@@ -239,15 +241,15 @@ class _TableLowering:
         elif self._can_fuse((*update.reads[1:], *update.writes)):
             self.steps.append(ProductWithSums(product, update))
         else:
-            self.steps += ProductWithSums(product, update).as_two_steps
+            self.steps += ProductWithSums(product, update).as_separate_steps
 
     def _lower_product(self, step: TableStep) -> Product:
         """Return the step's product; its destination is a place that the kernel only writes, or else scratch memory."""
-        left, right = (self.held[step.blocks_by_formal[f]] for f in step.kernel.product or ())
+        left, right = (self.held[step.blocks_by_formal_parameter[f]] for f in step.kernel.product or ())
         width = min(left.cols, right.rows)
         free = [f for f in step.kernel.written_blocks if f not in step.kernel.read_blocks]
         if free:
-            dest = self._place_of_block(step.blocks_by_formal[free[0]], left.rows, right.cols, "C", step)
+            dest = self._place_of_block(step.blocks_by_formal_parameter[free[0]], left.rows, right.cols, "C", step)
         else:
             dest = whole_matrix(SCRATCH_NAME, left.rows, right.cols)
         return Product(left.cropped_place(dest.rows, width), right.cropped_place(width, dest.cols), dest, self.plan)

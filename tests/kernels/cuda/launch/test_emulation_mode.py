@@ -21,7 +21,7 @@ cublas._cublas_library = lambda: library
 cublas._cublas.setMathMode = lambda handle, mode: calls.append(("mode", mode))
 context = cublas.StreamContext(77, 5, 0)
 for mode in ("emulated", "ieee"):
-    for call in (*cublas.handle_setup_calls(context, mode, 0), *cublas.mode_restore_calls(context, mode, 0)):
+    for call in (*cublas.handle_setup_calls(context, mode, 0), *cublas.math_mode_restore_calls(context, mode, 0)):
         call()
     print(calls)
     calls.clear()

@@ -22,7 +22,7 @@ from fmm.kernels.cuda.products.f16_planes import (
     STRIP_POSITIONS,
     OperandPlanes,
     SplitKernel,
-    balance_kernel_source,
+    balance_decision_kernel_source,
     plane_split_kernel_source,
 )
 from fmm.kernels.cuda.products.f16x3 import (
@@ -101,7 +101,7 @@ def test_splits_leave_registers_for_many_threads(most: int) -> None:
     jobs += [(str(k), f"{plane_split_kernel_source((k[0],), 'default', 8)}\n") for k in SPLITS[:most]]
     size_check = f"static_assert(sizeof(fmm::planes::Balance) == {noted + 8});"
     jobs += [
-        (f"{x}{y}", f"{balance_kernel_source(x, y)}{size_check}\n")
+        (f"{x}{y}", f"{balance_decision_kernel_source(x, y)}{size_check}\n")
         for x, y in list(product(CONTIGUOUS_AXES, CONTIGUOUS_AXES))[:most]
     ]
     for r in in_parallel(report, [(*job, "sm_90a", ("--std=c++17",)) for job in jobs]):

@@ -21,7 +21,11 @@ from fmm.kernels.cuda.products import residues_mma
 from fmm.kernels.cuda.products.f16_planes import plane_split_kernel_source
 from fmm.kernels.cuda.products.f16x3_mma import F16X3_MMA_SIZES, F16x3MmaKernel, f16x3_mma_kernel_source
 from fmm.kernels.cuda.products.mma_tiles import MmaSizes, best_mma_sizes, count_tiles
-from fmm.kernels.cuda.products.residue_planes import MeasureKernel, byte_plane_map, measure_kernel_source
+from fmm.kernels.cuda.products.residue_planes import (
+    NormExponentKernel,
+    byte_plane_tensor_map,
+    norm_exponent_kernel_source,
+)
 from fmm.kernels.cuda.products.residues_mma import (
     RESIDUE_MMA_SIZES,
     ByteProducts,
@@ -91,9 +95,9 @@ def test_other_stages_compile_without_clusters(architecture: str) -> None:
     from tests.kernels.cuda.products.test_f16x3 import SPLITS
 
     nvrtc()
-    pair = MeasureKernel("outer", 0, True), MeasureKernel("inner", 256, True)
+    pair = NormExponentKernel("outer", 0, True), NormExponentKernel("inner", 256, True)
     texts = [plane_split_kernel_source(k, rule, 1) for k in SPLITS[:2] for rule in ("default", "recorded", "balanced")]
-    texts += [measure_kernel_source(*pair, dtype, 1) for dtype in ("float64", "int8", "int64")]
+    texts += [norm_exponent_kernel_source(*pair, dtype, 1) for dtype in ("float64", "int8", "int64")]
     assert not any("__cluster_dims__" in text.split("extern", 1)[1] for text in texts)
     for r in in_parallel(report, [(text[:40], text, architecture, CPP17) for text in texts]):
         assert r.local == 0 and r.registers <= 128, r
@@ -119,7 +123,7 @@ def test_products_of_bytes(
     a[...], b[...] = rng.integers(-128, 128, a.shape), rng.integers(-128, 128, b.shape)
     filled = k - 5
     maps = tuple(
-        byte_plane_map(BlockTerm(x, 0, *s[1:]), 4, 1, filled if x != "C" else None)
+        byte_plane_tensor_map(BlockTerm(x, 0, *s[1:]), 4, 1, filled if x != "C" else None)
         for x, s in zip("ABC", shapes, strict=True)
     )
     assert all(x.dtype == BYTE_TYPE.name for x in maps)
@@ -137,7 +141,9 @@ def test_long_inner_dimensions_are_reduced_in_between(monkeypatch: pytest.Monkey
     monkeypatch.setattr(residues_mma, "RESIDUE_MMA_SIZES", RESIDUE_MMA_SIZES[1:])
     k = 1 << 17
     memory = {x: aligned(n, np.int8, 0x80 - 256) for x, n in (("A", k), ("B", 16 * k), ("C", 16))}
-    maps = tuple(byte_plane_map(BlockTerm(x, 0, *s), 1, 1) for x, s in (("A", (1, k)), ("B", (16, k)), ("C", (1, 16))))
+    maps = tuple(
+        byte_plane_tensor_map(BlockTerm(x, 0, *s), 1, 1) for x, s in (("A", (1, k)), ("B", (16, k)), ("C", (1, 16)))
+    )
     launch = residue_mma_launch(ByteProducts(maps, 1, k, 16, (251,), 1, False), A100, "sums", "one product")  # type: ignore[arg-type]
     assert launch.kernel.description.reduces
     play(launch, memory)

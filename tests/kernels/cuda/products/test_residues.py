@@ -15,7 +15,7 @@ import pytest
 
 from fmm.dtypes import DTYPES, INTEGERS, RING_TYPES
 from fmm.kernels.algorithms.residues import (
-    WeightPieces,
+    CrtWeightPieces,
     first_moduli,
     imaginary_unit,
     max_scaled_norm,
@@ -23,11 +23,11 @@ from fmm.kernels.algorithms.residues import (
 )
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.products.residue_planes import (
-    MeasureKernel,
+    NormExponentKernel,
     can_split_lines,
     line_split_launch,
-    measure_kernel_source,
-    measure_launch,
+    norm_exponent_kernel_source,
+    norm_exponent_launch,
     pack_gaussian_modulus,
     pack_modulus,
     residue_split_kernel_source,
@@ -167,7 +167,7 @@ def test_the_bound_that_norms_are_scaled_to() -> None:
 def test_pieces_are_exact(name: str, counts: tuple[int, int]) -> None:
     count, levels = counts
     for_complex = residue_leaves()[name].level.for_complex
-    pieces, numbers = WeightPieces(count, levels, for_complex), remainder_weights(count, for_complex)
+    pieces, numbers = CrtWeightPieces(count, levels, for_complex), remainder_weights(count, for_complex)
     weights = [*numbers.complex_weights] if for_complex else [numbers.weights]
     for x in (numbers.product, *(w for group in weights for w in group)):
         cut = pieces.split_number(x)[: pieces.weight_piece_count]
@@ -451,7 +451,7 @@ def test_a_matrix_and_its_adjoint_share_their_planes(dtype: str, leaf: str, orde
         whole, _ = product_on_host(a, adjoint, leaf)
         np.testing.assert_array_equal(c[below], whole[below])
         assert (c[~below] == 7).all() and op.shares_planes and sum(x.is_prepared for x in op.operands) == 1
-        assert len(op.launched_signs) == (2 if dtype == "complex128" else 1)
+        assert len(op.separately_launched_signs) == (2 if dtype == "complex128" else 1)
 
 
 def test_gram_products_split_one_operand() -> None:
@@ -769,14 +769,16 @@ def test_products_stay_in_registers() -> None:
 def test_measuring_and_transposing_compile() -> None:
     nvrtc()
     made = op_of(Problem(512, 512, 512), ONE)
-    parameters = measure_launch(made.operands, made.dtype, (True, True)).parameters
+    parameters = norm_exponent_launch(made.operands, made.dtype, (True, True)).parameters
     size = f"static_assert(sizeof(fmm::residues::Operands<double>) == {len(parameters)});"
     pairs = (
-        (MeasureKernel("inner", 256, True), MeasureKernel("outer", 0, True)),
-        (MeasureKernel("outer", 0, False), MeasureKernel("inner", 32, False)),
-        (MeasureKernel("outer", 0, True), MeasureKernel("outer", 0, False)),
+        (NormExponentKernel("inner", 256, True), NormExponentKernel("outer", 0, True)),
+        (NormExponentKernel("outer", 0, False), NormExponentKernel("inner", 32, False)),
+        (NormExponentKernel("outer", 0, True), NormExponentKernel("outer", 0, False)),
     )
-    jobs = [(str(x), f"{measure_kernel_source(*x, 'float64', 8)}{size}\n", "sm_90a", ("--std=c++17",)) for x in pairs]
+    jobs = [
+        (str(x), f"{norm_exponent_kernel_source(*x, 'float64', 8)}{size}\n", "sm_90a", ("--std=c++17",)) for x in pairs
+    ]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= 64, r
 
@@ -803,7 +805,7 @@ def test_kernels_of_complex_numbers_compile(levels: int, registers: int) -> None
     nvrtc()
     made = op_of(Problem(512, 512, 512, "complex128"), TWO)
     (measure, split, join) = (
-        measure_launch(made.operands, made.dtype, (True, True)),
+        norm_exponent_launch(made.operands, made.dtype, (True, True)),
         residue_split_launch(made.operands, made.dtype, (True, True), first_moduli(15, for_complex=True)),
         join_launch(made, True),
     )
@@ -812,10 +814,15 @@ def test_kernels_of_complex_numbers_compile(levels: int, registers: int) -> None
     def with_size(source: str, struct_name: str, found: Launch) -> str:
         return f"{source}static_assert(sizeof(fmm::residues::{struct_name}<{number}>) == {len(found.parameters)});\n"
 
-    kernels = MeasureKernel("inner", 256, True), MeasureKernel("outer", 0, True)
-    pieces = WeightPieces(15, levels, for_complex=True).weight_piece_count
+    kernels = NormExponentKernel("inner", 256, True), NormExponentKernel("outer", 0, True)
+    pieces = CrtWeightPieces(15, levels, for_complex=True).weight_piece_count
     jobs = [
-        ("measure", with_size(measure_kernel_source(*kernels, made.dtype, 8), "Operands", measure), "sm_90a", cpp17),
+        (
+            "measure",
+            with_size(norm_exponent_kernel_source(*kernels, made.dtype, 8), "Operands", measure),
+            "sm_90a",
+            cpp17,
+        ),
         (
             "split",
             with_size(residue_split_kernel_source(levels, True, True, made.dtype), "Split", split),
@@ -831,9 +838,9 @@ def test_kernels_of_complex_numbers_compile(levels: int, registers: int) -> None
 @pytest.mark.parametrize("dtype", ["int8", "int64", pytest.param("bool", marks=pytest.mark.slow)])
 def test_kernels_of_integers_compile(dtype: str) -> None:
     nvrtc()
-    turns, wide = MeasureKernel("outer", 0, False), MeasureKernel("outer", 0, True)
+    turns, wide = NormExponentKernel("outer", 0, False), NormExponentKernel("outer", 0, True)
     jobs = [
-        ("turn", measure_kernel_source(turns, wide, dtype, 8), "sm_90a", ("--std=c++17",)),
+        ("turn", norm_exponent_kernel_source(turns, wide, dtype, 8), "sm_90a", ("--std=c++17",)),
         ("split", residue_split_kernel_source(0, True, False, dtype), "sm_90", ("--std=c++17",)),
         ("join", integer_join_kernel_source(0, integer_moduli_count(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
     ]
@@ -889,7 +896,7 @@ def test_parts_of_the_workspace_do_not_overlap(leaf: str) -> None:
     for size in ((100, 200, 300), (1, 1, 1), (5000, 3, 17), (16, 100000, 16)):
         found = residue_leaves()[leaf]
         g = PlaneLayout(*size, 3, *LEAVES[leaf], DTYPES[found.float_type].itemsize, found.level.for_complex)
-        *starts, planes, turned, end = g.part_offsets
+        *starts, planes, turned, end = g.workspace_offsets
         assert all(x % 256 == 0 for x in (*starts, planes, turned))
         sizes = [*g.exponent_bytes, *(g.moduli_per_pass * x for x in g.plane_bytes[:2])]
         assert all(x + size <= y for x, size, y in zip(starts, sizes, [*starts[1:], planes], strict=True))

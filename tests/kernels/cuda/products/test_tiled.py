@@ -13,7 +13,7 @@ import pytest
 from fmm.hardware.datasheets import CapabilityLimits, capability_limits
 from fmm.hardware.occupancy import count_active_blocks
 from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, DeviceView, GemmOp
-from fmm.kernels.cuda.products.fused import tile_op_with_sums
+from fmm.kernels.cuda.products.fused import tile_op_on_block_sums
 from fmm.kernels.cuda.products.kernel_sizes import (
     FLOAT64_SIZES,
     FUSED_SIZES,
@@ -296,7 +296,7 @@ def test_products_of_a_variant_are_one_launch(update: UpdateMode, host: Any) -> 
     for i, (m, n, k) in enumerate([(21, 13, 9), (20, 12, 8)]):
         left = [(2.0, view("A", 0, 0, m, k)), (-1.0, view("A", 32, 32 * i, m - 1, k - 1))]
         dest = [(1.0, view("C", 0, 32 * i * (update == "keep"), m, n)), (-0.5, view("C", 32, 32 * i, m - 1, n - 1))]
-        ops.append(tile_op_with_sums(medium, "float32", left, [(1.0, view("B", i, 0, k, n))], dest, update))
+        ops.append(tile_op_on_block_sums(medium, "float32", left, [(1.0, view("B", i, 0, k, n))], dest, update))
         a = 2 * whole["A"][:m, :k]
         a[:-1, :-1] -= whole["A"][32 : 31 + m, 32 * i : 32 * i + k - 1]
         found = a @ whole["B"][i : i + k, :n]

@@ -13,7 +13,7 @@ import pytest
 from fmm.kernels.algorithms.step_table import PRODUCT_SYMBOL, TableKernel, kernel_table
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.ops import DeviceView, GemmOp
-from fmm.kernels.cuda.products.fused import tile_op_with_update
+from fmm.kernels.cuda.products.fused import tile_op_with_fused_sums
 from fmm.kernels.cuda.products.kernel_sizes import ALL_STRATEGIES, GPU8_SIZES, TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import (
     COMPILER_OPTIONS,
@@ -78,7 +78,9 @@ def operation(
     shapes = {f: (m, n) for f in kernel.formals} | {left: (m, k), right: (k, n)}
     views = {f: DeviceView(f, 0, r, c, c + gap + 4 * i, 1, dtype) for i, (f, (r, c)) in enumerate(shapes.items())}
     reads, writes = ([views[f] for f in names] for names in (kernel.read_blocks, kernel.written_blocks))
-    op = tile_op_with_update(leaf_use("tile"), dtype, views[left], views[right], kernel.addition_program, reads, writes)
+    op = tile_op_with_fused_sums(
+        leaf_use("tile"), dtype, views[left], views[right], kernel.addition_program, reads, writes
+    )
     return replace(op, kernel=replace(op.kernel, strategy=SMALL, paths=way), open_strategy=False)
 
 

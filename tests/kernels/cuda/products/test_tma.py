@@ -17,7 +17,7 @@ from fmm.kernels.cuda.ops import BlockStrides, GemmOp, MirroredGemm
 from fmm.kernels.cuda.products.kernel_sizes import TMA_FUSED_SIZES, TMA_SIZES, TileSizes
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
-from fmm.kernels.cuda.products.split_k import last_job_end, split_last_tiles
+from fmm.kernels.cuda.products.split_k import last_job_end_time, split_last_tiles
 from fmm.kernels.cuda.products.tma_tiles import (
     SM90_SHARED_BYTES,
     TmaKernel,
@@ -106,11 +106,11 @@ def host() -> Any:
         words = room[-room.ctypes.data % 64 // 8 :][: len(packed)]
         words[:] = packed
         counts, flag = np.zeros(max(op.turn_counter_count, 1), np.uint32), np.zeros(1, np.int32)
-        for word, x in zip(op.map_words, op.maps, strict=True):
+        for word, x in zip(op.map_word_indices, op.maps, strict=True):
             words[word : word + 9] = described(x, starts[x.piece.base])
-        for word, piece in zip(op.dest_words, op.dest, strict=True):
+        for word, piece in zip(op.dest_word_indices, op.dest, strict=True):
             words[word] = starts[piece.base] + piece.offset
-        words[op.counters_word], words[op.flag_word] = counts.ctypes.data, flag.ctypes.data
+        words[op.counters_word_index], words[op.flag_word_index] = counts.ctypes.data, flag.ctypes.data
         size = compiled(op.kernel).launch(words.ctypes.data_as(ctypes.c_void_p), op.grid[0], 1)
         assert size == words.nbytes
         return counts, int(flag[0])
@@ -202,16 +202,16 @@ def test_parts_cover_every_product_and_end_sooner(n: int) -> None:
         assert own[0].start == 0
         assert all(x.start + x.steps == y.start for x, y in pairwise(own))
         assert own[-1].start + own[-1].steps == steps
-    taken = last_job_end([(part.tiles, part.steps + edge) for part in parts], SMS)
-    assert taken <= last_job_end([(7 * tiles, steps + edge)], SMS)
+    taken = last_job_end_time([(part.tiles, part.steps + edge) for part in parts], SMS)
+    assert taken <= last_job_end_time([(7 * tiles, steps + edge)], SMS)
     assert n != 3584 or taken < 5.35 * (steps + edge)  # 5.2 rounds of whole tiles; products in parts would take 5.4
 
 
 def test_jobs_go_to_the_machine_that_is_free_first() -> None:
-    assert last_job_end([(3, 2.0)], 2) == 4
-    assert last_job_end([(3, 2.0), (2, 1.0)], 2) == 4
-    assert last_job_end([(4, 1.0), (1, 5.0)], 3) == 6
-    assert last_job_end([], 3) == 0
+    assert last_job_end_time([(3, 2.0)], 2) == 4
+    assert last_job_end_time([(3, 2.0), (2, 1.0)], 2) == 4
+    assert last_job_end_time([(4, 1.0), (1, 5.0)], 3) == 6
+    assert last_job_end_time([], 3) == 0
 
 
 def test_parameters_fit_the_drivers_limit() -> None:

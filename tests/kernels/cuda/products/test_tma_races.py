@@ -140,10 +140,10 @@ def host() -> Watched:
     ) -> tuple[np.ndarray[Any, Any], int]:
         names = list(arrays)
         words, pointers = np.frombuffer(op.parameter_bytes, np.int64).copy(), []
-        for word, x in zip(op.map_words, op.maps, strict=True):
+        for word, x in zip(op.map_word_indices, op.maps, strict=True):
             words[word : word + 9] = described(x, 0)
             pointers.append((word, names.index(x.piece.base)))
-        for word, piece in zip(op.dest_words, op.dest, strict=True):
+        for word, piece in zip(op.dest_word_indices, op.dest, strict=True):
             words[word] = piece.offset
             pointers.append((word, names.index(piece.base)))
         words_in = [

@@ -28,7 +28,7 @@ def in_a_thread(call: Callable[[], Any]) -> Any:
 
 def known(flags: Any) -> int:
     """Return the number of flags, in use or idle."""
-    flags._sort_abandoned_flags()
+    flags._collect_abandoned_flags()
     return len(flags._thread_flags.flags.by_stream) + sum(map(len, flags._idle_flags.values()))
 
 
@@ -76,7 +76,7 @@ def test_a_thread_that_uses_ever_new_streams_keeps_the_newest(flags: Any) -> Non
     assert list(kept) == [
         (0, stream) for stream in range(2 * flags.MAX_FLAGS_PER_THREAD, 3 * flags.MAX_FLAGS_PER_THREAD)
     ]
-    flags._sort_abandoned_flags()
+    flags._collect_abandoned_flags()
     assert (
         sum(bool(flag.prepared) for idle in flags._idle_flags.values() for flag in idle) <= flags.MAX_FLAGS_PER_THREAD
     )
