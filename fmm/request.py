@@ -261,7 +261,7 @@ def check_real(name: str, value: Any) -> float:
 def check_scalar(name: str, value: Any) -> complex:
     """Return a number as Python's int, float or complex.
 
-    A NumPy scalar instead would change the element type of an array by a multiplication.
+    A NumPy scalar as alpha or beta could change the element type of an array that is multiplied by the scalar.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, Complex) or not _is_in_float_range(value):
         if _is_scalar_array(value, "iufc"):

@@ -227,8 +227,8 @@ def sum_of_chunk_products(
 ) -> Any:
     """Return alpha * (sum of left @ right) + beta * addend in a new chunk; smaller chunks are padded with zeros.
 
-    All products are added into one new chunk. A separate chunk for each product would be written to memory and read
-    again.
+    All products are added into one new chunk, since a separate chunk for each product would be written to memory and
+    read again.
     """
     check_chunks_unmasked((*lefts, *rights))
     constraints: dict[str, Any] = {"plan": plan, "max_error_growth": max_error_growth}

@@ -24,11 +24,11 @@ from fmm.kernels.plans.walk import walk_plan
 LINK_BYTES_PER_SECOND, NEW_MEMORY_BYTES_PER_SECOND = 1e9, 1e9
 CANDIDATE_PRODUCTS_PER_TASK = (1, 2, 4)  # larger numbers would use more memory than Dask's own matmul
 MIN_TASKS_PER_THREAD = 4  # smallest number of tasks per thread, so that no thread waits long for the last task
-# A product of two Dask arrays that is predicted to take fewer seconds gets the default plan: a comparison of candidates
-# would take too long.
+# A product of two Dask arrays that is predicted to take fewer than this number of seconds gets the default plan: a
+# comparison of candidates would take too long.
 MIN_SECONDS_TO_COMPARE = 1.0
-# Largest side of a simulated grid, in chunks. A larger grid is reduced to this side, and the number of workers is
-# reduced in proportion.
+# Largest side of a simulated grid, in chunks. For the simulation, a grid with a larger side is reduced to this side,
+# and the number of workers is reduced in proportion.
 MAX_SIMULATED_GRID_SIDE = 8
 LEVEL_MARGIN = 0.1  # levels are chosen only if they are predicted to save this share of the time
 
@@ -83,7 +83,7 @@ def choose_grid_plan(
 
 
 def _scaled_worker_counts(workers: tuple[int, int], share: float) -> tuple[int, int]:
-    """Return the numbers of processes and of threads per process for a simulation of this share of the tasks.
+    """Return the numbers of processes and of threads per process that simulate the fraction `share` of the tasks.
 
     Each thread has as many tasks in the simulation as in the complete product.
     """
@@ -182,8 +182,9 @@ def simulate_tasks(
     for task in tasks:
         reads = set(task.reads)
         start = max((ready_at[key] for key in reads), default=0.0)
-        # Candidates are the workers that hold a chunk of this task, and the first free worker. All workers without a
-        # chunk of this task would need the same transfers, so the first free one is the best of them.
+        # Candidates are the workers that hold a chunk that this task reads, and the first free worker. All workers
+        # without a chunk of this task need the same transfers, so only the first free worker among these workers is a
+        # candidate.
         candidates = {_first_free_process(first_free_at, start)}.union(*(places[key] for key in reads))
         missing = {worker: sum(worker not in places[key] for key in reads) for worker in candidates}
         started = {x: max(first_free_at[x], start) + missing[x] * workers.fetch_seconds for x in candidates}

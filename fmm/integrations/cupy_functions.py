@@ -1,7 +1,7 @@
 """Installation of fmm in cupy.matmul, dot, inner, tensordot, the operator `@` of CuPy arrays, and CuPy's solvers.
 
-fmm computes products of two arrays of exactly the class cupy.ndarray. CuPy's own functions compute all other products.
-cupy.einsum calls cupy.matmul.
+fmm computes products of two arrays of exactly the class cupy.ndarray. CuPy's own functions compute the products of
+arrays of other classes. cupy.einsum calls cupy.matmul.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Import fmm after the program has imported NumPy, torch or CuPy; Python runs this module when it starts.
 
 fmm_install.pth imports this module if FMM_INSTALL is set; a wheel contains both files beside the package. This module
-imports nothing but sys, so that programs without these libraries start as fast as without fmm. If fmm cannot be
+imports nothing but sys, so that programs without NumPy, torch and CuPy start as fast as without fmm. If fmm cannot be
 imported, the program runs without fmm.
 """
 

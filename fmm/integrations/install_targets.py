@@ -223,9 +223,9 @@ def _is_importable(library: str) -> bool:
 def _update_installation(target: InstallTarget, loaded: bool = False) -> None:
     """Install fmm if the target has a holder, else uninstall fmm; the caller holds the lock of the targets.
 
-    `loaded` is True if the library has just been loaded. If another thread is loading the library, that thread installs
-    fmm when the library is loaded. This thread does not wait for that thread, which would be a deadlock: that thread
-    needs the lock that this thread holds.
+    `loaded` is True if the library has just been loaded. If another thread is loading the library, the loading thread
+    installs fmm when the library is loaded. The caller does not wait for the loading thread: the loading thread needs
+    the lock that the caller holds, so waiting would be a deadlock.
     """
     if not target.is_target_selected and target.undo is not None:
         undo, target.undo = target.undo, None

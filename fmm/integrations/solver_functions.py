@@ -1,8 +1,8 @@
 """Installation of fmm in the solvers of NumPy, SciPy and CuPy (fmm.install installs it with the products).
 
-A replaced function calls fmm.linalg for large matrices where the model predicts a gain. The library's own function
-computes all other calls. If fmm.linalg raises an error, the library's own function is called, and raises the library's
-own error.
+A replaced function calls fmm.linalg for large matrices where the model predicts a gain. For all other calls, a replaced
+function calls the library's own function. If fmm.linalg raises an error, the library's own function is called, and
+raises the library's own error.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def lu_factor_ex(library: TorchSolvers, a: Any, *, pivot: bool = True, check_err
 def solve_ex(library: TorchSolvers, a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> Any:
     """Return the result of torch's operator _linalg_solve_ex for right-hand sides that are matrices.
 
-    Return None for other right-hand sides, and if no speedup is predicted.
+    Return None if the right-hand sides are vectors, if `left` is False, or if no speedup is predicted.
     """
     matches = left and is_square(a) and a.dim() == b.dim() and a.shape[:-1] == b.shape[:-1]
     if not matches or (factors := lu_of_stacks(library, a, None)) is None:

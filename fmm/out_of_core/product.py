@@ -1,7 +1,8 @@
 """Implement fmm.matmul of NumPy arrays on a CUDA device: check the arrays, then choose, explain and run a schedule.
 
-NumPy itself handles calls with invalid arguments and calls that no device can compute. All other products are computed
-tile by tile in the type of NumPy's result. Each tile product uses the plan that fmm.matmul would choose on the device.
+NumPy itself handles calls with invalid arguments and calls that no device can compute. The products of valid calls are
+computed tile by tile, in the type of NumPy's result. Each tile product uses the plan that fmm.matmul would choose on
+the device.
 """
 
 from __future__ import annotations

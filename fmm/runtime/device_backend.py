@@ -1,6 +1,6 @@
 """Run one named plan on CuPy's current device, for the tuner, tests and benchmarks.
 
-This module makes no decision. Unless a flag's address is passed, a result with inf or NaN is not computed again.
+This module makes no decision. A result with inf or NaN is computed again only if the address of a flag is passed.
 """
 
 from __future__ import annotations

@@ -149,7 +149,10 @@ def run_small_gemm(library: Library, a: Any, b: Any, c: Any, beta: Any) -> Any:
 
 
 class PlannedGemm(NamedTuple):
-    """A cached call by a plan on a device. Only what may differ between two calls with one key is checked again."""
+    """A cached call by a plan on a device.
+
+    Before the call runs again, only properties that may differ between two calls with one key are checked.
+    """
 
     expiry: float  # time.monotonic() at which the prepared call expires
     settings: object  # the environment variables and configs on which the decision depends
@@ -407,7 +410,7 @@ def _run_call(library: Library, call: PreparedCall, operands: GemmOperands, cons
 def _remember_declined_gemm(library: Library, operands: GemmOperands, params: GemmParams, decision: Decision) -> None:
     """Cache the decline of a call without constraints.
 
-    On a device, declines of A B and A B + C are also cached where `run_small_gemm` looks them up.
+    On a device, declines of A B and A B + C are also cached under the key that `run_small_gemm` looks up.
     """
     if operands.recurring is None:
         return
@@ -419,7 +422,7 @@ def _remember_declined_gemm(library: Library, operands: GemmOperands, params: Ge
 def _is_empty_product(operands: GemmOperands, alpha: Coefficient) -> bool:
     """Return True if A and B are not read, because alpha is 0 or A is empty.
 
-    For such a call no plan runs, not even a plan that the caller passed.
+    If A and B are not read, no plan runs, not even a plan that the caller passed.
     """
     return alpha == 0 or 0 in operands.a.shape
 

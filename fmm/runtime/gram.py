@@ -242,7 +242,7 @@ GRAM_KEYS = {(rows, fill): GramKey(rows, fill) for rows in (False, True) for fil
 def _can_write_at_address(call: PreparedCall, a: int, out: int) -> bool:
     """Return True if the plan can write into `out` at this address without overwriting A.
 
-    A's memory holds both operands, A and its adjoint.
+    Only A's address is compared with the address of `out`, since A's memory holds both operands, A and A's adjoint.
     """
     return call.writes_out and not may_overlap(a, call.spans[0], out, call.spans[2])
 
@@ -362,8 +362,8 @@ def _select_gram_call(
 def _can_write_gram_into_out(library: Library, call: PreparedCall, operands: GramOperands) -> bool:
     """Return True if the call's plan can compute the result in `out` itself.
 
-    Return False if alpha A B + beta out may have to be computed twice, because the first computation overwrites the
-    old `out`. A second computation follows inf or NaN in the result, and on the host an exception.
+    Return False if alpha A B + beta out may have to be computed twice, because the first computation overwrites the old
+    `out`. A second computation is needed if the result has inf or NaN, and on the host also after an exception.
     """
     if call.plan is None:
         return False

@@ -88,7 +88,7 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
 def _call_after_first_product(
     library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints
 ) -> PreparedCall:
-    """Run the call's trial on leading blocks of the matrices, and return the call as the measurement decides it.
+    """Run the call's trial on leading blocks of the matrices; return the call, decided anew after the measurement.
 
     If the trial raises an exception, the vendor computes the product. While the stream is captured, or while another
     thread runs the trial, return the call without a measurement.

@@ -91,8 +91,9 @@ def frobenius_norm_bound(x: Array, threads: ThreadGroup) -> float:
 def _add_squares(parts: Sequence[Array], found: list[float]) -> None:
     """Append the sum of squares of these vectors to `found`.
 
-    The functions called here release the GIL and run on the calling thread alone. For float32 this function is BLAS's
-    dot product. OpenBLAS splits dot products of float64 among its threads, so for float64 NumPy's einsum is called.
+    The sums of squares are computed by functions that release the GIL and run on the calling thread alone: for float32
+    by BLAS's dot product, and for float64 by NumPy's einsum, since OpenBLAS splits dot products of float64 among its
+    threads.
     """
     with np.errstate(all="ignore"):
         if parts[0].itemsize == 4:

@@ -136,7 +136,7 @@ def _product_seconds(side: int, dtype: np.dtype[Any]) -> float:
 
 
 def _sum_rate(threads: int) -> float:
-    """Return the rate of a plan's sums in bytes per second, measured during or after a product, as in a plan."""
+    """Return the rate of a plan's sums in bytes per second, measured while or after a product runs, as in a plan."""
     plan, a = Plan.parse("winograd > vendor"), np.ones((SUM_OPERAND_SIDE, SUM_OPERAND_SIDE))
     recipe = lower_level(plan, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE)
     assert recipe is not None

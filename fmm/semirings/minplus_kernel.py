@@ -271,7 +271,8 @@ THREAD_BLOCK_OVERHEAD_CLOCKS = 2500.0
 class SumsPerClock(NamedTuple):
     """The number of sums of words per clock cycle on a multiprocessor.
 
-    `alone` is the number with one thread block, and `full` the number with as many thread blocks as fit.
+    `alone` is the number with one thread block, and `full` the number with as many thread blocks as fit on the
+    multiprocessor.
     """
 
     alone: float

@@ -188,7 +188,10 @@ def _make_product_with_arguments(better: Any, number: Any) -> Any:
         left: int,
         right: int,
     ) -> None:
-        """Update c with the sums of all indices k; if a sum is better than an entry of c, `arg` becomes its k."""
+        """Update c with the sums of all indices k.
+
+        Where a sum is better than the entry of c, the entry of `arg` becomes the index k of the sum.
+        """
         count = right - left
         for k in range(0, steps, INNER_STEPS):
             for i in range(top, end):

@@ -388,8 +388,9 @@ def decide_by_model(
 def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
     """Return the decision by D'Alberto and Nicolau's rule instead of the model.
 
-    The rule compares the side of square matrices with the recursion point n1, and other matrices by Equation 2. alpha,
-    pi, n1 and epsilon are taken from the config. Without a tuning, alpha and pi are from the calibration in force.
+    The rule compares the side of a product of square matrices with the recursion point n1, and decides for other sizes
+    by Equation 2 of the paper. alpha, pi, n1 and epsilon are taken from the config. Without a tuning, alpha and pi are
+    from the calibration in force.
     """
     from fmm.perfmodel.papers.recursion_points import calibrated_thresholds, choose_hasa_plan
 

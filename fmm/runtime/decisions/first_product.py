@@ -56,7 +56,8 @@ def _is_portable(datasheet: str) -> bool:
 def _portable_rates(datasheet: str) -> dict[str, str]:
     """Return the leaves that portable kernels multiply: a dictionary from the names of their rates to kernel names.
 
-    The leaf `f16x3` is not among them on data-center Blackwell, where the vendor's float16 product is its kernel.
+    On data-center Blackwell, the leaf `f16x3` calls the vendor's float16 product, so the dictionary does not contain
+    this leaf.
     """
     found = {
         leaf.rate.format(dtype): leaf.kernel_leaf_name
@@ -127,7 +128,7 @@ def calibration_scaled_to_entry(unmeasured: Calibration, entry: Entry, dtype: st
 def first_product_entry(identity: Identity, dtype: str) -> Entry | None:
     """Return the result of the measurement by the first large product of a type; None without a measurement.
 
-    A measurement of this process comes before one in the config.
+    A measurement that was made in this process takes precedence over an entry in the config.
     """
     if environment.tuning_mode() == "off":
         return None

@@ -41,14 +41,14 @@ TILE_MARGIN = 0.08  # this share for triangles of 16-bit types; their predicted 
 # (m, k, n) = (136, 1656, 280) fill a share of 0.39 and take 1.02 times the vendor's time; 10 products with (400, 768,
 # 296) fill 0.60 and take 0.83 times the vendor's time.
 TILE_SIDE, MIN_TILE_SHARE = 128, 0.5
-# If the vendor computes a stack in fewer seconds, no plan is used: the host alone takes about as long for the call of a
-# plan.
+# If the vendor computes a stack in fewer than this number of seconds, no plan is used: the host alone takes about as
+# long for the call of a plan.
 MIN_VENDOR_SECONDS = 25e-6
 # Factor on the predicted time in which the vendor computes the triangles of a stack, one matrix after the other. On an
 # H200, the triangles of 49 float64 matrices of 1626 x 264 take 1.5 times as long as predicted.
 VENDOR_TRIANGLE_SLOWDOWN = 1.5
-# Additional time of the library's product of a stack with alpha or beta, or of two matrices A B that is its own
-# adjoint. The library mirrors one triangle of C by about five launches, which read and write C about nine times.
+# Additional time that the library needs for a stack with alpha or beta, or for products A B that are their own
+# adjoints. The library mirrors one triangle of C by about five launches, which read and write C about nine times.
 MIRROR_LAUNCH_SECONDS, MIRROR_PASSES = 25e-6, 9
 # Largest workspace, in bytes, of a group of products that share launches. On an H200, one group of eight float64
 # products of side 4096 is 1 % faster than four groups, and needs four times the memory.
