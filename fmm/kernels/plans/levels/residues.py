@@ -69,8 +69,8 @@ TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
 # below residues has different planes for A and for B. Only levels that conjugate no operand can read prepared operands.
 PREPARED_MODULI: Final = {"float64": 14, "complex128": 15}
 # The numbers of moduli that candidate plans have, by type. For complex64 on an H200, `3m` over `f16x3` takes 1.06,
-# 1.17, 1.25 and 1.17 times as long as `residues2m(7)` for squares of side 1024, 2048, 4096 and 8192. `residues2m(7)` is no
-# candidate: if the scale of the numbers varies along the inner dimension, its error is up to 10^4 times the vendor's
+# 1.17, 1.25 and 1.17 times as long as `residues2m(7)` for squares of side 1024, 2048, 4096 and 8192. `residues2m(7)` is
+# no candidate: if the scale of the numbers varies along the inner dimension, its error is up to 10^4 times the vendor's
 # error, and the error of `f16x3` is a fifth of the vendor's error (docs/numerics.md).
 USUAL_MODULI: Final = {"float64": (14, 15, 16), "float32": (8,), "complex128": (15, 17), "complex64": (8,)}
 # Errors as multiples of the vendor's error, by type and number of moduli; 1 if a number is missing. The values follow
