@@ -119,7 +119,7 @@ def matmul(
     array([[ 5., 14.],
            [14., 50.]])
 
-    Blocks of a reproducible product have the bits of the whole product:
+    The blocks of a reproducible product are the blocks of the whole product, bit for bit:
 
     >>> rng = np.random.default_rng(1)
     >>> a, b = rng.standard_normal((90, 60)), rng.standard_normal((60, 80))

@@ -192,7 +192,7 @@ def dispatch_explain_matmul(request: MatmulRequest) -> Decision:
 
 
 def _refuse_reproducible_streaming(request: MatmulRequest) -> None:
-    """Raise ValueError for reproducible=True: a streamed product adds parts of sums, which rounds."""
+    """Raise ValueError for reproducible=True: a streamed product adds several products, and each addition rounds."""
     if request.constraints.reproducible:
         raise ValueError(
             f"reproducible=True cannot stream NumPy arrays through device={request.device!r}: pass arrays on the device"

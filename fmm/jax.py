@@ -430,10 +430,10 @@ class _Contraction:
 
 
 def _stack_row_column_axes(stack: Any, rows: Any, columns: Any) -> tuple[tuple[int, ...], bool]:
-    """Return the axes in the order stack, rows, columns, and False.
+    """Return the axes in the order stack, rows, columns, and the flag False.
 
-    If the axes are stored in the order stack, columns, rows, return the axes in that order, and True: the matrices are
-    transposed without a copy.
+    If the axes are stored in the order stack, columns, rows, return the axes in the order stack, columns, rows, and the
+    flag True: the matrices are transposed without a copy.
     """
     swapped = (*stack, *columns, *rows)
     return (swapped, True) if list(swapped) == sorted(swapped) else ((*stack, *rows, *columns), False)

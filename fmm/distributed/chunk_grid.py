@@ -114,7 +114,7 @@ class ChunkTasks(DefaultMachine):
     def _evaluate_program(self, program: AdditionProgram, inputs: list[ChunkCell | None]) -> list[ChunkCell | None]:
         """Return the cells of an addition program's inputs, then the cell of the sum in each line of the program.
 
-        None means a chunk of zeros.
+        None in place of a cell means a chunk of zeros.
         """
         values = list(inputs)
         for line in program.lines:

@@ -20,7 +20,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.walk import walk_plan
 
 # Assumed rates in bytes per second: of sending a chunk from one worker to another, and of the first write to new
-# memory. The first write is slow, since the operating system must find and clear the pages.
+# memory. The first write to new memory is slow, since the operating system must find and clear the pages.
 LINK_BYTES_PER_SECOND, NEW_MEMORY_BYTES_PER_SECOND = 1e9, 1e9
 CANDIDATE_PRODUCTS_PER_TASK = (1, 2, 4)  # larger numbers would use more memory than Dask's own matmul
 MIN_TASKS_PER_THREAD = 4  # smallest number of tasks per thread, so that no thread waits long for the last task

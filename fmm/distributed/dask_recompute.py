@@ -1,9 +1,9 @@
 """Recompute without levels all chunks with inf or NaN, since sums of a level move inf and NaN to other entries.
 
-A Dask graph is built before any value is known, so the graph has tasks with levels and tasks without levels. If a
-chunk computed with levels is finite, the tasks that would compute the chunk without levels return None. Each chunk of A
-and B passes through a task on the worker that holds the chunk. The task returns the chunk if a product without levels
-needs the chunk, else None, so that no chunk is sent in vain.
+A Dask graph is built before any value is known, so the graph has tasks with levels and tasks without levels. If a chunk
+computed with levels is finite, the tasks that would compute the chunk without levels return None. For each chunk of A
+and B there is a forwarding task, on the worker that holds the chunk. The forwarding task returns the chunk if a product
+without levels needs the chunk, else None, so that no chunk is sent to another worker in vain.
 
 An inf or NaN in an operand or in a sum spreads to every chunk that depends on the value. A chunk that was computed with
 levels and is finite therefore depends on no inf or NaN, and is correct.

@@ -37,7 +37,7 @@ class MeshProcesses(NamedTuple):
 
 
 class ProductInProgress:
-    """This process's part of a shared product, which computes the process's block of C.
+    """The computation of this process's block of C in a shared product.
 
     All processes of the mesh must start the same product. The constructor starts the exchange of the first panels,
     which arrive while the caller does other work.
@@ -203,12 +203,13 @@ def is_finite_everywhere(c: Any, processes: MeshProcesses) -> bool:
 # messages of a different product. The processes therefore compare digests of their calls.
 #
 # With NCCL, the processes compare digests only at the first of several equal calls, and cache the decision for the
-# later calls. A process that later makes a different cached call waits until the time-out. Comparing every call would
-# cost more than a rare time-out. A digest sent between GPUs arrives after all work that was launched before the digest,
-# so the host would wait for its device in each call. A digest sent between hosts (with gloo) arrives when the last host
-# has reached the call. With a comparison in each call, a host would therefore wait for all other hosts, and could not
-# launch work ahead of its device. Comparing the digests of a call only at the next call would be too late: a host that
-# reads the result of a product with different calls hangs before its next call.
+# later calls. A process that later makes another cached call than the other processes waits until the time-out.
+# Comparing the digests of every call would take more time than a rare time-out. A digest sent between GPUs arrives
+# after all work that was launched before the digest, so the host would wait for its device in each call. A digest sent
+# between hosts (with gloo) arrives when the last host has reached the call. With a comparison in each call, a host
+# would therefore wait for all other hosts, and could not launch work ahead of its device. Comparing the digests of a
+# call only at the next call would be too late: a host that reads the result of a product with different calls hangs
+# before its next call.
 
 DIGEST_WORDS = 4  # number of 64-bit words of the digest (SHA-256) of a call's description
 

@@ -30,7 +30,8 @@ DEFAULT_OUTER_LEVELS = ("winograd > vendor",)
 LEVEL_MARGIN = 0.15
 # A one-dimensional mesh multiplies as a two-dimensional mesh only if this is predicted to save this share of the time.
 RECTANGLE_MARGIN = 0.15
-# A product with fewer predicted seconds is computed in one piece without a level: comparing candidates takes time.
+# A product that is predicted to take fewer than this number of seconds is computed in one piece and without a level,
+# since comparing candidates takes time.
 MIN_SECONDS_TO_COMPARE = 1e-3
 MAX_CANDIDATES_IN_PIECES = 3  # number of candidates, the fastest in one piece, that are also compared in several pieces
 CANDIDATE_PIECE_COUNTS = (2, 4, 8)  # candidate numbers of pieces for rows or columns

@@ -30,7 +30,7 @@ def replacement_function(own: Any, answer: Callable[..., Any]) -> ReplacementFun
 class ReplacementFunction:
     """A function that calls `answer`, and otherwise looks like the library's own function.
 
-    Its attributes, hash, equality and pickle format are those of the library's function.
+    The attributes, hash, equality and pickle format are those of the library's function.
     """
 
     __slots__ = ("__dict__",)

@@ -141,7 +141,8 @@ def run_solver(solver: SolverFunction, operands: tuple[Any, ...], options: dict[
     if max(tensors[0].shape[-2:], default=0) < SMALLEST_GAINING_SIDE or getattr(bypass_state, "on", False):
         return None
     library = TorchSolvers()
-    # torch multiplies the small blocks, and gradients are recorded above the dispatcher
+    # inside the solver, torch itself multiplies small blocks; autograd records the solver's operator, and not the
+    # products inside the solver
     with torch.no_grad(), bypass_fmm():
         try:
             return solver(library, *operands, **options) if library.is_plain(*tensors) else None

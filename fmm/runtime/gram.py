@@ -348,8 +348,8 @@ def _select_gram_call(
     call = prepare(library, left, right, out, own)
     if out is None or call.plan_refusal or _can_write_gram_into_out(library, call, operands):
         return call, operands
-    # The plan of a certified entry has no predicted time. The plan was measured to be faster than the vendor, so the
-    # predicted time is set to 0.
+    # A certified entry's plan has no predicted time. This plan was measured to be faster than the vendor, so 0 is used
+    # as the predicted time.
     time = next((c.time for c in call.decision.candidates if c.plan == call.plan), 0.0)
     if constraints.plan is None and time > MAX_TIME_SHARE_WITH_COPY:
         as_vendor_gemm = prepare(library, left, right, out, own._replace(plan=VENDOR))

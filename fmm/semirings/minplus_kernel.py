@@ -58,8 +58,8 @@ TROPICAL_RINGS = {
     )
 }
 
-# Tile sizes of kernels that record no best index k, for words of at most 4 bytes. The first sizes are fastest for large
-# products; the last sizes give enough thread blocks for the smallest products.
+# Tile sizes of kernels that record no best index k, for words of at most 4 bytes. The first sizes in the list are
+# fastest for large products; the last sizes give enough thread blocks for the smallest products.
 TILE_SIZES_4_BYTES = (
     TileSizes("Square", 128, 128, 16, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=3, blocks=2),
     TileSizes("Medium", 64, 64, 16, m_r=4, n_r=8, warp_m=8, warp_n=4, stages=3, blocks=4),
@@ -279,7 +279,8 @@ class SumsPerClock(NamedTuple):
     full: float
 
 
-# Measured on an H200 at 1.98 GHz on square products of side 128 to 4096 (results/nvidia-h200/tiles/minplus.json).
+# The rates were measured on an H200 at 1.98 GHz on square products of side 128 to 4096
+# (results/nvidia-h200/tiles/minplus.json).
 FLOAT_SUM_RATES = {"Square": SumsPerClock(21, 44), "Medium": SumsPerClock(33, 45.5), "Small": SumsPerClock(19, 38)}
 NONNEGATIVE_FLOAT_SUM_RATES = {
     "Square": SumsPerClock(27, 53.5),

@@ -61,8 +61,8 @@ ENTRY_SOURCE_SUFFIX = " entry"  # suffix of `Decision.source` if a certified ent
 MIN_TUNED_FLOPS = 2 * 2048**3
 # Smallest predicted speedup over a certified entry's plan for which a plan with an unmeasured leaf replaces the entry.
 ENTRY_OVERRIDE_GAIN = 1.25
-# Smallest side of an integer product on the host that a plan may compute. NumPy computes an integer product with three
-# shorter sides in at most 2 ms.
+# Smallest side of an integer product on the host that a plan may compute. If all three sides are shorter, NumPy
+# computes the integer product in at most 2 ms.
 MIN_INTEGER_PLAN_SIDE = 129
 
 
@@ -85,7 +85,8 @@ class Decision:
     calibration: Calibration | None = field(default=None, compare=False, repr=False)  # the model that decided
     limits: Limits | None = field(default=None, compare=False, repr=False)  # the limits that filtered the candidates
     # Bytes that the explained call allocates in addition to A, B and C: the workspace, copies of operands, and on a
-    # device the memory of a CUDA graph. The number is 0 if the vendor multiplies, and in decisions of fmm.plan.
+    # device the memory of a CUDA graph. The number of bytes is 0 if the vendor multiplies, and in decisions that
+    # fmm.plan returns.
     call_bytes: int = field(default=0, compare=False)
     measured_speedup: float | None = None  # median measured speedup of the entry that decided
 

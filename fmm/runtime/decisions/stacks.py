@@ -38,8 +38,8 @@ STACK_MARGIN = 0.08
 TILE_MARGIN = 0.08  # this share for triangles of 16-bit types; their predicted times have an error of 6 %
 # Kernels of emulation compute tiles of C of about TILE_SIDE rows and columns. If C fills less than MIN_TILE_SHARE of
 # the tiles that cover it, the vendor's kernel with smaller tiles is not slower. On an H200, 27 complex64 products with
-# (m, k, n) = (136, 1656, 280) fill a share of 0.39 and take 1.02 times the vendor's time; 10 products with (400, 768,
-# 296) fill 0.60 and take 0.83 times the vendor's time.
+# (m, k, n) = (136, 1656, 280) fill a share of 0.39 of their tiles and take 1.02 times the vendor's time; 10 products
+# with (400, 768, 296) fill a share of 0.60 and take 0.83 times the vendor's time.
 TILE_SIDE, MIN_TILE_SHARE = 128, 0.5
 # If the vendor computes a stack in fewer than this number of seconds, no plan is used: the host alone takes about as
 # long for the call of a plan.

@@ -1,8 +1,8 @@
 """torch.ops.fmm.matmul: the product as a torch operator, with a shape function and gradients for compiled graphs.
 
-torch.compile compiles a function that calls fmm.matmul without a graph break. A product that a plan may make faster
-becomes this operator. A product that no plan can make faster becomes torch's own product, which the compiler may fuse
-with neighbouring operations.
+In a function that torch.compile compiles, a call of fmm.matmul causes no graph break. A product that a plan may make
+faster becomes this operator. A product that no plan can make faster becomes torch's own product, which the compiler may
+fuse with neighbouring operations.
 """
 
 from __future__ import annotations
