@@ -26,7 +26,7 @@ from fmm.runtime.decisions import early_declines
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import call_key, is_small_on_host, was_declined
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
-from fmm.runtime.gemm import run_cached_gemm, run_small_gemm
+from fmm.runtime.gemm import run_cached_gemm, run_small_gemm, run_small_scaled_gemm
 from fmm.runtime.gram import TRIANGLES, Triangle, run_declined_gram, run_small_gram
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand
 
@@ -408,13 +408,19 @@ def gemm(
     key, kind = None, type(a)
     if plan is None and max_error_growth is None and workspace is None and not unknown:
         library = NUMPY if kind is ndarray else PLAIN_TYPES.get(kind)
-        if alpha is not DEFAULT_ALPHA or transpose_a is not False or transpose_b is not False:
-            pass
-        elif kind is not ndarray:
-            if library is not None and out is None and (c_new := run_small_gemm(library, a, b, c, beta)) is not None:
+        is_plain = alpha is DEFAULT_ALPHA and transpose_a is False and transpose_b is False
+        if kind is not ndarray:
+            if library is None:
+                c_new = None
+            elif is_plain and out is None:
+                c_new = run_small_gemm(library, a, b, c, beta)
+            else:
+                c_new = run_small_scaled_gemm(library, a, b, c, alpha, beta, transpose_a, transpose_b, out)
+            if c_new is not None:
                 return c_new
         elif (
-            type(b) is ndarray
+            is_plain
+            and type(b) is ndarray
             and c is None
             and beta is DEFAULT_BETA
             and a.ndim == 2 == b.ndim

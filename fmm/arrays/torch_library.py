@@ -43,14 +43,19 @@ def _torch_gemm_with_factors(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out:
     if axes == 2 == b.dim():
         if alpha == 1 == beta and out is None and c is not None:
             return torch.addmm(c, a, b)  # alpha and beta are omitted: parsing them takes torch a microsecond
-        addend = a.new_zeros(()) if c is None else c
+        addend = _unused_addend(a, (), beta) if c is None else c
         return torch.addmm(addend, a, b, beta=beta, alpha=alpha, out=out)
     if axes == 3 == b.dim() and len(a) == len(b):
-        addend = a.new_zeros((1, 1, 1)) if c is None else c
+        addend = _unused_addend(a, (1, 1, 1), beta) if c is None else c
         return torch.baddbmm(addend, a, b, beta=beta, alpha=alpha, out=out)
     value = TORCH_MATMUL(a, b) * alpha
     value = value + c * beta if beta else value
     return value if out is None else out.copy_(value)
+
+
+def _unused_addend(like: Any, shape: tuple[int, ...], beta: Any) -> Any:
+    """Return the addend of a call without an addend. If beta is 0, torch does not read the addend."""
+    return like.new_zeros(shape) if beta else like.new_empty(shape)
 
 
 def check_integer_factors(x: Any, *factors: Any) -> None:

@@ -23,6 +23,7 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import (
+    MAX_DECLINED_FACTOR,
     SMALL_BYTES_PRODUCT,
     CallKey,
     DeclinedCall,
@@ -146,6 +147,61 @@ def run_small_gemm(library: Library, a: Any, b: Any, c: Any, beta: Any) -> Any:
         return library.fast_vendor_gemm(a, b, c, 1, 1, None) if beta else library.fast_vendor_product(a, b)
     except (KeyError, RuntimeError, TypeError, ValueError):  # run_gemm raises the error, or computes the product
         return None
+
+
+def run_small_scaled_gemm(
+    library: Library, a: Any, b: Any, c: Any, alpha: Any, beta: Any, transpose_a: Any, transpose_b: Any, out: Any
+) -> Any:
+    """Return alpha op(A) op(B) + beta C of a small product of CuPy or torch by the library's own functions.
+
+    Return None for large products, for operands that are no matrices or stacks of one floating-point type, and for
+    calls that the library rejects.
+    """
+    try:
+        if a.nbytes * b.nbytes >= SMALL_BYTES_PRODUCT:
+            return None
+        kind = type(a)
+        for x in (b, c, out):
+            if x is not None and type(x) is not kind and PLAIN_TYPES.get(type(x)) is not library:
+                return None
+        if (alpha is not ONE and not _is_small_factor(alpha)) or (beta is not ZERO and not _is_small_factor(beta)):
+            return None
+        if alpha == 0:  # the library's functions then read neither A nor B, not even their shapes
+            return None
+        if (is_tracing := library.is_tracing) is not None and is_tracing():
+            return None
+        axes, dtype = a.ndim, a.dtype
+        if not 2 <= axes <= 3 or b.ndim != axes or b.dtype != dtype:
+            return None
+        if not (dtype.is_floating_point or dtype.is_complex if library.is_differentiable else dtype.kind in "fc"):
+            return None
+        if transpose_a is not False:
+            if transpose_a is not True and transpose_a != "T":
+                return None
+            a = library.transposed_view(a)
+        if transpose_b is not False:
+            if transpose_b is not True and transpose_b != "T":
+                return None
+            b = library.transposed_view(b)
+        if axes == 3 and a.shape[0] != b.shape[0]:
+            return None
+        if beta and (c is None or c.dtype != dtype):
+            return None
+        if out is not None:
+            *rows, _ = a.shape
+            if out.dtype != dtype or out.shape != (*rows, b.shape[-1]):
+                return None
+            if library.is_differentiable and any(x is not None and x.requires_grad for x in (a, b, c)):
+                return None  # torch rejects `out`
+        return library.fast_vendor_gemm(a, b, c if beta else None, alpha, beta, out)
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # run_gemm raises the error, or computes the product
+        return None
+
+
+def _is_small_factor(factor: Any) -> bool:
+    """Return True for an int or a float that every library accepts as alpha or beta."""
+    kind = type(factor)
+    return kind is float or (kind is int and -MAX_DECLINED_FACTOR <= factor <= MAX_DECLINED_FACTOR)
 
 
 class PlannedGemm(NamedTuple):

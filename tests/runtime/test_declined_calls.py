@@ -125,6 +125,74 @@ def test_a_small_gemm_of_tensors_is_computed_or_rejected_as_a_large_one(monkeypa
         assert c is None or torch.equal(found[name][1], c), name
 
 
+def test_a_small_scaled_gemm_of_tensors_is_torch_s_after_few_checks() -> None:
+    a, c = operands("torch")
+    b, out = a.T, c.clone()
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: fmm.gemm(a, b, alpha=2.5),
+        lambda: fmm.gemm(a, a, transpose_b="T"),
+        lambda: fmm.gemm(b, b, transpose_a=True, alpha=-1),
+        lambda: fmm.gemm(a, b, c, alpha=2, beta=0.5),
+        lambda: fmm.gemm(a, b, out=out),
+        lambda: fmm.gemm(a, b, c, beta=1, out=out),
+        lambda: fmm.gemm(a[None], b[None], c, alpha=2, beta=1),
+    )
+    for call in calls:
+        names = overhead(call)
+        assert len(names) <= 7, names
+        assert "fmm.runtime.decisions.early_declines.call_key" not in names
+
+
+def test_a_small_scaled_gemm_of_tensors_is_computed_or_rejected_as_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch: Any = pytest.importorskip("torch")
+    x, square, long = torch.arange(12.0).reshape(3, 4), torch.eye(3), 1 << 70
+    grad, z = torch.ones(3, 4, requires_grad=True), torch.arange(9.0).reshape(3, 3).cfloat()
+    calls: dict[str, Callable[[], Any]] = {
+        "alpha is 0": lambda: fmm.gemm(x, x.T, square, alpha=0, beta=2),
+        "alpha is 0, shapes": lambda: fmm.gemm(x, x, alpha=0),
+        "shapes": lambda: fmm.gemm(x, x, alpha=2),
+        "vectors": lambda: fmm.gemm(x[0], x[0], alpha=2),
+        "a stack and a matrix": lambda: fmm.gemm(x[None], x.T, alpha=2),
+        "stacks of two lengths": lambda: fmm.gemm(torch.stack([x, x]), x.T[None], square, alpha=2, beta=1),
+        "no addend": lambda: fmm.gemm(x, x.T, alpha=2, beta=1),
+        "addend of another shape": lambda: fmm.gemm(x, x.T, torch.ones(2, 3), alpha=2, beta=1),
+        "addend of another type": lambda: fmm.gemm(x, x.T, square.double(), alpha=2, beta=1),
+        "addend of another type, not read": lambda: fmm.gemm(square, square, square.double(), alpha=2, out=square),
+        "a row": lambda: fmm.gemm(x, x.T, square[0], alpha=2, beta=1),
+        "integers": lambda: fmm.gemm(x.long(), x.T.long(), alpha=2),
+        "integers and a float": lambda: fmm.gemm(x.long(), x.T.long(), alpha=2.5),
+        "a large factor": lambda: fmm.gemm(x, x.T, alpha=long),
+        "a complex factor": lambda: fmm.gemm(z, z, alpha=1j),
+        "a complex factor of real numbers": lambda: fmm.gemm(x, x.T, alpha=1j),
+        "inf": lambda: fmm.gemm(x, x.T, square, alpha=float("inf"), beta=float("nan")),
+        "a conjugate": lambda: fmm.gemm(z.conj(), z, alpha=2, transpose_a=True),
+        "an adjoint": lambda: fmm.gemm(z, z, alpha=2, transpose_a="C"),
+        "a wrong transpose": lambda: fmm.gemm(x, x, transpose_a="B"),
+        "a wrong place": lambda: fmm.gemm(x, x.T, out=torch.empty(2, 3)),
+        "a place of another type": lambda: fmm.gemm(x, x.T, out=square.double()),
+        "an operand as place": lambda: fmm.gemm(z, z, z, alpha=2, beta=1, out=z.clone()),
+        "a gradient": lambda: torch.autograd.grad(fmm.gemm(grad, x.T, square, alpha=2, beta=1).sum(), grad)[0],
+        "a gradient and a place": lambda: fmm.gemm(grad, x.T, out=torch.empty(3, 3)),
+    }
+
+    def outcome(call: Callable[[], Any]) -> tuple[str, Any]:
+        try:
+            c = call()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}", None
+        return f"{type(c).__name__} {c.dtype} {c.requires_grad}", c.detach().resolve_conj().clone()
+
+    fmm.gemm(x, x.T)  # torch's type is known from now on
+    found = {name: outcome(call) for name, call in calls.items()}
+    square.copy_(torch.eye(3))
+    monkeypatch.setattr("fmm.api.run_small_scaled_gemm", lambda *arguments: None)
+    monkeypatch.setattr("fmm.api.run_cached_gemm", lambda *arguments: None)
+    for name, call in calls.items():
+        text, c = outcome(call)
+        assert found[name][0] == text, name
+        assert c is None or torch.equal(found[name][1].nan_to_num(), c.nan_to_num()), name
+
+
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_a_declined_gram_enters_few_functions(library: str) -> None:
     a, c = operands(library)

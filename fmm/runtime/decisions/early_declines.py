@@ -216,7 +216,9 @@ def call_key(
     if (is_tracing := library.is_tracing) is not None and is_tracing():
         return None
     try:
-        key = library.array_signature(a, b, c, out), alpha, beta, type(alpha), type(beta), options
+        is_without_addend = c is None and library.processor == "cuda"
+        signature = library.call_key(a, b, out) if is_without_addend else library.array_signature(a, b, c, out)
+        key = signature, alpha, beta, type(alpha), type(beta), options
         hash(key)
     except (TypeError, RuntimeError):  # TypeError: an option cannot be hashed; RuntimeError: a tensor has no strides
         return None

@@ -248,6 +248,7 @@ def gemm_tensors(
     recurring: RecurringCall | None = None,
 ) -> Any:
     """Return alpha op(a) op(b) + beta c; gradients are recorded if an operand requires them."""
+    c = c if params.beta else None
     if not _is_plain_gemm(a, b, c, out):
         if constraints.plan not in (None, VENDOR):
             _decide_fallback(_explain_gemm_fallback(a, b, c, out), constraints)  # raises PlanError
