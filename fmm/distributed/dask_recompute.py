@@ -35,8 +35,8 @@ def add_recompute_tasks(
     # `parts` only determines which chunks of the result share forwarding tasks, so the result is correct with any
     # number of parts. With 2 parts per level, a task waits the shortest time for other tasks.
     parts = 2 ** len(outer_plan.levels)
-    rows = [_conditional_chunk_tasks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
-    cols = [_conditional_chunk_tasks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
+    rows = [_chunk_forwarding_tasks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
+    cols = [_chunk_forwarding_tasks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
 
     def final_chunk_cell(i: int, j: int) -> ChunkCell:
         cell, without_levels = (
@@ -55,7 +55,7 @@ def _build_cell_grid(shape: tuple[int, ...], cell: Callable[..., ChunkCell]) -> 
     return grid
 
 
-def _conditional_chunk_tasks(
+def _chunk_forwarding_tasks(
     tasks: ChunkTasks, chunks: ChunkGrid, nonfinite: ChunkGrid, parts: int
 ) -> list[list[ChunkCell]]:
     """Return the tasks from which the recomputation of a row of result chunks reads the chunks in a row of A.

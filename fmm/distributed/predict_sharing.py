@@ -373,11 +373,11 @@ def level_operation_counts(outer_plan: Plan) -> tuple[int, tuple[float, float, f
     # Let x, y and z be the numbers of additions on A, on B and on C: `once` is x + y + z. Doubling m doubles x and z,
     # doubling k doubles x and y, and doubling n doubles y and z. With n doubled there are x + 2 y + 2 z additions, so x
     # is 2 * once - (x + 2 y + 2 z).
-    product_count = [
+    additions = [
         (2 * once - more) / size for more, size in zip((doubled[2], doubled[0], doubled[1]), blocks, strict=True)
     ]
-    count = sum(product_count for _, product_count in cost(outer_plan, m, k, n, 1).leaves)
-    return count, (product_count[0], product_count[1], product_count[2])
+    product_count = sum(count for _, count in cost(outer_plan, m, k, n, 1).leaves)
+    return product_count, (additions[0], additions[1], additions[2])
 
 
 def _redistribution_seconds(layout: MeshLayout, canonical: MeshLayout, devices: MeshDevices) -> float:
