@@ -33,8 +33,8 @@ class _ThreadRecord(threading.local):
     fallback_reason = ""
 
 
-# `RECORDING_SWITCH.on` is True while any thread counts products. No lock protects this attribute, since every product
-# reads the attribute and a lock would take time.
+# `RECORDING_SWITCH.on` is True while any thread counts products. No lock protects `RECORDING_SWITCH.on`, since every
+# product reads this attribute and a lock would take time.
 RECORDING_SWITCH = _RecordingSwitch()
 _thread_record = _ThreadRecord()
 

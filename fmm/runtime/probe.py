@@ -48,8 +48,8 @@ CONCURRENT_SHAPE = (640, 1024)
 # since float32 products take less time, and slow sums have a larger share of the time.
 SUM_RATE_SHARE = {"float64": 0.75, "float32": 0.65}
 # Smallest predicted gain for which a plan is chosen. For sides from 4096 to 7000, plans on two cores with AVX-512 are
-# slower than predicted, by 2 to 5 % in float64 and by 6 to 8 % in float32. Plans lose these 2 to 8 % at the start and
-# end of their products, and because OpenBLAS's second thread spins after a product.
+# slower than predicted, by 2 to 5 % in float64 and by 6 to 8 % in float32. The time is lost at the start and end of a
+# plan's products, and because OpenBLAS's second thread spins after a product.
 MIN_PREDICTED_GAIN = 0.075
 # Smallest predicted gain of plans that replace a complex product by three real products. Two threads cannot share three
 # products evenly, and OpenBLAS's second thread still spins when the products begin. (27 products with sides from 1300

@@ -61,8 +61,8 @@ ENTRY_SOURCE_SUFFIX = " entry"  # suffix of `Decision.source` if a certified ent
 MIN_TUNED_FLOPS = 2 * 2048**3
 # Smallest predicted speedup over a certified entry's plan for which a plan with an unmeasured leaf replaces the entry.
 ENTRY_OVERRIDE_GAIN = 1.25
-# Smallest side of an integer product on the host that a plan may compute. If all three sides are shorter, NumPy
-# computes the integer product in at most 2 ms.
+# Smallest side of an integer product on the host that a plan may compute. If all three sides are shorter than this
+# number, NumPy computes the integer product in at most 2 ms.
 MIN_INTEGER_PLAN_SIDE = 129
 
 

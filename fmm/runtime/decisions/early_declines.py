@@ -27,11 +27,11 @@ from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, Decision
 
 # ---- on CUDA devices
 
-# Three limits: for a product with fewer multiply-adds, the vendor takes less time than the launches of a plan, on any
-# device. SMALL_MULTIPLY_ADDS holds for any type, SMALL_MULTIPLY_ADDS_16_BIT for 16-bit types on tensor cores.
-# SMALL_MULTIPLY_ADDS_UNALIGNED holds for 16-bit types with unaligned rows, for which vendors are several times slower.
-# In unaligned bfloat16 on an H200, a plan takes 26 microseconds and the vendor 38 for 1.36 * 2^30 multiply-adds; for
-# 1.2 * 2^30 multiply-adds, a plan takes 42 microseconds and the vendor 31.
+# Three limits on the number of multiply-adds. For a product below a limit, the vendor takes less time than the launches
+# of a plan take, on any device. SMALL_MULTIPLY_ADDS holds for any type, SMALL_MULTIPLY_ADDS_16_BIT for 16-bit types on
+# tensor cores. SMALL_MULTIPLY_ADDS_UNALIGNED holds for 16-bit types with unaligned rows, for which vendors are several
+# times slower. In unaligned bfloat16 on an H200, a plan takes 26 microseconds and the vendor 38 for 1.36 * 2^30
+# multiply-adds; for 1.2 * 2^30 multiply-adds, a plan takes 42 microseconds and the vendor 31.
 SMALL_MULTIPLY_ADDS, SMALL_MULTIPLY_ADDS_16_BIT, SMALL_MULTIPLY_ADDS_UNALIGNED = 1 << 29, 1 << 33, 5 << 28
 
 # The sizes of A and B in bytes can show that a product is below these three limits, since bytes(A) * bytes(B) = (m k n)
