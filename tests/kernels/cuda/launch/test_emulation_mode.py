@@ -5,6 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
+import pytest
+
+import fmm
+from fmm.kernels.plans.plan import PlanError
+
 SCRIPT = """
 from types import SimpleNamespace
 from tests.support import noting_driver
@@ -43,3 +49,23 @@ cuBLAS 120900 cannot emulate float64: vendor-emulated needs cuBLAS 13.0 update 2
 def test_the_mode_is_set_for_one_list_of_launches() -> None:
     found = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
     assert found.stdout == EXPECTED, found.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_a_gpu(dtype: str) -> None:
+    """Products are as accurate as a product rounded once; the vendor's later products are not emulated."""
+    cupy = pytest.importorskip("cupy")
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal((700, 700)).astype(dtype) for _ in range(2))
+    if dtype == "complex128":
+        a, b = a + 1j * b.T, b - 1j * a
+    x, y = cupy.asarray(a), cupy.asarray(b)
+    before = fmm.matmul(x, y, plan="vendor")
+    try:
+        c = cupy.asnumpy(fmm.matmul(x, y, plan="vendor-emulated"))
+    except PlanError as error:
+        pytest.skip(str(error))
+    exact = fmm.matmul(a, b, reproducible=True, max_error_growth=0.05)
+    assert np.linalg.norm(c - exact) <= 3e-16 * np.linalg.norm(exact)
+    assert bool((fmm.matmul(x, y, plan="vendor") == before).all())
