@@ -151,7 +151,7 @@ def _multiply_on_own_device(request: MatmulRequest) -> Any:
         a, b, constraints = unwrap_operands(request.a, request.b, request.constraints)
         library = library_of(a, b, request.out).with_options(request.options)
         if library.is_observed():
-            # In a process's first call, fmm.matmul calls this function; in later calls, fmm.matmul calls
+            # In a process's first call, fmm.matmul calls `_multiply_on_own_device`; in later calls, fmm.matmul calls
             # multiply_without_options. torch.jit.trace compares two traces of one call, so both calls must record the
             # same trace.
             plain = constraints is NO_CONSTRAINTS and not request.options and type(a) is type(b) in PLAIN_TYPES

@@ -27,8 +27,8 @@ MIN_TASKS_PER_THREAD = 4  # smallest number of tasks per thread, so that no thre
 # A product of two Dask arrays that is predicted to take fewer than this number of seconds gets the default plan: a
 # comparison of candidates would take too long.
 MIN_SECONDS_TO_COMPARE = 1.0
-# Largest side of a simulated grid, in chunks. For the simulation, a grid with a larger side is reduced to this side,
-# and the number of workers is reduced in proportion.
+# Largest side of a simulated grid, in chunks. For the simulation, a grid with a larger side is reduced to
+# MAX_SIMULATED_GRID_SIDE, and the number of workers is reduced in proportion.
 MAX_SIMULATED_GRID_SIDE = 8
 LEVEL_MARGIN = 0.1  # levels are chosen only if they are predicted to save this share of the time
 

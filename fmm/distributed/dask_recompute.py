@@ -100,7 +100,7 @@ def run_without_warnings(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def has_inf_or_nan(chunk: Any) -> bool:
     with np.errstate(all="ignore"):
-        # first test whether the sum is finite, since this needs no temporary array
+        # the sum is tested first: unlike a test of every entry, a sum needs no temporary array
         return not (np.isfinite(chunk.sum()) or np.isfinite(chunk).all())
 
 

@@ -35,8 +35,8 @@ from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.matmul import run_matmul
 
 ndarray = np.ndarray
-# Functions of NumPy. The modules of these functions import dot or inner by name; the modules are found by their
-# functions, since the names of the modules differ between versions of NumPy.
+# NumPy's functions that call dot or inner. Some modules of NumPy import dot or inner by name; fmm finds the modules by
+# the functions in FUNCTIONS_CALLING_DOT, since the modules' names differ between versions of NumPy.
 FUNCTIONS_CALLING_DOT = "einsum", "tensordot", "cov", "polyfit", "linalg.multi_dot"
 
 

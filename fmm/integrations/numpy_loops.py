@@ -39,12 +39,12 @@ from fmm.runtime.prepare import prepare_call
 
 CPP_SOURCE = Path(__file__).with_suffix(".cpp")
 NO_PLAN_SIDE = 0  # as the smallest side of a type, this value means that NumPy computes all products of the type
-# Smallest number of multiply-adds for which fmm chooses a plan already for the first product of its sizes. A product of
-# this size takes far longer than the choice of a plan, about a millisecond. The limit for integers is lower, since
-# NumPy multiplies integers more slowly. Below the limit, NumPy computes the first product of new sizes, and fmm chooses
-# a plan for the second product.
+# Smallest number of multiply-adds for which fmm chooses a plan already for the first product of its sizes. A product
+# with FIRST_PRODUCT_WORK multiply-adds takes far longer than the choice of a plan, about a millisecond. The limit for
+# integers is lower, since NumPy multiplies integers more slowly. Below the limit, NumPy computes the first product of
+# new sizes, and fmm chooses a plan for the second product.
 FIRST_PRODUCT_WORK, FIRST_INTEGER_PRODUCT_WORK = 1 << 31, 1 << 24
-# Functions of these packages run inside fmm's calls. A function of another package in a traceback is a signal handler.
+# Functions of OWN_PACKAGES run inside fmm's calls. A function of another package in a traceback is a signal handler.
 OWN_PACKAGES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}
 REPLACE_LOOP_INDEX = 30  # index of PyUFunc_ReplaceLoopBySignature in the table of NumPy's C functions for ufuncs
 DTYPES_BY_NUMBER: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in TYPE_NAMES}

@@ -257,7 +257,7 @@ def _fastest_streamed_product(
 
 
 # Sizes of sample tiles, as fractions of the product's m, k and n. Plans are chosen for the sample tiles; for any other
-# tile size, only these plans are compared.
+# tile size, only the plans of the sample tiles are compared.
 SAMPLE_TILE_SHARES = ((1, 1, 1), (1, 1 / 4, 1), (1, 1 / 16, 1), (1 / 4, 1, 1), (1 / 4, 1 / 4, 1), (1 / 2, 1 / 2, 1 / 2))
 
 

@@ -50,7 +50,7 @@ from fmm.runtime.prepare import (
 TRANSPOSE_MODES: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
 
 
-# `run_small_gemm` compares beta with these objects by identity: Python has one object for each small int.
+# `run_small_gemm` compares beta with ZERO and ONE by identity: Python has one object for each small int.
 ZERO: Any = 0
 ONE: Any = 1
 

@@ -328,10 +328,10 @@ def _result_shape(left: Any, right: Any) -> tuple[int, ...]:
 
 # ---- the call
 
-# A plan that cannot write into `out` computes a new array, and the new array is copied into `out`. A plan that needs
-# this copy is used only if the predicted time of the plan without the copy is below this fraction of the vendor's time.
-# (On an H200 in float64 with side 8192, the plan alone is predicted to take 0.89 times the vendor's time; the plan and
-# the copy take 1.04 times the vendor's time.)
+# A plan that cannot write into `out` computes a new array, and the new array is copied into `out`. A plan that needs a
+# copy into `out` is used only if the predicted time of the plan without the copy is below this fraction of the vendor's
+# time. (On an H200 in float64 with side 8192, the plan alone is predicted to take 0.89 times the vendor's time; the
+# plan and the copy take 1.04 times the vendor's time.)
 MAX_TIME_SHARE_WITH_COPY = 0.8
 
 
@@ -348,8 +348,8 @@ def _select_gram_call(
     call = prepare(library, left, right, out, own)
     if out is None or call.plan_refusal or _can_write_gram_into_out(library, call, operands):
         return call, operands
-    # A certified entry's plan has no predicted time. This plan was measured to be faster than the vendor, so 0 is used
-    # as the predicted time.
+    # A certified entry's plan has no predicted time, but was measured to be faster than the vendor, so its predicted
+    # time is set to 0.
     time = next((c.time for c in call.decision.candidates if c.plan == call.plan), 0.0)
     if constraints.plan is None and time > MAX_TIME_SHARE_WITH_COPY:
         as_vendor_gemm = prepare(library, left, right, out, own._replace(plan=VENDOR))
@@ -488,8 +488,8 @@ def _real_factor(factor: Coefficient) -> float:
 #
 # For few rows, no plan for one triangle is faster than the vendor, and preparing a call takes 50 microseconds.
 
-# Largest number of rows of a product that is computed without a prepared call. If A has at most this number of entries,
-# A has at most this number of rows too, so the rows are not counted.
+# Largest number of rows of a product that is computed without a prepared call. If A has at most SMALL_GRAM_MAX_ROWS
+# entries, A has at most SMALL_GRAM_MAX_ROWS rows too, so the rows are not counted.
 SMALL_GRAM_MAX_ROWS = 1024
 # A product of up to THIN_GRAM_MAX_ROWS rows also needs no prepared call if its inner side is at most
 # THIN_GRAM_MAX_INNER_SIDE.
@@ -508,7 +508,7 @@ def run_small_gram(a: Any, rows: bool, out: Any) -> Any:
     dtype = a.dtype
     if a.ndim > 2:
         return _run_small_gram_stack(a, rows) if out is None else None
-    # `a.size` is compared first, because this comparison accepts most small arrays
+    # the comparison of `a.size` comes first, because `a.size` alone shows for most small arrays that A has few rows
     if a.ndim != 2 or (a.size > SMALL_GRAM_MAX_ROWS and not _has_few_rows(a, rows)):
         return None
     if out is not None and (type(out) is not ndarray or out.dtype is not dtype or out.ndim != 2):

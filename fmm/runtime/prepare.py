@@ -526,9 +526,9 @@ def launches_on_device(plan: Plan, problem: Problem, device: Device, required: b
     emulates = plan.leaf_use.leaf.emulates
     if not required and emulates and not any(x.does == "product" for x in launches.launches):
         return None  # on this GPU the leaf calls the vendor for this problem
-    # fmm's own kernels are slower if rows are unaligned. The predicted time includes the slowdown only if contiguous
-    # arrays of these sizes have unaligned rows too. If the rows are unaligned only because an operand is a view, the
-    # predicted time is wrong, so no plan is used.
+    # fmm's own kernels are slower if rows are unaligned. The predicted time includes the slowdown by unaligned rows
+    # only if contiguous arrays of the same sizes have unaligned rows too. If the rows are unaligned only because an
+    # operand is a view, the predicted time is wrong, so no plan is used.
     is_predicted = not are_rows_aligned(reduced_problem(problem), plan.leaf_use.leaf.alignment)
     return launches if required or launches.has_vector_access or is_predicted else None
 

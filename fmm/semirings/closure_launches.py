@@ -43,8 +43,8 @@ class ClosureLaunches:
     steps: ClosureSteps
     launches: tuple[Launch, ...]
     numbers: int  # number of entries of all temporaries together
-    # Bytes for copies of left operands in which each entry is written twice. A ring that stores two entries in one word
-    # needs these copies.
+    # Bytes for copies of left operands in which each entry is written twice. Only rings that store two entries in one
+    # word need copies of left operands.
     doubled_bytes: int
 
 

@@ -492,7 +492,7 @@ def smaller_plans(problem: Problem, refused: Plan, limits: Limits, device: Devic
             return
         yield plan
         # The workspace of candidates is an estimate, so the plan can need more bytes than the limit `nbytes`. `min`
-        # makes this limit shrink in each round, so that the loop ends.
+        # makes the limit `nbytes` shrink in each round, so that the loop ends.
         nbytes = min(nbytes, peak_workspace(plan, problem))
 
 

@@ -34,10 +34,10 @@ from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, Decision
 # multiply-adds; for 1.2 * 2^30 multiply-adds, a plan takes 42 microseconds and the vendor 31.
 SMALL_MULTIPLY_ADDS, SMALL_MULTIPLY_ADDS_16_BIT, SMALL_MULTIPLY_ADDS_UNALIGNED = 1 << 29, 1 << 33, 5 << 28
 
-# The sizes of A and B in bytes can show that a product is below these three limits, since bytes(A) * bytes(B) = (m k n)
-# * k * itemsize^2. If k is below SHORT_INNER_SIDE, most of the product's time is the writing of C, and no plan is
-# faster. If k is at least SHORT_INNER_SIDE and bytes(A) * bytes(B) is below SMALL_BYTES_PRODUCT, the product has fewer
-# multiply-adds than the three limits.
+# The sizes of A and B in bytes can show that a product is below the limits on multiply-adds, since bytes(A) * bytes(B)
+# = (m k n) * k * itemsize^2. If k is below SHORT_INNER_SIDE, most of the product's time is the writing of C, and no
+# plan is faster. If k is at least SHORT_INNER_SIDE and bytes(A) * bytes(B) is below SMALL_BYTES_PRODUCT, the product
+# has fewer multiply-adds than the three limits.
 SHORT_INNER_SIDE = 144
 SMALL_BYTES_PRODUCT = SHORT_INNER_SIDE * min(SMALL_MULTIPLY_ADDS * 4**2, SMALL_MULTIPLY_ADDS_UNALIGNED * 2**2)
 
@@ -167,8 +167,8 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision, beta:
 
 # ---- calls of gemm and gram with a cached decline
 
-# Seconds for which the decline of a small call is cached. After these seconds, the next call with the same key is
-# decided again, since the config may have changed.
+# Seconds for which the decline of a small call is cached. After CALL_DECLINE_SECONDS, the next call with the same key
+# is decided again, since the config may have changed.
 CALL_DECLINE_SECONDS = 1.0
 # Largest magnitude of an alpha or beta of type int for which a decline is cached. torch accepts larger numbers as
 # floats only.

@@ -27,8 +27,8 @@ OPERATOR_SCHEMA = (
     "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
 )
 # Inductor leaves an operator with the tag cudagraph_unsafe out of the CUDA graphs that Inductor captures. In a version
-# of torch without this tag, Inductor captures fmm's operator in CUDA graphs. During a capture, fmm's operator runs
-# torch's own product, since no plan runs while a stream is captured (fmm/runtime/run_device.py).
+# of torch without the tag cudagraph_unsafe, Inductor captures fmm's operator in CUDA graphs. During a capture, fmm's
+# operator runs torch's own product, since no plan runs while a stream is captured (fmm/runtime/run_device.py).
 OPERATOR_TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 _OPERATOR_LIBRARY = torch.library.Library("fmm", "FRAGMENT")
 _OPERATOR_LIBRARY.define(OPERATOR_SCHEMA, tags=OPERATOR_TAGS)
