@@ -7,8 +7,8 @@ declines the call. Gates 1 to 4 decline calls without comparing plans.
 
 1. Early declines in fmm.api, before the arguments are checked.
    * fmm.matmul of NumPy arrays: `MIN_PLAN_ENTRIES`, `is_small_on_host`, and the cached decline (`was_declined`).
-   * fmm.gemm: `is_small_on_host` (NumPy), `run_small_gemm` (CuPy and torch), and the cached decline
-     (`run_cached_gemm`, which also runs cached plans).
+   * fmm.gemm: `is_small_on_host` (NumPy), `run_small_gemm` and `run_small_scaled_gemm` (CuPy and torch), and the cached
+     decline (`run_cached_gemm`, which also runs cached plans).
    * fmm.gram: `run_small_gram` (NumPy), and the cached decline (`run_declined_gram`).
 2. This module, for fmm.matmul. While a tracer or a mode of torch records calls, `_traced_matmul` replaces this gate.
    * `multiply_without_options` (CuPy and torch): `SMALL_BYTES_PRODUCT`, and `is_declined_on_device`, which compares
