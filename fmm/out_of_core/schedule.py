@@ -3,7 +3,7 @@
 C is cut into as few blocks as the device's memory allows. A block of C stays on the device while tiles of A and B are
 loaded, one piece of the inner dimension after the other. The product of the last piece finishes the block in bands of
 rows; each band is stored while the next bands are computed. A tile stays in its slot of device memory until the slot is
-needed for another tile. Of several tiles, the tile that is needed again last is evicted.
+needed for another tile. If several tiles could be evicted, the tile that is needed again last is evicted.
 
 This module counts, times and describes the steps of a schedule; fmm.out_of_core.run_schedule executes the steps. A
 step waits for all earlier steps of its own kind (LoadStep, MultiplyStep or StoreStep). The field `after` lists the

@@ -546,8 +546,8 @@ def launches_at_addresses(call: PreparedCall, a: int | None, b: int | None, c: i
     )
 
 
-# Largest number of operations, and of multiply-adds (about 3 ms), of a call that is captured as a CUDA graph. A graph
-# shortens the gaps between launches, and the gaps matter only if the launches are short.
+# Largest number of recorded operations, and of multiply-adds (about 3 ms), in a call that is captured as a CUDA graph.
+# A graph shortens the gaps between launches, and the gaps matter only if the launches are short.
 MAX_GRAPH_OPS, MAX_GRAPH_MULTIPLY_ADDS = 64, 1 << 36
 
 

@@ -41,7 +41,8 @@ def choose_ring_domain(
 ) -> RingDomain:
     """Return the ring with the fastest kernels among the rings in which no sum of these arrays overflows.
 
-    The arrays, one or two, have the same type. A product has `work` sums, each of `terms` entries.
+    The arrays, one or two, have the same type. The caller computes `work` sums, and no sum has more than `terms`
+    entries of the arrays as terms.
     """
     dtype = arrays[0].dtype
     if dtype.kind == "f":

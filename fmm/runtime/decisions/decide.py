@@ -1,7 +1,7 @@
 """The decision for a product on a device: by a certified entry for exactly this shape, else by the model.
 
-`decide_plan` takes a problem, limits and a device, and touches no array. Other functions yield the plans to try if the
-decided plan cannot run, and predict the seconds of a plan.
+`decide_plan` takes a problem, limits and a device, and touches no array. Other functions of this module yield the plans
+to try if the decided plan cannot run, and predict the seconds of a plan.
 """
 
 from __future__ import annotations
