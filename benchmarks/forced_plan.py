@@ -62,7 +62,7 @@ def force_plan(text: str) -> None:
         call_after_import("torch", force_torch)
     for owner, name, value in changes:
         setattr(owner, name, value)
-    numpy_loops.update_loop_limits()
+    numpy_loops.set_loop_size_limits()
 
 
 def never_small(*sizes: Any) -> bool:

@@ -108,10 +108,10 @@ def check_gemm(
     check_out(library, out)
     if c is not None and out is not None:
         library_of(a, b, out)
-    adopt_arrays = library.adopt_arrays(a, b, c)
-    if adopt_arrays is not None:
-        a, b, c = adopt_arrays
-        out = None if out is None else library.adopt_arrays(a, b, out)[2]  # type: ignore[index]
+    wrap_foreign_arrays = library.wrap_foreign_arrays(a, b, c)
+    if wrap_foreign_arrays is not None:
+        a, b, c = wrap_foreign_arrays
+        out = None if out is None else library.wrap_foreign_arrays(a, b, out)[2]  # type: ignore[index]
     if complex in (type(params.alpha), type(params.beta)):
         arrays = [np.asanyarray(x) if library is NUMPY else x for x in (a, b, c) if x is not None]
         if not any(is_complex(x) for x in arrays):
@@ -144,8 +144,8 @@ def check_gram(
     check_out(library, out)
     if library is NUMPY:
         a, b = np.asanyarray(a), None if b is None else np.asanyarray(b)
-    elif (adopt_arrays := library.adopt_arrays(a, a if b is None else b, out)) is not None:
-        a, b, out = adopt_arrays[0], None if b is None else adopt_arrays[1], adopt_arrays[2]
+    elif (wrap_foreign_arrays := library.wrap_foreign_arrays(a, a if b is None else b, out)) is not None:
+        a, b, out = wrap_foreign_arrays[0], None if b is None else wrap_foreign_arrays[1], wrap_foreign_arrays[2]
     if out is None or type_name(out.dtype) in INTEGERS:
         alpha, beta = convert_factors(library, (a, b), params.alpha, params.beta)
         params = params._replace(alpha=alpha, beta=beta)

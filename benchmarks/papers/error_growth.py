@@ -20,7 +20,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.data_growth import error_growth_on_data, plan_transforms
+from fmm.perfmodel.data_growth import data_transforms_of_plan, error_growth_on_data
 from fmm.perfmodel.stability import expected_error_growth
 
 # ---- the plans that are measured
@@ -172,7 +172,7 @@ def rounded_to_five_digits(x: float) -> float:
 
 def _cached_growth(plan: Plan, dtype: str, family: str, seed: int, wide: Sequence[Any]) -> float:
     """Return the expected growth on the data; plans of the same schemes share one computation."""
-    key = tuple(s and s.name for s in plan_transforms(plan)), len(wide[0]), dtype, family, seed
+    key = tuple(s and s.name for s in data_transforms_of_plan(plan)), len(wide[0]), dtype, family, seed
     if key not in _GROWTH_CACHE:
         _GROWTH_CACHE[key] = error_growth_on_data(plan, *wide)
     return _GROWTH_CACHE[key]

@@ -182,7 +182,7 @@ class CupyLibrary(NumpyLikeLibrary):
         except self.out_of_memory_error:
             return False
 
-    def adopt_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
+    def wrap_foreign_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
         if type(a) is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray):
             return None
         if not any(array_kind(x) == "other" for x in (a, b, out)):
@@ -279,7 +279,7 @@ class CupyLibrary(NumpyLikeLibrary):
     def copy_into(self, source: Any, out: Any) -> None:
         out[...] = source
 
-    def mark_written(self, out: Any) -> None:
+    def record_write(self, out: Any) -> None:
         pass
 
     def free_bytes(self, number: int) -> int:

@@ -202,7 +202,7 @@ class Library(Protocol):
 
     # ---- arrays made from arrays
 
-    def adopt_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
+    def wrap_foreign_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
         """Return `a`, `b` and `out`, with foreign arrays wrapped as this library's arrays; None if there are none.
 
         Foreign arrays belong to libraries without an adapter.
@@ -237,7 +237,7 @@ class Library(Protocol):
         """Copy `source` into `out`; the types may differ if the library casts arrays when it copies them."""
         ...
 
-    def mark_written(self, out: Any) -> None:
+    def record_write(self, out: Any) -> None:
         """Record that a kernel of fmm writes into `out`, for libraries that count the changes of each array."""
         ...
 

@@ -108,7 +108,7 @@ class NumpyLikeLibrary(ABC):
         """
         module = self.module
         kind = product.dtype.kind
-        alpha, beta = (as_integer_factor(x) if kind in "iub" else float(x) for x in (alpha, beta))
+        alpha, beta = (as_int_if_integral(x) if kind in "iub" else float(x) for x in (alpha, beta))
         if kind == "b" == out.dtype.kind:  # alpha and beta are True or False
             alpha, beta = bool(alpha), bool(beta)
         value = product if alpha == 1 else product * alpha
@@ -124,7 +124,7 @@ class NumpyLikeLibrary(ABC):
             module.copyto(out, value, where=module.tri(out.shape[-1], dtype=bool))
 
 
-def as_integer_factor(x: float) -> float:
+def as_int_if_integral(x: float) -> float:
     """Return alpha or beta of an integer product as an int, if the number is an integer."""
     return int(x) if isinstance(x, int) or x.is_integer() else x
 
@@ -201,7 +201,7 @@ class NumpyLibrary(NumpyLikeLibrary):
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
         return partial(matmul, a, b, out=out, **self.options)
 
-    def adopt_arrays(self, a: Any, b: Any, out: Any) -> None:
+    def wrap_foreign_arrays(self, a: Any, b: Any, out: Any) -> None:
         """Return None, since NumPy itself converts foreign operands."""
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
@@ -345,7 +345,7 @@ class NumpyLibrary(NumpyLikeLibrary):
     def copy_into(self, source: Any, out: Any) -> None:
         np.copyto(out, source, casting=self.casting)
 
-    def mark_written(self, out: Any) -> None:
+    def record_write(self, out: Any) -> None:
         pass
 
     def free_bytes(self, number: int) -> int:

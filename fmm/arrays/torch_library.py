@@ -12,7 +12,7 @@ import torch
 
 from fmm.arrays import host_memory
 from fmm.arrays.library import MemoryNeeds, Operand, Processor, ProductSetting, contiguous_operand, product_shape
-from fmm.arrays.numpy_library import as_integer_factor, tensor_as_numpy, write_cancelling_halves
+from fmm.arrays.numpy_library import as_int_if_integral, tensor_as_numpy, write_cancelling_halves
 from fmm.arrays.torch_calls import (
     PLAIN_DISPATCH_KEYS,
     TORCH_BMM,
@@ -171,7 +171,7 @@ class _TorchLibraryBase:
     def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         return self.fast_vendor_product(a, b) if out is None else matmul_into(self.fast_vendor_product, a, b, out)
 
-    def adopt_arrays(self, a: Any, b: Any, out: Any) -> None:
+    def wrap_foreign_arrays(self, a: Any, b: Any, out: Any) -> None:
         """Return None, since torch multiplies no foreign arrays."""
 
     def describe_operand(self, x: Any) -> Operand:
@@ -242,7 +242,7 @@ class _TorchLibraryBase:
             raise RuntimeError(f"out is of {out.dtype}, the product of {product.dtype}")
         if alpha != 1 or beta != 0:
             if not (product.is_floating_point() or product.is_complex()):
-                alpha, beta = as_integer_factor(alpha), as_integer_factor(beta)
+                alpha, beta = as_int_if_integral(alpha), as_int_if_integral(beta)
                 check_integer_factors(product, alpha, beta)
             alpha, beta = as_torch_factor(product, alpha), as_torch_factor(product, beta)
         value = product if alpha == 1 else product * alpha
@@ -264,7 +264,7 @@ class _TorchLibraryBase:
     def copy_into(self, source: Any, out: Any) -> None:
         out.copy_(source)
 
-    def mark_written(self, out: Any) -> None:
+    def record_write(self, out: Any) -> None:
         torch.autograd.graph.increment_version(out)  # a backward pass that needs the values before this write fails
 
     def type_key(self, a: Any, b: Any) -> Hashable:

@@ -31,7 +31,7 @@ def add_recompute_tasks(
     for key, task in tasks.table.items():
         tasks.table[key] = (run_without_warnings, *task)
     by_levels = {index: cell for index, cell in np.ndenumerate(c) if isinstance(cell, ChunkCell)}
-    nonfinite = _build_cell_grid(c.shape, lambda *index: tasks.add_task(1, 1, has_inf_or_nan, by_levels[index].key))
+    nonfinite = _build_chunk_grid(c.shape, lambda *index: tasks.add_task(1, 1, has_inf_or_nan, by_levels[index].key))
     # `parts` only determines which chunks of the result share forwarding tasks, so the result is correct with any
     # number of parts. With 2 parts per level, a task waits the shortest time for other tasks.
     parts = 2 ** len(outer_plan.levels)
@@ -45,10 +45,10 @@ def add_recompute_tasks(
         )
         return tasks.add_task(cell.rows, cell.cols, choose_final_chunk, cell.key, without_levels.key)
 
-    return _build_cell_grid(c.shape, final_chunk_cell)
+    return _build_chunk_grid(c.shape, final_chunk_cell)
 
 
-def _build_cell_grid(shape: tuple[int, ...], cell: Callable[..., ChunkCell]) -> ChunkGrid:
+def _build_chunk_grid(shape: tuple[int, ...], cell: Callable[..., ChunkCell]) -> ChunkGrid:
     grid: ChunkGrid = np.full(shape, None, dtype=object)
     for index in np.ndindex(shape):
         grid[index] = cell(*index)

@@ -115,7 +115,7 @@ def decide_sharing(
     growth_limit = max(growth, 1.0)
     free_bytes = query.memory_limit if query.free_bytes is None else query.free_bytes
 
-    def local_limits(conditions: LocalConditions) -> Limits:
+    def limits_under_conditions(conditions: LocalConditions) -> Limits:
         unlimited = free_bytes == float("inf")
         workspace = UNLIMITED_BYTES if unlimited else workspace_share(int(free_bytes - conditions.held_bytes))
         local_growth = growth / _error_growth_of_piecewise_sums(conditions, dtype)
@@ -130,19 +130,23 @@ def decide_sharing(
     stream = calibration.stream if calibration is not None else ASSUMED_SUM_BYTES_PER_SECOND
     itemsize = DTYPES[dtype].itemsize
     devices = MeshDevices(
-        single.predict_seconds, stream, network, itemsize, lambda x: local_device_model(local_limits(x)).predict_seconds
+        single.predict_seconds,
+        stream,
+        network,
+        itemsize,
+        lambda x: local_device_model(limits_under_conditions(x)).predict_seconds,
     )
     candidates = rank_sharings(layout, devices, None if query.outer_plan is None else (query.outer_plan,))
     allowed = [x for x in candidates if query.outer_plan is not None or sharing_error_growth(x, dtype) <= growth_limit]
     best = choose_sharing(allowed, query.memory_limit)
-    limits = local_limits(best.local_conditions)
-    local = local_device_model(limits).choose_plan(*first_product_size(best))
+    limits = limits_under_conditions(best.local_conditions)
+    local = local_device_model(limits).choose_plan(*first_local_product_size(best))
     whole = single.predict_seconds(layout.m, layout.k, layout.n)
     of_part = local, limits.workspace, limits.error_growth
     return SharedDecision(best, candidates, dtype, network, *of_part, whole, query.memory_limit, growth_limit)
 
 
-def first_product_size(sharing: SharingCandidate) -> tuple[int, int, int]:
+def first_local_product_size(sharing: SharingCandidate) -> tuple[int, int, int]:
     """Return m, k and n of the first local product on the device of rank 0."""
     block = (
         sharing.layout

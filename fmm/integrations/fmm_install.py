@@ -34,12 +34,12 @@ class LibraryFinder:
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(name, path, target) if find is not None and finder is not cls else None
             if spec is not None:
-                load_fmm_after(spec.loader)
+                import_fmm_after_module(spec.loader)
                 return spec
         return None
 
 
-def load_fmm_after(loader: object) -> None:
+def import_fmm_after_module(loader: object) -> None:
     """Change a module's loader; the changed loader imports fmm after the module."""
     execute = getattr(loader, "exec_module", None)
     if execute is None or not hasattr(loader, "__dict__"):

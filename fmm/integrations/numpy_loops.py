@@ -27,7 +27,7 @@ from fmm.integrations.report import (
     count_outcome,
     count_product,
     is_reporting,
-    watch_counting,
+    register_counting_callback,
 )
 from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
 from fmm.kernels.cpu.worker_threads import after_fork_in_child
@@ -65,7 +65,7 @@ def install() -> Callable[[], None]:
     """
     loops = load_compiled_loops()
     _installed_loops.append(loops)
-    stop_watching = watch_counting(update_loop_limits)
+    stop_watching = register_counting_callback(set_loop_size_limits)
 
     def undo_installation() -> None:
         stop_watching()
@@ -75,7 +75,7 @@ def install() -> Callable[[], None]:
         loops.restore_loops()
 
     try:
-        update_loop_limits()
+        set_loop_size_limits()
         loops.replace_loops()
     except BaseException:  # Ctrl-C
         undo_installation()
@@ -83,7 +83,7 @@ def install() -> Callable[[], None]:
     return undo_installation
 
 
-def update_loop_limits() -> None:
+def set_loop_size_limits() -> None:
     """Set the smallest sizes of products for which the compiled loops call Python.
 
     While a report counts products, the smallest size is 1.

@@ -235,7 +235,7 @@ def is_reporting() -> bool:
     return _active_counts is not None
 
 
-def watch_counting(callback: Callable[[], None]) -> Callable[[], None]:
+def register_counting_callback(callback: Callable[[], None]) -> Callable[[], None]:
     """Register a function to call each time counting begins or ends; return the function that removes it."""
     _counting_watchers.append(callback)
     return lambda: _counting_watchers.remove(callback)

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit:
         raise
     except BaseException as error:
-        error.__traceback__ = _without_own_frames(error.__traceback__)
+        error.__traceback__ = _traceback_without_fmm_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         # The exception has been printed, so the hook prints nothing more. The exception is raised again, so that Python
         # sets the exit status, or ends the process by the signal.
@@ -69,7 +69,7 @@ def _print_version(options: argparse.Namespace) -> None:
         print(f"fmm {__version__}")
 
 
-def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+def _traceback_without_fmm_frames(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace

@@ -51,7 +51,7 @@ INVALID_ADDEND_REASON = (
 )
 
 
-class DispatcherProducts:
+class DispatcherOperators:
     """The product operators at one key of torch's dispatcher, computed by fmm where a plan is faster than torch."""
 
     def __init__(self, library: HookedLibrary, hook: Any) -> None:

@@ -19,8 +19,8 @@ import torch
 
 from fmm.integrations import torch_hook
 from fmm.integrations.install_targets import CannotInstallError, UndoFunction
-from fmm.integrations.report import is_reporting, watch_counting
-from fmm.integrations.torch_answers import DispatcherProducts
+from fmm.integrations.report import is_reporting, register_counting_callback
+from fmm.integrations.torch_answers import DispatcherOperators
 from fmm.integrations.torch_hook import CompiledHook
 from fmm.integrations.torch_kernels import (
     TORCH_OPERATORS,
@@ -62,7 +62,7 @@ def install_at_key(key: str, compiled: bool = True) -> UndoFunction:
     """
     kernels = vendor_kernels(key)
     hook = torch_hook.load_compiled_hook() if compiled else None
-    answers = DispatcherProducts(HookedDeviceLibrary(kernels) if key == "CUDA" else HookedHostLibrary(kernels), hook)
+    answers = DispatcherOperators(HookedDeviceLibrary(kernels) if key == "CUDA" else HookedHostLibrary(kernels), hook)
     undo_products = install_compiled_hook(answers, key) if hook else install_python_kernels(answers, key)
     try:
         undo_solvers = install_solvers(key)
@@ -80,12 +80,12 @@ def install_at_key(key: str, compiled: bool = True) -> UndoFunction:
 # ---- with the hook in C++
 
 
-_active_products: dict[str, DispatcherProducts] = {}  # the installed DispatcherProducts of each dispatch key
+_active_products: dict[str, DispatcherOperators] = {}  # the installed DispatcherOperators of each dispatch key
 _hook_library: list[Any] = []  # torch's library fmm_hook, once it is defined
 _implemented_keys: set[str] = set()  # the dispatch keys for which torch's library fmm_hook has kernels
 
 
-def install_compiled_hook(answers: DispatcherProducts, key: str) -> UndoFunction:
+def install_compiled_hook(answers: DispatcherOperators, key: str) -> UndoFunction:
     """Install the C++ hook; the hook calls a function of `answers` for each product that the hook does not decline."""
     hook = answers.hook
     _define_hook_operators(key)
@@ -95,7 +95,7 @@ def install_compiled_hook(answers: DispatcherProducts, key: str) -> UndoFunction
         key == "CUDA", [(operator.name, operator.left_index) for operator in TORCH_OPERATORS]
     ):
         raise CannotInstallError(failure)
-    stop_watching = watch_counting(partial(_set_min_multiply_adds, hook))
+    stop_watching = register_counting_callback(partial(_set_min_multiply_adds, hook))
 
     def undo_installation() -> None:
         stop_watching()
@@ -147,7 +147,7 @@ def _make_hook_operator(operator: TorchOperator, key: str) -> Callable[..., Any]
 _registered_kernels: list[Any] = []
 
 
-def install_python_kernels(answers: DispatcherProducts, key: str) -> UndoFunction:
+def install_python_kernels(answers: DispatcherOperators, key: str) -> UndoFunction:
     """Install kernels written in Python, which call torch's own kernel for the products that fmm declines."""
     library, kernels = torch.library.Library("aten", "IMPL"), answers.library.kernels
     with warnings.catch_warnings():

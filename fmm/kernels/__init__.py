@@ -16,14 +16,14 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import plan_workspace_bytes
 
 
-def _prove_fringe(table: str) -> str:
+def _prove_step_table_fringe(table: str) -> str:
     """Return the fringe for which a user's step table is proved: `unequal` or `pad`."""
     from fmm.kernels.cpu.symbolic_proof import prove_fringe
 
     return prove_fringe(table)
 
 
-FRINGE_PROVERS.append(_prove_fringe)
+FRINGE_PROVERS.append(_prove_step_table_fringe)
 register_leaf_family(LeafFamily("residues", BYTES_LEAF_NAME, partial(residue_leaf_rows, residue_product)))
 
 __all__ = [

@@ -63,7 +63,7 @@ def cholesky_of_stacks(library: NumpySolvers, a: Any, limit: float | None, colum
         factorization.factor_diagonal_block(0, a.shape[-1])
     if any(factorization.has_block_without_factor() for factorization in factorizations):
         raise library.linalg_error("a block is not positive definite")
-    if all(factorization.is_accurate() for factorization in factorizations):
+    if all(factorization.are_inverses_accurate() for factorization in factorizations):
         return factor if work is factor else library.write(factor, work)
     return library.write(factor, library.cholesky(a))
 
@@ -118,7 +118,7 @@ class CholeskyFactorization:
         """Return True if a block has no factor."""
         return bool(self.failures) and bool((self.library.module.stack(self.failures) != 0).any())
 
-    def is_accurate(self) -> bool:
+    def are_inverses_accurate(self) -> bool:
         """Return True if all inverses that were used as factors of products are accurate."""
         if self.inverses is None:
             return True

@@ -138,11 +138,11 @@ def solve_by_factors(library: NumpySolvers, factors: LuFactors, b: Any, limit: f
     lu, order = factors.lu, row_orders(library, factors.pivots)
     options: dict[str, Any] = {"max_error_growth": limit}
     if trans == "N":
-        y = solve_triangular(lu, rows_in_order(library, b, order), 0, True, True, **options)
+        y = solve_triangular(lu, permute_rows(library, b, order), 0, True, True, **options)
         return solve_triangular(lu, y, 0, False, **options)
     y = solve_triangular(lu, b, trans, False, **options)
     y = solve_triangular(lu, y, trans, True, True, **options)
-    return rows_in_order(library, y, library.module.argsort(order, -1))
+    return permute_rows(library, y, library.module.argsort(order, -1))
 
 
 def solve_systems(
@@ -171,7 +171,7 @@ def _row_order(library: NumpySolvers, pivots: Any, n: int) -> Any:
     return order
 
 
-def rows_in_order(library: NumpySolvers, x: Any, order: Any) -> Any:
+def permute_rows(library: NumpySolvers, x: Any, order: Any) -> Any:
     """Return the matrices x with their rows in the order `order`, which has one row for each matrix."""
     if order.ndim == 1:
         return x[..., order, :]

@@ -42,7 +42,7 @@ def factor_matrix(library: NumpySolvers, a: Any, width: int, limit: float | None
     work = aligned_copy(library, a) if lu is None or n % ROW_ALIGNMENT else library.write(lu, a)
     factorization = _BlockedFactorization(library, work, width, limit)
     factorization.factor_columns(0, n)
-    if not factorization.is_accurate():
+    if not factorization.is_factorization_usable():
         return None
     return LuFactors(library.write(lu, work) if lu is not None and n % ROW_ALIGNMENT else work, factorization.pivots)
 
@@ -114,7 +114,7 @@ class _BlockedFactorization:
         else:
             solve_blocks(self.lower, self.a[first:middle, first:middle], x, first // self.side)
 
-    def is_accurate(self) -> bool:
+    def is_factorization_usable(self) -> bool:
         """Return True if no pivot is zero, inf or NaN, and all inverses used in products are accurate."""
         library, diagonal = self.library, abs(self.a.diagonal())
         result = ((diagonal > 0) & (diagonal < np.inf)).all()

@@ -176,7 +176,7 @@ def inverse_launches(form: BlockForm) -> Iterator[Launch]:
         small *= 2
 
 
-def scratch_entries(form: BlockForm) -> int:
+def scratch_entry_count(form: BlockForm) -> int:
     """Return the number of matrix entries in the scratch memory of `inverse_launches`."""
     return form.rows * form.side // 4
 

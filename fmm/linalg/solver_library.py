@@ -324,7 +324,7 @@ class DeviceSolvers(NumpySolvers):
             return False
         down, across = self.element_steps(a)
         form = BlockForm(a.shape[0], down, across, dtype, *block)
-        scratch, pointer = self.empty((panel_launches.scratch_entries(form),), a), self.adapter.data_pointer
+        scratch, pointer = self.empty((panel_launches.scratch_entry_count(form),), a), self.adapter.data_pointer
         self.launch(a, panel_launches.invert_blocks, form, pointer(a), pointer(stacked), pointer(scratch))
         return True
 

@@ -106,7 +106,7 @@ def _orthogonalize_by_products(x: Any, coefficients: Sequence[StepCoefficients],
     if array_kind(x) != "torch":
         return run_steps(scaled_array(x, bound), coefficients, step_by_plans)
     matrices = x.flatten(0, -3) if x.ndim > 3 else x
-    step = step_by_plans if _may_plans_win(matrices) else step_by_torch
+    step = step_by_plans if _may_be_faster_by_plans(matrices) else step_by_torch
     return run_steps(scaled_tensor(matrices, bound), coefficients, step).reshape(x.shape)
 
 
@@ -115,7 +115,7 @@ def _orthogonalize_by_products(x: Any, coefficients: Sequence[StepCoefficients],
 MIN_PLAN_SIDE = 1024
 
 
-def _may_plans_win(x: Any) -> bool:
+def _may_be_faster_by_plans(x: Any) -> bool:
     """Return True if fmm's products may be faster than torch's own products, and no gradient is recorded."""
     torch = sys.modules["torch"]
     records = torch.is_grad_enabled() and x.requires_grad

@@ -110,7 +110,8 @@ class CopyThreads:
         self.engine, self.chunk_bytes = engine, COPY_CHUNK_BYTES
         count = threads or max(1, min(usable_processors() // 2, MAX_COPY_THREADS))
         self.load_pool, self.store_pool = (
-            ThreadPoolExecutor(count, f"fmm-{way}", initializer=self._prepare_thread) for way in ("load", "store")
+            ThreadPoolExecutor(count, f"fmm-{way}", initializer=self._create_thread_buffers)
+            for way in ("load", "store")
         )
         self.thread_state, self.ended = local(), False
 
@@ -146,7 +147,7 @@ class CopyThreads:
 
     # ---- functions that run in the copying threads
 
-    def _prepare_thread(self) -> None:
+    def _create_thread_buffers(self) -> None:
         self.engine.prepare_thread()
         self.thread_state.buffers = [self.engine.create_buffer(self.chunk_bytes) for _ in range(BUFFERS_PER_THREAD)]
 

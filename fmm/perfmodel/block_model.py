@@ -148,14 +148,16 @@ class OperandTile:
         return self.tile * (passes * 2 * self.blocks + 1 if self.blocks > 1 else passes)
 
     @property
-    def has_burst_reads(self) -> bool:
+    def reads_four_fragments_at_once(self) -> bool:
         """True if a thread reads the fragments of four steps of the inner dimension at once."""
         return self.inner and not (self.transposed and self.blocks > 1)
 
     def fragment_read_count(self, depth: int) -> int:
         """Return the number of reads of shared memory that a thread needs for fragments of `depth` steps."""
         width = (
-            WIDE_ACCESS_FLOATS if self.has_burst_reads or self.piece % WIDE_ACCESS_FLOATS == 0 else 2 - self.piece % 2
+            WIDE_ACCESS_FLOATS
+            if self.reads_four_fragments_at_once or self.piece % WIDE_ACCESS_FLOATS == 0
+            else 2 - self.piece % 2
         )
         return -(-self.piece * depth // width)
 
@@ -218,7 +220,7 @@ def warp_wait_cycles(
     for side, elements in zip(
         operand_tiles(s, w, contiguous_axes), fragment_load_elements(s, WIDE_ACCESS_FLOATS), strict=True
     ):
-        if side.has_burst_reads:
+        if side.reads_four_fragments_at_once:
             burst += (
                 s.k_s
                 / WIDE_ACCESS_FLOATS

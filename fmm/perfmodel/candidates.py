@@ -150,7 +150,9 @@ def device_candidates(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
 @lru_cache(maxsize=4)
 def candidate_plans(device: str) -> tuple[Plan, ...]:
     """Return the plans that are compared on a device (`cpu` or `cuda`), the vendor and the probed plans first."""
-    more = [plan for name in _form_names(device) for plan in _plans_of_forms(name, device, lambda leaf: leaf.forms)]
+    more = [
+        plan for name in _plan_form_names(device) for plan in _plans_of_forms(name, device, lambda leaf: leaf.forms)
+    ]
     plain = [plan for plan in dict.fromkeys([*probed_plans(device), *more])]
     above = [plan for level in candidate_levels() if level.above for plan in _plans_below_level(level, plain, device)]
     return tuple(dict.fromkeys([*plain, *above]))
@@ -160,7 +162,7 @@ def candidate_plans(device: str) -> tuple[Plan, ...]:
 @lru_cache(maxsize=4)
 def probed_plans(device: str) -> tuple[Plan, ...]:
     """Return the candidates that a tuning's probes measure: the vendor first, other leaves without levels last."""
-    names = _form_names(device)
+    names = _plan_form_names(device)
     plans = [plan for name in names for plan in _plans_of_forms(name, device, lambda leaf: leaf.probed_plan_forms)]
     return tuple(dict.fromkeys([VENDOR, *plans]))
 
@@ -193,7 +195,7 @@ def _device_forms(device: str) -> list[CandidateForm]:
     return [form for form in usable if form.device == device]
 
 
-def _form_names(device: str) -> tuple[str, ...]:
+def _plan_form_names(device: str) -> tuple[str, ...]:
     return (*(form.name for form in _device_forms(device)), "alone")
 
 
@@ -347,7 +349,7 @@ class InnerPlan(NamedTuple):
     error_growth: float
 
 
-class Composition(NamedTuple):
+class LevelComposition(NamedTuple):
     """Outer levels above an inner plan; compositions are sorted by `seconds`, and by `number` if equally fast."""
 
     seconds: float
@@ -370,12 +372,17 @@ def compose_levels(
     host's time to start products.
     """
     m, k, n = problem.size
-    found: list[Composition] = []
+    found: list[LevelComposition] = []
     # cache by size, since several compositions leave products of equal size
     inner_plans: dict[Sides, list[InnerPlan]] = {}
     front = [OuterLevels((), (float(m), float(k), float(n)))]
     for _ in range(MAX_OUTER_LEVELS):
-        longer = (x for outer in front for level in levels for x in _append_level(outer, level, problem, calibration))
+        longer = (
+            x
+            for outer in front
+            for level in levels
+            for x in _append_innermost_level(outer, level, problem, calibration)
+        )
         front = _drop_dominated(
             [x for x in longer if x.workspace <= max_workspace and x.error_growth <= max_error_growth]
         )
@@ -393,12 +400,12 @@ def compose_levels(
                         overlappable = outer.products * inner.overlappable if outer.streams > 1 else 0.0
                         hidden = inner.hidden_sum_share * (outer.overlappable + overlappable)
                         seconds = outer.seconds + outer.products * inner.seconds - hidden
-                        found.append(Composition(seconds, len(found), outer, inner))
+                        found.append(LevelComposition(seconds, len(found), outer, inner))
     fitting = (x for c in sorted(found) if (x := _composed_plan(c, problem, max_workspace, max_error_growth)))
     return list(islice(fitting, MAX_COMPOSITIONS))
 
 
-def _append_level(
+def _append_innermost_level(
     outer: OuterLevels, level: Level, problem: Problem, calibration: Calibration
 ) -> Iterator[OuterLevels]:
     """Yield `outer` with `level` added as its innermost level, if `level` can run below `outer`."""
@@ -460,7 +467,9 @@ def _inner_plans(plans: Sequence[Plan], problem: Problem, calibration: Calibrati
                 )
 
 
-def _composed_plan(found: Composition, problem: Problem, max_workspace: float, max_error_growth: float) -> Plan | None:
+def _composed_plan(
+    found: LevelComposition, problem: Problem, max_workspace: float, max_error_growth: float
+) -> Plan | None:
     """Return the composition as a plan; None if the plan is invalid or exceeds a limit."""
     outer, inner = found.outer, found.inner
     with suppress(PlanError):

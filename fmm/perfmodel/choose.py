@@ -438,10 +438,10 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
 
     The vendor's triangle product also needs a margin, since it replaces the vendor's whole product.
     """
-    return sum(margin_parts(plan, problem, calibration))
+    return sum(required_margin_parts(plan, problem, calibration))
 
 
-def margin_parts(plan: Plan, problem: Problem, calibration: Calibration) -> tuple[float, float]:
+def required_margin_parts(plan: Plan, problem: Problem, calibration: Calibration) -> tuple[float, float]:
     """Return the two parts of a plan's required margin: the calibration's margin, and a margin for the problem's shape.
 
     The calibration's margin is larger for products by fmm's own kernels, since the model predicts the vendor's products

@@ -40,7 +40,7 @@ def error_growth_on_data(
     `partial_sum_terms` is the number of terms in a partial sum of the vendor's product; 0 if all k terms are one sum.
     """
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
-    stages = plan_transforms(plan)
+    stages = data_transforms_of_plan(plan)
     m, k, n = (prod(s.size[axis] for s in stages if s) for axis in range(3))
     a, b = a[: len(a) // m * m, : a.shape[1] // k * k], b[: len(b) // k * k, : b.shape[1] // n * n]
     rng = np.random.default_rng(seed)
@@ -49,7 +49,7 @@ def error_growth_on_data(
     return own * sqrt(_variance_of_error(stages, a, b, partial_sum_terms, rng) / whole) if whole else own
 
 
-def plan_transforms(plan: Plan) -> tuple[DataTransform, ...]:
+def data_transforms_of_plan(plan: Plan) -> tuple[DataTransform, ...]:
     """Return the data transformations of a plan's levels, outermost first; levels that only cut or scale have none."""
     found: list[DataTransform] = []
     for level in plan.levels:
@@ -66,7 +66,7 @@ def _multiplies_real_parts(level: Level) -> bool:
 def _variance_of_error(stages: Sequence[DataTransform], a: Array, b: Array, partial_sum_terms: int, rng: Any) -> float:
     """Return the variance of the error, summed over the entries of C, in units of the squared unit roundoff."""
     if not stages:
-        return _classical_variance(a, b, partial_sum_terms, rng)
+        return _classical_error_variance(a, b, partial_sum_terms, rng)
     first, rest = stages[0], stages[1:]
     if first is None:
         pairs = (a.real, b.real), (a.imag, b.imag), (a.real + a.imag, b.real + b.imag)
@@ -95,11 +95,11 @@ def _linear_combination(coefficients: Sequence[Any], blocks: Sequence[Array]) ->
     return sum(terms[1:], terms[0])
 
 
-def _classical_variance(a: Array, b: Array, partial_sum_terms: int, rng: Any) -> float:
+def _classical_error_variance(a: Array, b: Array, partial_sum_terms: int, rng: Any) -> float:
     """Return the variance of a classical product's error: the estimated sum of all squared partial sums."""
     if a.dtype.kind == "c":
         parts = product((a.real, a.imag), (b.real, b.imag))
-        return sum(_classical_variance(x, y, partial_sum_terms // 2, rng) for x, y in parts)
+        return sum(_classical_error_variance(x, y, partial_sum_terms // 2, rng) for x, y in parts)
     k = a.shape[1]
     right = b @ rng.choice((-1.0, 1.0), (b.shape[1], RANDOM_VECTOR_COUNT))
     total = np.zeros((len(a), RANDOM_VECTOR_COUNT))

@@ -433,7 +433,7 @@ def _residue_rates(
                 rate = _residue_rate(int8, stream, moduli, found.depth, DTYPES[name])
                 if not (found.depth or DTYPES[name].exact):
                     rate = replace(rate, start=rate.start - saved_seconds)
-                yield row.rate.format(name), _with_slow_float64_join(rate, stream, moduli, float64_flops)
+                yield row.rate.format(name), _rate_with_float64_join_time(rate, stream, moduli, float64_flops)
 
 
 def _residue_rate(int8: ProductRate, stream: float, moduli: int, levels: int, dtype: DType) -> ProductRate:
@@ -457,7 +457,7 @@ def _residue_rate(int8: ProductRate, stream: float, moduli: int, levels: int, dt
     return replace(found, half_by_tiles=share, half_edge=edge)
 
 
-def _with_slow_float64_join(rate: ProductRate, stream: float, moduli: int, float64_flops: float) -> ProductRate:
+def _rate_with_float64_join_time(rate: ProductRate, stream: float, moduli: int, float64_flops: float) -> ProductRate:
     """Return the rate with a longer join if the join's float64 flops take longer than its memory traffic."""
     if not float64_flops:
         return rate

@@ -67,12 +67,12 @@ class LevelBounds:
             NO_LEVEL_BOUND,
         )
 
-    def position_text(self, side: float) -> str:
+    def crossover_position_text(self, side: float) -> str:
         """Return the position of an effective side among the crossovers in words; empty if there are no crossovers.
 
         Examples
         --------
-        >>> LevelBounds("vendor", 4000.0, 8300.0, 30300.0).position_text(9214)
+        >>> LevelBounds("vendor", 4000.0, 8300.0, 30300.0).crossover_position_text(9214)
         'effective side 9,214 is between tau2 8,300 and tau3 30,300'
         """
         if side == inf or self.crossover_sides == (None, None, None):

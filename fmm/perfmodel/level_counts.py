@@ -74,7 +74,7 @@ def _count_steps(steps: LevelSteps) -> LevelCounts:
     additions = launches = 0
     read: Counter[MovedElements] = Counter()
     written: Counter[MovedElements] = Counter()
-    for key, times in Counter(map(_sum_key, passes)).items():
+    for key, times in Counter(map(_sum_cost_key, passes)).items():
         added, loads, stores = _count_sum(key.program, key.reads, key.writes)
         additions += added * times
         launches += (any(stores) and not key.fused) * times
@@ -101,7 +101,7 @@ def _count_steps(steps: LevelSteps) -> LevelCounts:
     return LevelCounts(additions, read, written, launches, temporaries, calls, steps.streams)
 
 
-class _SumKey(NamedTuple):
+class _SumCostKey(NamedTuple):
     """The properties of a sum on which its cost depends."""
 
     fused: bool  # True for a sum inside a product's kernel
@@ -112,12 +112,12 @@ class _SumKey(NamedTuple):
     writes_below: tuple[bool, ...]
 
 
-def _sum_key(step: Sum | ProductWithSums) -> _SumKey:
+def _sum_cost_key(step: Sum | ProductWithSums) -> _SumCostKey:
     fused = isinstance(step, ProductWithSums)
     update = step.update if isinstance(step, ProductWithSums) else step
     reads, writes = (tuple([(p.rows, p.cols) for p in places]) for places in (update.reads, update.writes))
     below = _product_type_flags(update.reads), _product_type_flags(update.writes)
-    return _SumKey(fused, update.program, reads, writes, *below)
+    return _SumCostKey(fused, update.program, reads, writes, *below)
 
 
 def _product_type_flags(places: Sequence[Place]) -> tuple[bool, ...]:

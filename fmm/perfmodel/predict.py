@@ -116,7 +116,7 @@ def predict_from_work(plan: Plan, problem: Problem, work: PlanWork, calibration:
     """Return the prediction T = P + S + L + E - H from the counts in `work`."""
     lanes = concurrent_product_count(plan, problem, calibration)
     products = calls = starts = 0.0
-    for term in leaf_terms(plan, problem, work, calibration, lanes):
+    for term in leaf_time_terms(plan, problem, work, calibration, lanes):
         products, calls, starts = (
             products + term.product_seconds,
             calls + term.batch_start_count,
@@ -219,7 +219,7 @@ class LeafTerm(NamedTuple):
         return self.number * each + self.batch_start_count * self.start
 
 
-def leaf_terms(
+def leaf_time_terms(
     plan: Plan, problem: Problem, work: PlanWork, calibration: Calibration, lanes: int
 ) -> Iterator[LeafTerm]:
     """Yield the terms of P, one for each shape of leaf products; whole products come before triangles."""

@@ -17,7 +17,7 @@ from fmm.perfmodel.predict import (
     Prediction,
     concurrent_product_count,
     hidden_sum_share,
-    leaf_terms,
+    leaf_time_terms,
     predict_from_work,
     weighted_sum_bytes,
 )
@@ -84,7 +84,7 @@ def prediction_terms(prediction: Prediction, calibration: Calibration) -> Predic
     """Return the terms of a prediction that was made with this calibration from estimated counts."""
     plan, problem = prediction.plan, prediction.problem
     work, lanes = estimated_work(plan, problem), concurrent_product_count(plan, problem, calibration)
-    products = tuple(leaf_terms(plan, problem, work, calibration, lanes))
+    products = tuple(leaf_time_terms(plan, problem, work, calibration, lanes))
     rate = calibration.rates.get(plan.rate_name(problem.dtype))
     rate = rate or calibration.require_rate(DTYPES[plan.leaf_type(problem.dtype)].name)
     return PredictionTerms(

@@ -48,7 +48,7 @@ PlaceKey = tuple[str, int, int, PlacePart | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _BlockValue:
+class _SymbolicBlock:
     """The value of a block: an exact linear combination of input blocks and products, and the rounding error.
 
     The rounding error is in units of u |A| |B|.
@@ -66,53 +66,55 @@ class _ErrorWalk:
 
     def __init__(self) -> None:
         self.atoms: dict[object, tuple[float, float]] = {}
-        self.held: dict[PlaceKey, _BlockValue] = {}
+        self.held: dict[PlaceKey, _SymbolicBlock] = {}
 
-    def add_atom(self, key: object, size: float = 1.0, error: float = 0.0) -> _BlockValue:
+    def add_symbolic_atom(self, key: object, size: float = 1.0, error: float = 0.0) -> _SymbolicBlock:
         self.atoms[key] = (size, error)
-        return _BlockValue({key: 1.0})
+        return _SymbolicBlock({key: 1.0})
 
-    def magnitude_bound(self, value: _BlockValue) -> float:
+    def magnitude_bound(self, value: _SymbolicBlock) -> float:
         return sum(abs(c) * self.atoms[key][0] for key, c in value.terms.items())
 
-    def accumulated_error(self, value: _BlockValue) -> float:
+    def accumulated_error(self, value: _SymbolicBlock) -> float:
         return sum(abs(c) * self.atoms[key][1] for key, c in value.terms.items()) + value.rounding
 
-    def add_values(self, x: _BlockValue, y: _BlockValue, sign: float = 1.0) -> _BlockValue:
+    def add_values(self, x: _SymbolicBlock, y: _SymbolicBlock, sign: float = 1.0) -> _SymbolicBlock:
         """Return the value x + sign * y with the rounding of the sum."""
         terms = dict(x.terms)
         for key, c in y.terms.items():
             terms[key] = terms.get(key, 0.0) + sign * c
-        exact = _BlockValue({key: c for key, c in terms.items() if c}, x.rounding + y.rounding)
-        return _BlockValue(exact.terms, exact.rounding + self.magnitude_bound(exact))
+        exact = _SymbolicBlock({key: c for key, c in terms.items() if c}, x.rounding + y.rounding)
+        return _SymbolicBlock(exact.terms, exact.rounding + self.magnitude_bound(exact))
 
-    def scale_value(self, x: _BlockValue, factor: float) -> _BlockValue:
+    def scale_value(self, x: _SymbolicBlock, factor: float) -> _SymbolicBlock:
         """Return the value factor * x, rounded unless the factor is a power of two."""
         terms = {key: c * factor for key, c in x.terms.items()}
-        exact = _BlockValue(terms, x.rounding * abs(factor))
+        exact = _SymbolicBlock(terms, x.rounding * abs(factor))
         return (
-            exact if abs(frexp(factor)[0]) == 0.5 else _BlockValue(terms, exact.rounding + self.magnitude_bound(exact))
+            exact
+            if abs(frexp(factor)[0]) == 0.5
+            else _SymbolicBlock(terms, exact.rounding + self.magnitude_bound(exact))
         )
 
-    def multiply_values(self, left: _BlockValue, right: _BlockValue, k: float, inner: float) -> _BlockValue:
+    def multiply_values(self, left: _SymbolicBlock, right: _SymbolicBlock, k: float, inner: float) -> _SymbolicBlock:
         """Return the product of two values over the inner size k by an algorithm with the bound `inner`."""
         x, y = self.magnitude_bound(left), self.magnitude_bound(right)
         error = inner * x * y + k * (left.rounding * y + x * right.rounding)
-        return self.add_atom(("product", len(self.atoms)), k * x * y, error)
+        return self.add_symbolic_atom(("product", len(self.atoms)), k * x * y, error)
 
     def run_sum_program(
-        self, program: AdditionProgram, values: Sequence[_BlockValue], aliases: tuple[tuple[int, int], ...]
-    ) -> list[_BlockValue]:
+        self, program: AdditionProgram, values: Sequence[_SymbolicBlock], aliases: tuple[tuple[int, int], ...]
+    ) -> list[_SymbolicBlock]:
         """Return the outputs of a sum program after the same calls as in the NumPy backend."""
         count = len(program.outputs)
         plan = schedule_elementwise_calls(program, (True,) * program.inputs, (True,) * count, aliases)
-        slots = [*values, *[_BlockValue({})] * (count + plan.scratch)]
+        slots = [*values, *[_SymbolicBlock({})] * (count + plan.scratch)]
         for call in plan.calls:
             first = slots[call.first]
             if call.op in ("add", "subtract"):
                 slots[call.dest] = self.add_values(first, slots[call.second], 1.0 if call.op == "add" else -1.0)
             elif call.op == "zero":
-                slots[call.dest] = _BlockValue({})
+                slots[call.dest] = _SymbolicBlock({})
             else:
                 factor = {"copy": 1.0, "negate": -1.0}.get(call.op, complex(call.factor).real)
                 slots[call.dest] = self.scale_value(first, factor)
@@ -142,11 +144,11 @@ class _ErrorWalk:
                 errors[row, col] = hypot(errors.get((row, col), 0.0), self.accumulated_error(value))
         return max(errors.values())
 
-    def read_block(self, place: Place) -> _BlockValue:
+    def read_block(self, place: Place) -> _SymbolicBlock:
         """Return the value of a place; if the place covers several blocks, the value with the largest error."""
         place = place.untransposed_place
         if place.name in ("A", "B"):
-            return self.add_atom(place.origin)
+            return self.add_symbolic_atom(place.origin)
         same = [
             (origin, value) for origin, value in self.held.items() if (origin[0], origin[3]) == (place.name, place.part)
         ]
@@ -156,7 +158,7 @@ class _ErrorWalk:
             if 0 <= row - place.row < place.rows and 0 <= col - place.col < place.cols
         ]
         around = [value for (_, row, col, _), value in same if row <= place.row and col <= place.col]
-        return max(inside or around, key=self.accumulated_error, default=_BlockValue({}))
+        return max(inside or around, key=self.accumulated_error, default=_SymbolicBlock({}))
 
 
 @clear_on_registration
@@ -177,8 +179,8 @@ def error_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", f
 def scheme_error_bounds(scheme: Scheme, k: float, inner: float) -> list[float]:
     """Return the bounds f of the blocks of C for one level of a scheme; products over k have the bound `inner`."""
     walk, p = _ErrorWalk(), scheme.addition_programs
-    lefts = walk.run_sum_program(p.left, [walk.add_atom(("A", i)) for i in range(p.left.inputs)], ())
-    rights = walk.run_sum_program(p.right, [walk.add_atom(("B", i)) for i in range(p.right.inputs)], ())
+    lefts = walk.run_sum_program(p.left, [walk.add_symbolic_atom(("A", i)) for i in range(p.left.inputs)], ())
+    rights = walk.run_sum_program(p.right, [walk.add_symbolic_atom(("B", i)) for i in range(p.right.inputs)], ())
     products = [walk.multiply_values(x, y, k, inner) for x, y in zip(lefts, rights, strict=True)]
     return [walk.accumulated_error(value) for value in walk.run_sum_program(p.join, products, ())]
 

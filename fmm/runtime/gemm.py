@@ -529,5 +529,5 @@ def _run_library_gemm(library: Library, operands: GemmOperands, constraints: Pla
         a, b, alpha = a[..., :0], b[..., :0, :], 1
     c = library.vendor_gemm(a, b, operands.target, alpha, constraints.params.beta)
     if operands.target is not None:
-        library.mark_written(operands.target)
+        library.record_write(operands.target)
     return c

@@ -473,13 +473,13 @@ def _write_result(library: Library, operands: GramOperands, product: Any) -> Any
     """Return alpha product + beta out, written into `out`; without `out`, written into the array `product`."""
     params = operands.params
     out = product if operands.out is None else operands.out
-    alpha, beta = (x if type(x) is int else _real_factor(x) for x in (params.alpha, params.beta))
+    alpha, beta = (x if type(x) is int else _as_real_number(x) for x in (params.alpha, params.beta))
     library.write_triangle(product, out, alpha, beta, params.fill)
-    library.mark_written(out)
+    library.record_write(out)
     return out
 
 
-def _real_factor(factor: Coefficient) -> float:
+def _as_real_number(factor: Coefficient) -> float:
     """Return alpha or beta as a real number; an int stays an int, since a float cannot hold every int."""
     return factor if isinstance(factor, int) else complex(factor).real
 

@@ -41,10 +41,10 @@ def run_matmul_any_library(library: Library, a: Any, b: Any, out: Any, constrain
 
     `library` is an adapter that can read the memory of both arrays and of `out`.
     """
-    adopt_arrays = library.adopt_arrays(a, b, out)
-    if adopt_arrays is None:
+    wrap_foreign_arrays = library.wrap_foreign_arrays(a, b, out)
+    if wrap_foreign_arrays is None:
         return run_matmul(library, a, b, out, constraints)
-    c = run_matmul(library, *adopt_arrays, constraints)
+    c = run_matmul(library, *wrap_foreign_arrays, constraints)
     if out is not None:
         return out
     from fmm.arrays.cupy_library import to_callers_library  # only CuPy adopts arrays
@@ -242,7 +242,7 @@ def _runner_module(processor: Processor) -> Any:
 
 def explain_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
     """Return the decision that `run_matmul` makes, with the kernels that would run; nothing is computed."""
-    arrays = library.adopt_arrays(a, b, out) or (a, b, out)
+    arrays = library.wrap_foreign_arrays(a, b, out) or (a, b, out)
     call = prepare_uncached(library, *arrays, constraints)
     return call.explained_decision(describe_kernels(library, call, *arrays))
 

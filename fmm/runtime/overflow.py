@@ -58,7 +58,7 @@ def may_overflow(
     parts = 2 if a.dtype.kind == "c" else 1  # the real part of a complex product is a sum of two products
     growth = intermediate_growth_bound(plan, m, k, n, op, fill) * scale
 
-    def is_safe(left: float, right: float, terms: int) -> bool:
+    def cannot_overflow(left: float, right: float, terms: int) -> bool:
         # `left` and `right` are compared too, since sums of submatrices of A, or of B, can overflow
         largest = max(left, right, left * right * terms)
         return largest * growth < limit * OVERFLOW_SAFETY_FACTOR and left < limit and right < limit
@@ -68,7 +68,8 @@ def may_overflow(
         return left, left if op == "gram" else bound(b, threads)  # the operand `b` is the adjoint of `a`
 
     return not (
-        is_safe(*operand_bounds(frobenius_norm_bound), 1) or is_safe(*operand_bounds(largest_magnitude), k * parts)
+        cannot_overflow(*operand_bounds(frobenius_norm_bound), 1)
+        or cannot_overflow(*operand_bounds(largest_magnitude), k * parts)
     )
 
 
@@ -82,13 +83,13 @@ def frobenius_norm_bound(x: Array, threads: ThreadGroup) -> float:
     parts = [line[start : start + SQUARES_PER_SUM] for line in lines for start in range(0, len(line), SQUARES_PER_SUM)]
     found: list[float] = []
     each = max(SQUARES_PER_TASK // max(len(lines[0]), 1), SQUARES_PER_TASK // SQUARES_PER_SUM)
-    threads.run_tasks([partial(_add_squares, parts[i : i + each], found) for i in range(0, len(parts), each)])
+    threads.run_tasks([partial(_append_sum_of_squares, parts[i : i + each], found) for i in range(0, len(parts), each)])
     total = sum(found)
     lost = float(np.finfo(real).tiny)  # upper bound of a square that underflows
     return math.sqrt(total * SUM_ROUNDING_FACTOR + lost * 2 * x.size)
 
 
-def _add_squares(parts: Sequence[Array], found: list[float]) -> None:
+def _append_sum_of_squares(parts: Sequence[Array], found: list[float]) -> None:
     """Append the sum of squares of these vectors to `found`.
 
     The sums of squares are computed by functions that release the GIL and run on the calling thread alone: for float32
@@ -132,7 +133,7 @@ def intermediate_growth_bound(
     recipe = lower_level(plan, m, k, n, 1, 0, op, fill)
     if recipe is None:
         return 1.0
-    sizes = _NumberBounds((whole_matrix("A", m, k), whole_matrix("B", k, n)))
+    sizes = _MagnitudeBounds((whole_matrix("A", m, k), whole_matrix("B", k, n)))
     largest = 1.0
     for step in recipe.flattened_steps:
         if isinstance(step, Product):
@@ -143,11 +144,11 @@ def intermediate_growth_bound(
         elif isinstance(step, Mirror):
             sizes.set_bound(step.dest, sizes.largest_bound(step.source))
         else:
-            largest = max(largest, _bound_of_sum(step, sizes))
+            largest = max(largest, _magnitude_bound_of_sum(step, sizes))
     return largest
 
 
-class _NumberBounds:
+class _MagnitudeBounds:
     """Upper bounds of the absolute entries in rectangles of matrices.
 
     `set_bound` removes the bounds of all rectangles that are fully inside the new rectangle.
@@ -172,7 +173,7 @@ class _NumberBounds:
         self._held[place.name] = [*others, (place, size)]
 
 
-def _bound_of_sum(step: Sum, sizes: _NumberBounds) -> float:
+def _magnitude_bound_of_sum(step: Sum, sizes: _MagnitudeBounds) -> float:
     """Return the largest bound among the places that a sum reads, its partial sums, and the places that it writes.
 
     In `sizes`, record the bound of each place that the sum writes.

@@ -66,8 +66,8 @@ def prepare_operand(x: Any, side: Side) -> PreparedOperand:
         raise ValueError("a prepared operand gets no gradients: prepare x.detach()")
     check_dense("fmm.prepare", x)
     library = library_of(x, x)
-    adopt_arrays = library.adopt_arrays(x, x, None)
-    x = adopt_arrays[0] if adopt_arrays else x
+    wrap_foreign_arrays = library.wrap_foreign_arrays(x, x, None)
+    x = wrap_foreign_arrays[0] if wrap_foreign_arrays else x
     prepared = _prepare_on_device(library, x, side) if is_on_device(x) else None
     if prepared is not None:
         return prepared

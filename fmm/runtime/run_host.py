@@ -72,7 +72,7 @@ def run_call(
     c = library.new_array(call.result) if out is None else out
     x, y, z = (library.as_numpy(v) for v in (a, b, c))
     if out is not None:
-        library.mark_written(out)
+        library.record_write(out)
     multiplier = _PlanMultiplier(call, None if addend is None else library.as_numpy(addend))
     try:
         if call.plan == VENDOR and not (multiplier.writes_triangle or multiplier.has_factors):

@@ -113,7 +113,7 @@ def closure_error(table: ClosureTable) -> str | None:
                 return f"{step}: only blocks of the diagonal are square"
             values[step.place] = repetition(values[step.place])
         else:
-            values[step.written_blocks[0]] = _step_result_words(step, values)
+            values[step.written_blocks[0]] = _words_of_step_result(step, values)
     moves = dict(zip(table.blocks, CUT_SIDES_OF_BLOCKS, strict=True))
     for block, (begin, end) in moves.items():
         if not is_set_of_walks(values[block], moves, begin, end):
@@ -121,7 +121,7 @@ def closure_error(table: ClosureTable) -> str | None:
     return None
 
 
-def _step_result_words(step: TableStep, values: Mapping[str, WordSet]) -> WordSet:
+def _words_of_step_result(step: TableStep, values: Mapping[str, WordSet]) -> WordSet:
     left, right = (values[step.blocks_by_formal_parameter[f]] for f in step.kernel.product or ())
     total = EMPTY_SET
     for _, terms in step.kernel.assignments:

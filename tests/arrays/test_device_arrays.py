@@ -508,7 +508,7 @@ class HostArrays:
         self.vendors += 1
         return np.matmul(a, b, out=out)
 
-    def adopt_arrays(self, a: Any, b: Any, out: Any) -> None:
+    def wrap_foreign_arrays(self, a: Any, b: Any, out: Any) -> None:
         pass
 
     def call_key(self, a: Any, b: Any, out: Any) -> Any:

@@ -34,7 +34,7 @@ from fmm.kernels.plans.level import CandidateLevel, LevelKind, register_level, u
 from fmm.kernels.plans.lower import LevelWithSteps
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
-from fmm.kernels.plans.sums import COPY_PROGRAM, Place, Sum, side_cuts, whole_matrix
+from fmm.kernels.plans.sums import COPY_PROGRAM, Place, Sum, cut_side_into_parts, whole_matrix
 from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel import Calibration, Limits, choose, cost, error_bound, expected_error_growth, predict
 from fmm.perfmodel.calibration import ProductRate
@@ -77,7 +77,7 @@ class Halves(LevelWithSteps):
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         right = whole_matrix("T", k, n)
         steps: list[Sum | Product] = [Sum("copy", COPY_PROGRAM, (whole_matrix("B", k, n),), (right,))]
-        for row, rows in side_cuts(m, 2, None):
+        for row, rows in cut_side_into_parts(m, 2, None):
             left, product = whole_matrix("S", rows, k), whole_matrix("M", rows, n)
             steps.append(Sum("copy", COPY_PROGRAM, (Place("A", row, 0, rows, k),), (left,)))
             steps.append(Product(left, right, product, plan.inner_plan))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fmm.distributed
-from fmm.distributed.decide_sharing import ShardingQuery, decide_sharing, first_product_size, sharing_error_growth
+from fmm.distributed.decide_sharing import ShardingQuery, decide_sharing, first_local_product_size, sharing_error_growth
 from fmm.distributed.layout import M_AXIS, MeshLayout
 from fmm.hardware.links import default_network
 from fmm.kernels.plans.plan import VENDOR, PlanError
@@ -67,7 +67,7 @@ def test_the_part_is_predicted_by_the_plan_that_its_own_memory_allows(free: int)
     """float64, 65536, rows over four devices: 24 GiB of B arrive beside the parts before the products run."""
     layout = MeshLayout(65536, 65536, 65536, (4,), (0,), (0,), (M_AXIS,))
     found = decide_sharing(layout, "float64", GPU, NETWORK, ShardingQuery(0.8 * free, free_bytes=free))
-    best, size = found.best, first_product_size(found.best)
+    best, size = found.best, first_local_product_size(found.best)
     assert found.local_workspace == workspace_share(int(free - best.held_bytes))
     limits = Limits(found.local_workspace, found.local_error_growth)
     assert found.local == decide_plan(Problem(*size, "float64"), limits, GPU).plan

@@ -160,7 +160,7 @@ def classical_by_numpy(a: Any) -> Any:
     try:
         return a @ a
     finally:
-        numpy_loops.update_loop_limits()
+        numpy_loops.set_loop_size_limits()
 
 
 # ---- numpy.matmul stays what others look for

@@ -48,7 +48,7 @@ def requested(
 ) -> Iterator[list[tuple[int, ...]]]:
     """Installed at the device's key; of which left operands Python was asked."""
     questions: list[tuple[int, ...]] = []
-    own = torch_answers.DispatcherProducts._compute_or_decline
+    own = torch_answers.DispatcherOperators._compute_or_decline
 
     def answer(self: Any, a: Any, *rest: Any) -> Any:
         questions.append(tuple(a.shape))
@@ -57,7 +57,7 @@ def requested(
     for name in ("SMALL_MULTIPLY_ADDS", "SMALL_MULTIPLY_ADDS_16_BIT", "SMALL_MULTIPLY_ADDS_UNALIGNED"):
         monkeypatch.setattr(torch_install, name, 16**3)
     monkeypatch.setattr(torch_answers, "small_enough", lambda m, k, n, itemsize: m * k * n < 16**3)
-    monkeypatch.setattr(torch_answers.DispatcherProducts, "_compute_or_decline", answer)
+    monkeypatch.setattr(torch_answers.DispatcherOperators, "_compute_or_decline", answer)
     undo = torch_install.install_at_key("CUDA" if device == "cuda" else "CPU", compiled)
     try:
         yield questions

@@ -26,8 +26,8 @@ from fmm.integrations.report import (
     end_report,
     expected_speedup,
     outcome_of_record,
+    register_counting_callback,
     uncounted_products_text,
-    watch_counting,
 )
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.choose import Candidate
@@ -183,7 +183,7 @@ def test_nothing_is_noted_while_nobody_counts(eager: None, rng: numpy.random.Gen
 
 def test_who_watches_is_told_when_counting_begins_and_ends() -> None:
     reported: list[bool] = []
-    forget = watch_counting(lambda: reported.append(counting.is_reporting()))
+    forget = register_counting_callback(lambda: reported.append(counting.is_reporting()))
     begin_report()
     end_report()
     forget()

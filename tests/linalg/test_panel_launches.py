@@ -80,7 +80,7 @@ def test_diagonal_blocks_are_inverted(known: bool, lower: bool, unit: bool, dtyp
     full = np.random.default_rng(1).standard_normal((n, n + 4)).astype(dtype) / 16 + 3 * np.eye(n, n + 4, dtype=dtype)
     memory = {"matrix": full, "inverses": np.zeros((2, side, side), dtype)}
     form = BlockForm(n, n + 4, 1, dtype, side, side, 0, lower, unit)
-    memory["scratch"] = np.empty(panel_launches.scratch_entries(form), dtype)
+    memory["scratch"] = np.empty(panel_launches.scratch_entry_count(form), dtype)
     if known:  # in two steps
         play(list(panel_launches.inverse_launches(form))[:1], memory)
         form = form._replace(known_side=small)

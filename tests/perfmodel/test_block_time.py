@@ -56,7 +56,7 @@ def test_what_nothing_is_added_to_is_the_papers(s: TileSizes, monkeypatch: pytes
     monkeypatch.setattr(block_model, "COPY_INSTRUCTIONS", 0)
     monkeypatch.setattr(block_model, "LOOP_INSTRUCTIONS", 0)
     monkeypatch.setattr(OperandTile, "fragment_read_count", lambda *_: 0)
-    monkeypatch.setattr(OperandTile, "has_burst_reads", False)
+    monkeypatch.setattr(OperandTile, "reads_four_fragments_at_once", False)
     monkeypatch.setattr(OperandTile, "shared_memory_elements", property(lambda side: side.tile))
     on = replace(H200, fitted=IDEAL, bandwidth=1e30)
     per_sm = resident_blocks(s, GEMM_OPERANDS, on.limits)
@@ -105,7 +105,7 @@ def test_a_sum_is_copied_read_added_and_written() -> None:
     a, b = block_model.operand_tiles(named_strategy("Huge"), (2, 2, 2))
     assert (a.instructions_per_thread, b.instructions_per_thread) == (10 + 2 + 4 + 4, 10 + 2 + 4 + 1)
     assert (a.shared_memory_elements, b.shared_memory_elements) == (1024 * (2 * 4 + 1), 1024 * (4 + 1))
-    assert (a.has_burst_reads, b.has_burst_reads) == (False, False)
+    assert (a.reads_four_fragments_at_once, b.reads_four_fragments_at_once) == (False, False)
 
 
 def test_fewer_lanes_bind_before_slots() -> None:

@@ -467,7 +467,7 @@ def test_growth_on_data_where_the_vendor_adds_up_all_in_one_sum(
     a, b = rng.standard_normal((2, 64, 64))
     last = float(((a @ b) ** 2).sum())
     whole = of_partial_sums(a, b, 64)
-    found = [data_growth._classical_variance(a, b, piece, rng) for piece in (0, 64)]
+    found = [data_growth._classical_error_variance(a, b, piece, rng) for piece in (0, 64)]
     terms = sum(float(((a[:, :i] @ b[:i]) ** 2).sum()) for i in range(65)) - last / 2  # half of the first and last
     assert found == pytest.approx([terms, terms + last], rel=0.05)
     assert whole == pytest.approx(terms + 1.5 * last, rel=1e-9)

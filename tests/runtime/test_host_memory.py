@@ -553,7 +553,7 @@ def test_an_exception_in_another_thread_leaves_through_the_call(monkeypatch: pyt
         failed.wait(10)  # or this thread may do it all before another has begun
         panel(*arguments)
 
-    monkeypatch.setattr(numpy_backend, "sum_tasks", lambda *_: [])  # compiled sums have no panels
+    monkeypatch.setattr(numpy_backend, "compiled_sum_tasks", lambda *_: [])  # compiled sums have no panels
     monkeypatch.setattr(numpy_backend, "_run_sums_on_panel", interrupted)
     with pytest.raises(ZeroDivisionError):
         fmm.matmul(a, b, out=out, plan=PLANS[0])

@@ -55,7 +55,7 @@ FLOAT64_EXACT_BITS: Final = 52  # number of bits of an integer that float64 stor
 
 
 @lru_cache(maxsize=2)
-def _all_moduli(for_complex: bool = False) -> tuple[int, ...]:
+def _coprime_moduli(for_complex: bool = False) -> tuple[int, ...]:
     found: list[int] = []
     for candidate in range(LARGEST_MODULUS, 1, -1):
         if all(gcd(candidate, other) == 1 for other in found) and (not for_complex or has_imaginary_unit(candidate)):
@@ -78,7 +78,7 @@ def first_moduli(count: int, for_complex: bool = False) -> tuple[int, ...]:
 
     With `for_complex`, the moduli are those with an imaginary unit, from 241 downwards.
     """
-    available = _all_moduli(for_complex)
+    available = _coprime_moduli(for_complex)
     if not 0 <= count <= len(available):
         raise ValueError(f"there are {len(available)} moduli, not {count}")
     return available[:count]
@@ -87,11 +87,11 @@ def first_moduli(count: int, for_complex: bool = False) -> tuple[int, ...]:
 def moduli_count_for_bound(bound: int) -> int:
     """Return how many moduli determine integers of magnitude up to `bound`, with the margin ROUNDING_MARGIN."""
     needed, modulus_product = 2 * bound * (1 + ROUNDING_MARGIN), 1
-    for count, modulus in enumerate(_all_moduli(), 1):
+    for count, modulus in enumerate(_coprime_moduli(), 1):
         modulus_product *= modulus
         if modulus_product >= needed:
             return count
-    raise ValueError(f"integers of {bound.bit_length()} bits need more than {len(_all_moduli())} moduli")
+    raise ValueError(f"integers of {bound.bit_length()} bits need more than {len(_coprime_moduli())} moduli")
 
 
 def moduli_count_for_product(bits_a: int, bits_b: int, k: int) -> int:

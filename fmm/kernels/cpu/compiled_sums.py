@@ -43,7 +43,9 @@ SlotPairs = tuple[tuple[int, int], ...]
 _function_numbers = counted()  # numbers for unique names of compiled functions
 
 
-def sum_tasks(schedule: ElementwiseSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:
+def compiled_sum_tasks(
+    schedule: ElementwiseSchedule, slots: Sequence[Array | None], window: Window
+) -> list[Callable[[], None]]:
     """Return tasks that run the schedule's calls in the rectangle `window`; no tasks if NumPy must run the calls."""
     rows, cols = (side.stop - side.start for side in window)
     if rows * cols < MIN_BLOCK_ELEMENTS:
@@ -57,7 +59,7 @@ def sum_tasks(schedule: ElementwiseSchedule, slots: Sequence[Array | None], wind
 def _compiled_tasks(
     schedule: ElementwiseSchedule, slots: Sequence[Array | None], window: Window
 ) -> list[Callable[[], None]]:
-    """Return the tasks of `sum_tasks` for a large block; raise MemoryError if LLVM lacks address space."""
+    """Return the tasks of `compiled_sum_tasks` for a large block; raise MemoryError if LLVM lacks address space."""
     views = {i: x[window] for i in accessed_array_slots(schedule, len(slots)) if (x := slots[i]) is not None}
     results = {i: views[i] for i in result_slots(schedule, len(slots))}
     first = next(iter(results.values()))

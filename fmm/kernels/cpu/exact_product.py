@@ -243,7 +243,7 @@ def _accumulate_scaled_panel(p: Array, c: Array, weight: int, first: bool) -> No
     exact = c if straight and first else np.empty(c.shape, np.int64)
     np.copyto(exact, p, casting="unsafe")
     if weight != 1:
-        np.multiply(exact, np.int64(_as_signed_64(weight)), out=exact)
+        np.multiply(exact, np.int64(_as_signed_int64(weight)), out=exact)
     if straight and first:
         return
     if first:
@@ -252,6 +252,6 @@ def _accumulate_scaled_panel(p: Array, c: Array, weight: int, first: bool) -> No
         np.add(c, exact if straight else exact.astype(c.dtype), out=c)
 
 
-def _as_signed_64(weight: int) -> int:
+def _as_signed_int64(weight: int) -> int:
     """Return the signed 64-bit number that equals the weight modulo 2^64."""
     return (weight + (1 << 63)) % (1 << 64) - (1 << 63)

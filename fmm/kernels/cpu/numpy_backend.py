@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cpu.compiled_sums import sum_tasks
+from fmm.kernels.cpu.compiled_sums import compiled_sum_tasks
 from fmm.kernels.cpu.host_arrays import Array, matmul
 from fmm.kernels.cpu.sum_schedule import ElementwiseCall, ElementwiseSchedule, schedule_elementwise_calls
 from fmm.kernels.cpu.thread_pool import ThreadGroup
@@ -94,7 +94,7 @@ class NumpyBackend:
                 continue
             schedule = schedule_elementwise_calls(step.program, present, wanted, step.in_place_pairs)
             slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]
-            compiled = sum_tasks(schedule, slots, window)
+            compiled = compiled_sum_tasks(schedule, slots, window)
             panels = _cache_sized_panels(window, slots)
             tasks += compiled or [partial(_run_sums_on_panel, schedule, slots, panel) for panel in panels]
         self.threads.run_tasks(tasks)

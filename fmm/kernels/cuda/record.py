@@ -92,7 +92,7 @@ def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchL
     recomputes = target.flagged and can_recompute(problem)
     addend, workspace_bytes = addend_view(problem), wanted.workspace
     if recomputes and problem.beta and addend is None:
-        addend, workspace_bytes = _saved_result_view(problem, wanted.workspace)
+        addend, workspace_bytes = _saved_c_view(problem, wanted.workspace)
         copy = copy_op("keep C", operand_views(problem)["C"], addend)
         steps += select_launches(copy, target) if copy is not None else ()
         streams += [0] * len(steps)
@@ -103,7 +103,7 @@ def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchL
             selected = selected[:-1]  # omit this mirror of C: the launches that recompute C end with the same mirror
         steps += selected
         streams += [stream] * len(selected)
-        unflagged = (unflagged and not _mirrors_result(op)) or _writes_without_flag(op, selected)
+        unflagged = (unflagged and not _mirrors_result(op)) or _writes_c_without_flag(op, selected)
     if recomputes:
         # A plan that is one GEMM and saves no multiplications needs no scan: its inf and NaN are in the same entries as
         # the vendor's.
@@ -147,7 +147,7 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
 # ---- recomputing a product with an inf or NaN
 
 
-def _saved_result_view(problem: Problem, workspace_bytes: int) -> tuple[DeviceView, int]:
+def _saved_c_view(problem: Problem, workspace_bytes: int) -> tuple[DeviceView, int]:
     """Return the view of a copy of the old C, and the size in bytes of a workspace that has this copy at its end.
 
     A recomputation adds beta times this copy to the product.
@@ -190,7 +190,7 @@ def _is_checked_mirror(op: RecordedOp, steps: Sequence[LaunchStep], unflagged: b
         return False
     if mirror is op:
         return not unflagged
-    return len(steps) > 1 and not unflagged and not _writes_without_flag(op, steps[:-1])
+    return len(steps) > 1 and not unflagged and not _writes_c_without_flag(op, steps[:-1])
 
 
 def _mirrors_result(op: RecordedOp) -> bool:
@@ -199,7 +199,7 @@ def _mirrors_result(op: RecordedOp) -> bool:
     return isinstance(mirror, MirrorOp) and mirror.full and mirror.writes_result
 
 
-def _writes_without_flag(op: RecordedOp, steps: Sequence[LaunchStep]) -> bool:
+def _writes_c_without_flag(op: RecordedOp, steps: Sequence[LaunchStep]) -> bool:
     """Return True if the operation writes C by a step that cannot raise the flag: a vendor call or atomic additions.
 
     For a `MirroredGemm`, only the last step counts, because this step writes the complete C.
@@ -437,7 +437,7 @@ class LaunchRecorder:
             )
         return True
 
-    def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
+    def run_fused_level(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
         """Record the products of a fused level; the kernel of each product forms its sums without temporaries."""
         level, strategy = plan.levels[0].fused_products, leaf_strategy(plan.leaf_use)
         if level is None:

@@ -193,7 +193,7 @@ def select_tile_with_addend(op: GemmOp, addend: DeviceView, target: ChipTarget) 
     if op.dtype not in FUSED_SIZES:
         launch = _warpgroup_launch(op, target)
         return (launch,) if isinstance(launch, Launch) else ()
-    without_addend = _with_fastest_strategy(_tile_op(replace(op, addend=None)), target)
+    without_addend = _with_fastest_tile_sizes(_tile_op(replace(op, addend=None)), target)
     if _as_tma_op(without_addend, target) is not None:
         return ()
     return tile_launches(with_addend(without_addend, addend), target.chip, target.alignment_by_base, target.flagged)
@@ -201,7 +201,7 @@ def select_tile_with_addend(op: GemmOp, addend: DeviceView, target: ChipTarget) 
 
 def select_tile_launches(op: TileOp | TileGroup, target: ChipTarget) -> tuple[Launch, ...]:
     """Return the launches of tiled products: by the TMA kernel if it can run and is faster, else by the SIMT kernel."""
-    op = _with_fastest_strategy(op, target) if isinstance(op, TileOp) else op
+    op = _with_fastest_tile_sizes(op, target) if isinstance(op, TileOp) else op
     tma = _as_tma_op(op, target)
     if tma is not None:
         return (tma_launch(tma, target.alignment_by_base, target.flagged),)
@@ -213,7 +213,7 @@ def _tile_op(op: GemmOp) -> TileOp:
     return tile_op(op, op.dtype, leaf_strategy(op.leaf_use) or FUSED_SIZES[op.dtype])
 
 
-def _with_fastest_strategy(op: TileOp, target: ChipTarget) -> TileOp:
+def _with_fastest_tile_sizes(op: TileOp, target: ChipTarget) -> TileOp:
     """Return the product with the fastest tile sizes; unchanged if the leaf names tile sizes."""
     return op.with_strategy(target.tiles.fastest_tile_sizes(op, target.chip)) if op.open_strategy else op
 

@@ -131,12 +131,12 @@ def count_touched_blocks(scheme: Scheme, product: int) -> OperandBlocks:
     return a, b, c
 
 
-def variant_name(w: OperandBlocks) -> str:
+def fused_variant_name(w: OperandBlocks) -> str:
     """Return the name of a variant: `Var#3` for number 3 of Figure 6; counts such as `W(3,1,2)` for other variants."""
     return _VARIANT_NAMES.get(w, "W({},{},{})".format(*w))
 
 
-def variants_text(found: Iterable[OperandBlocks]) -> str:
+def fused_variants_text(found: Iterable[OperandBlocks]) -> str:
     """Return the text of the products' variants with the number of products of each variant: `Var#0, 2 Var#3`."""
-    counts = Counter(map(variant_name, found))
+    counts = Counter(map(fused_variant_name, found))
     return ", ".join(f"{count} {variant}" if count > 1 else variant for variant, count in counts.items())

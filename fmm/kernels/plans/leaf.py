@@ -172,7 +172,7 @@ class Leaf:
         return tuple(f"{self.name}{number}" for number in range(min(self.tried, self.numbers)))
 
     @property
-    def searched_names(self) -> tuple[str, ...]:
+    def names_in_tuner_search(self) -> tuple[str, ...]:
         """Return the leaf's names in the tuner's search: the names of candidates, without and with each option."""
         options = [option.name for group in self.options for option in group if option.searched]
         return (*self.candidate_names, *(f"{name}.{option}" for name in self.candidate_names for option in options))
@@ -214,17 +214,17 @@ class LeafUse:
         With `sums_inside`, return only the types for which the leaf's kernel can form sums.
         """
         multiplied = self.leaf.types_with_sums if sums_inside and self.leaf.can_compute_sums else self.leaf.types
-        for option in self._named_options:
+        for option in self._options_named_in_text:
             multiplied = tuple(t for t in multiplied if t in option.types) if option.types else multiplied
         return multiplied
 
     @property
     def can_fuse_last_level(self) -> bool:
         """Return True if the last level above the leaf can be fused."""
-        return self.leaf.can_compute_sums and all(option.fused for option in self._named_options)
+        return self.leaf.can_compute_sums and all(option.fused for option in self._options_named_in_text)
 
     @property
-    def _named_options(self) -> list[LeafOption]:
+    def _options_named_in_text(self) -> list[LeafOption]:
         return [option for group in self.leaf.options for option in group if option.name in self.options]
 
 

@@ -220,7 +220,7 @@ class CandidateLevel(NamedTuple):
     above: bool = False  # True if the level changes the type of numbers, and can be above any plan for the new type
 
 
-def _no_candidates() -> Iterable[CandidateLevel]:
+def _no_candidate_levels() -> Iterable[CandidateLevel]:
     return ()
 
 
@@ -233,7 +233,7 @@ class LevelKind:
     # a wrong text of this kind.
     parse: Callable[[str], Level | None]
     words: Callable[[], tuple[str, ...]]  # returns the first words of texts of this kind
-    candidates: Callable[[], Iterable[CandidateLevel]] = _no_candidates
+    candidates: Callable[[], Iterable[CandidateLevel]] = _no_candidate_levels
 
 
 LEVEL_KINDS: Final[RowRegistry[LevelKind]] = RowRegistry("kind of level")

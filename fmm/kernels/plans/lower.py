@@ -16,7 +16,7 @@ from fmm.kernels.algorithms.additions import Coefficient, program_with_alpha_bet
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps import LevelNeeds, LevelSteps, Product, temporary_sizes
+from fmm.kernels.plans.steps import LevelMemoryNeeds, LevelSteps, Product, temporary_sizes
 from fmm.kernels.plans.sums import COPY_PROGRAM, Mirror, Place, Sum, whole_matrix
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Fill, Operation, Shape
@@ -63,7 +63,7 @@ class LevelWithSteps(Level):
         """Return True if the steps for two inner plans with levels differ only in the plan of the products."""
         return False
 
-    def memory_needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
+    def memory_needs(self, inner: Plan, sides: Shape) -> LevelMemoryNeeds | None:
         """Return the memory needs of A B, if the plan `inner` computes the products.
 
         Return None if the memory needs must be counted from the steps.

@@ -83,7 +83,7 @@ class Plan:
     @property
     def shallower_plan(self) -> Plan:
         """Return the plan with one recursion less in its outermost recursive level; the plan itself if it has none."""
-        return _with_one_level_less(self)
+        return _with_one_recursion_less(self)
 
     def with_conjugation(self, a: bool, b: bool) -> Plan | None:
         """Return the plan that multiplies conj(A) in place of A if `a`, and conj(B) in place of B if `b`.
@@ -257,7 +257,7 @@ def _without_first_level(plan: Plan) -> Plan:
 
 
 @lru_cache(maxsize=4096)
-def _with_one_level_less(plan: Plan) -> Plan:
+def _with_one_recursion_less(plan: Plan) -> Plan:
     outermost = next((i for i, level in enumerate(plan.levels) if level.depth), None)
     if outermost is None:
         return plan

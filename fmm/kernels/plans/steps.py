@@ -146,7 +146,7 @@ def temporary_sizes(steps: Sequence[Sum | Product | ProductWithSums]) -> tuple[t
 
 
 @dataclass(frozen=True)
-class LevelNeeds:
+class LevelMemoryNeeds:
     """The temporaries of a level (name, rows, columns), and the distinct products below the level."""
 
     temporaries: tuple[tuple[str, int, int], ...]
@@ -155,12 +155,12 @@ class LevelNeeds:
     streams: int = 1
 
 
-def level_needs(steps: LevelSteps) -> LevelNeeds:
+def memory_needs_of_steps(steps: LevelSteps) -> LevelMemoryNeeds:
     """Return the memory needs of a level's steps."""
     products = dict.fromkeys((p.plan, p.size, p.params) for p in steps.products)
     batches = [step.products for step in steps.steps if isinstance(step, ProductBatch)]
     kinds = dict.fromkeys((x[0].plan, x[0].size, len(x)) for x in batches)
-    return LevelNeeds(steps.temporaries, tuple(products), tuple(kinds), steps.streams)
+    return LevelMemoryNeeds(steps.temporaries, tuple(products), tuple(kinds), steps.streams)
 
 
 # ---- steps of C = alpha A B + beta D, where D (the addend) is another matrix than C
@@ -177,7 +177,7 @@ def steps_with_addend(level: LevelSteps) -> LevelSteps:
     written: list[Place] = []
     steps: list[LevelStep] = []
     for step in level.steps:
-        parts = step.products if isinstance(step, ProductBatch) and _reads_unwritten_c(step, written) else (step,)
+        parts = step.products if isinstance(step, ProductBatch) and _reads_old_c(step, written) else (step,)
         for part in parts:
             steps.append(_step_with_addend(part, written))
             written += [place for place in _places_written(part) if place.name == "C"]
@@ -185,20 +185,20 @@ def steps_with_addend(level: LevelSteps) -> LevelSteps:
 
 
 def _step_with_addend(step: LevelStep, written: list[Place]) -> LevelStep:
-    if not _reads_unwritten_c(step, written):
+    if not _reads_old_c(step, written):
         return step
     if isinstance(step, Product):
         return replace(step, has_addend=True)
     if not isinstance(step, Sum):
         raise PlanError("the steps of this level cannot add another matrix than C")
-    return replace(step, reads=tuple(replace(p, name=ADDEND) if _is_unwritten_c(p, written) else p for p in step.reads))
+    return replace(step, reads=tuple(replace(p, name=ADDEND) if _is_old_c(p, written) else p for p in step.reads))
 
 
-def _reads_unwritten_c(step: LevelStep, written: list[Place]) -> bool:
-    return any(_is_unwritten_c(place, written) for place in _places_read(step))
+def _reads_old_c(step: LevelStep, written: list[Place]) -> bool:
+    return any(_is_old_c(place, written) for place in _places_read(step))
 
 
-def _is_unwritten_c(place: Place, written: list[Place]) -> bool:
+def _is_old_c(place: Place, written: list[Place]) -> bool:
     """Return True for a place of C if no part of the place has been written."""
     if place.name != "C" or not place.rows or not place.cols:
         return False

@@ -80,13 +80,13 @@ def whole_matrix(name: str, rows: int, cols: int, part: PlacePart | None = None)
 def operand_blocks(name: str, rows: int, cols: int, parts: tuple[int, int], unit: int | None) -> list[Place]:
     """Return the blocks of an operand, cut into `parts` rows and columns of blocks, in row-major order.
 
-    The function `side_cuts` determines where the blocks begin and end.
+    The function `cut_side_into_parts` determines where the blocks begin and end.
     """
-    across = side_cuts(cols, parts[1], unit)
-    return [Place(name, r, c, h, w) for r, h in side_cuts(rows, parts[0], unit) for c, w in across]
+    across = cut_side_into_parts(cols, parts[1], unit)
+    return [Place(name, r, c, h, w) for r, h in cut_side_into_parts(rows, parts[0], unit) for c, w in across]
 
 
-def side_cuts(length: int, parts: int, unit: int | None) -> list[tuple[int, int]]:
+def cut_side_into_parts(length: int, parts: int, unit: int | None) -> list[tuple[int, int]]:
     """Return (start, size) of each part of a side.
 
     With unit None, the sizes of the parts differ by at most one. With a unit, all parts except the last parts have the

@@ -84,7 +84,7 @@ class Machine(Protocol):
         """
         ...
 
-    def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
+    def run_fused_level(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
         """Execute a whole fused level, and return True.
 
         If the machine has no kernel for the level, compute nothing and return False.
@@ -104,7 +104,7 @@ class DefaultMachine:
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
         return False
 
-    def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
+    def run_fused_level(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
         return False
 
     def run_concurrently(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
@@ -141,7 +141,7 @@ def walk_plan(
             machine.multiply_with_addend(plan.leaf, (a, b, c), operands[ADDEND], dtype, alpha, beta)
         else:
             machine.multiply(plan.leaf, [(a, b, c)], dtype, alpha, beta)
-    elif is_gram or not (plan.is_fused and machine.multiply_with_sums(plan, operands, alpha, beta)):
+    elif is_gram or not (plan.is_fused and machine.run_fused_level(plan, operands, alpha, beta)):
         steps = lower_level(plan, *a.shape, b.shape[1], alpha, beta, op, fill)
         assert steps is not None
         _run_level(steps, operands, machine, plan.dtype_in_first_level(dtype, [p.plan for p in steps.products]))

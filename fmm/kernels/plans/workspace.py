@@ -27,7 +27,7 @@ from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.lower import level_run_by_leaf, lower_leaf_level, lower_level, require_level_with_steps
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps import LevelNeeds, level_needs
+from fmm.kernels.plans.steps import LevelMemoryNeeds, memory_needs_of_steps
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Fill, Operation, Shape
 
@@ -58,7 +58,7 @@ def plan_workspace_bytes(
     products run one after the other and use the same memory. If two products run at a time, each product has its own
     memory.
     """
-    needs = None if plan.is_fused else _level_needs(plan, m, k, n, GemmParams(alpha, beta, op, fill))
+    needs = None if plan.is_fused else _first_level_memory_needs(plan, m, k, n, GemmParams(alpha, beta, op, fill))
     if needs is None:
         return plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, 1)
     inside = plan.inner_itemsize(itemsize, [p for p, *_ in needs.products])
@@ -70,7 +70,7 @@ def plan_workspace_bytes(
 
 @clear_on_registration
 @lru_cache(maxsize=4096)
-def _level_needs(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> LevelNeeds | None:
+def _first_level_memory_needs(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> LevelMemoryNeeds | None:
     """Return the memory needs of the plan's first level; None if one call of the leaf computes the product.
 
     If the level's steps do not depend on the plan below the level, the steps are computed only once for all plans that
@@ -81,7 +81,7 @@ def _level_needs(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> Leve
         if (needs := first.memory_needs(plan.inner_plan, (m, k, n))) is not None:
             return needs
         if first.has_same_steps_for_nested_plans and plan.inner_plan.levels:
-            alone = _level_needs(Plan((first,)), m, k, n, params)
+            alone = _first_level_memory_needs(Plan((first,)), m, k, n, params)
             assert alone is not None
             products = dict.fromkeys(
                 (plan.inner_plan, size, product_params) for _, size, product_params in alone.products
@@ -89,7 +89,7 @@ def _level_needs(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> Leve
             batches = tuple((plan.inner_plan, size, count) for _, size, count in alone.batches)
             return replace(alone, products=tuple(products), batches=batches)
     steps = lower_level(plan, m, k, n, *params)
-    return None if steps is None else level_needs(steps)
+    return None if steps is None else memory_needs_of_steps(steps)
 
 
 def batch_scratch_bytes(plan: Plan, itemsize: int, m: int, k: int, n: int, count: int) -> int:

@@ -63,7 +63,7 @@ def paper_v100() -> ModelledDevice:
     return huang_blocks.modelled_device(datasheet_of("V100"), element_bytes=4, cache=CACHE_MULTIPLIER)
 
 
-def direct_scheme(level: int) -> Scheme:
+def scheme_of_equation_3(level: int) -> Scheme:
     """Return the scheme of Equation 3 for one level, or the scheme's Kronecker square for two levels."""
     if level not in (1, 2):
         raise ValueError(f"the paper has 1 and 2 levels, not {level}")
@@ -74,7 +74,7 @@ def operand_counts(level: int) -> Counter[OperandBlocks]:
     """Return the number of products for each (W_A, W_B, W_C) of one or two levels; level 0 is GEMM."""
     if level == 0:
         return Counter({GEMM_OPERANDS: 1})
-    strassen = direct_scheme(level)
+    strassen = scheme_of_equation_3(level)
     return huang_blocks.operand_counts(strassen.u, strassen.v, strassen.w)
 
 
@@ -98,7 +98,7 @@ def huang_fig3() -> PaperTable:
 
 def _strategy_row(s: TileSizes) -> tuple[Cell, ...]:
     x, y = FIGURE_3_THREADS[s.name]
-    holds = _strategy_bound(s, GEMM_OPERANDS, paper_v100(), 18).is_met
+    holds = _strategy_bound(s, GEMM_OPERANDS, paper_v100(), 18).is_bound_met
     sizes = (s.name, s.m_s, s.n_s, s.k_s, s.m_r, s.n_r)
     return (*sizes, x, s.threads_m, s.threads_m - x, y, s.threads_n, s.threads_n - y, s.thread_count, holds)
 
@@ -139,7 +139,7 @@ def huang_fig7() -> PaperTable:
     """Return the table of Figure 7; the stages follow from the blocks of C that each product of Equation 3 writes."""
     computed = [
         (stage, number, ", ".join(f"M{product}" for task in stream for product in task))
-        for stage, streams in enumerate(launch_stages(direct_scheme(1), ("streams",)))
+        for stage, streams in enumerate(launch_stages(scheme_of_equation_3(1), ("streams",)))
         for number, stream in enumerate(streams)
     ]
     rows = tuple(

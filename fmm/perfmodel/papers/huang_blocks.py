@@ -118,7 +118,7 @@ class BlockSizeBound:
     below: bool = False
 
     @property
-    def is_met(self) -> bool:
+    def is_bound_met(self) -> bool:
         """True if `value` meets the bound."""
         return self.value < self.required if self.below else self.value >= self.required
 
@@ -146,7 +146,7 @@ def admitted_strategies(
 ) -> tuple[TileSizes, ...]:
     """Return the strategies that meet all bounds for each (W_A, W_B, W_C) in `operands`."""
     products = tuple(operands)
-    return tuple(s for s in strategies if all(b.is_met for w in products for b in strategy_bounds(s, w, gpu, k)))
+    return tuple(s for s in strategies if all(b.is_bound_met for w in products for b in strategy_bounds(s, w, gpu, k)))
 
 
 def global_intensity(s: TileSizes, w: OperandBlocks, k: int | None = None) -> float:

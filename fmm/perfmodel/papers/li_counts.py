@@ -128,7 +128,7 @@ PRODUCT_BLOCK_COUNTS: Final[Mapping[Quantity, Polynomial]] = {
 }
 
 
-def _product_counts(transactions: Fraction, volume: Fraction) -> Mapping[Quantity, Polynomial]:
+def _classical_product_counts(transactions: Fraction, volume: Fraction) -> Mapping[Quantity, Polynomial]:
     """Return the counts of a classical n x n product.
 
     `transactions` and `volume` are the coefficients of n^3 in the reads of A and B. The counts include one write of C.
@@ -143,8 +143,8 @@ def _product_counts(transactions: Fraction, volume: Fraction) -> Mapping[Quantit
 # Counts of the product kernels in section 4: GPU8, and sgemm of CUBLAS 3.0. GPU8 reads A in n^3/4096 transactions of
 # 128 bytes and B in n^3/256 transactions of 64 bytes.
 PRODUCT_COUNTS: Final[Mapping[str, Mapping[Quantity, Polynomial]]] = {
-    "gpu8": _product_counts(Fraction(1, 4096) + Fraction(1, 256), Fraction(128, 4096) + Fraction(64, 256)),
-    "sgemm": _product_counts(Fraction(5, 1024), Fraction(5, 16)),
+    "gpu8": _classical_product_counts(Fraction(1, 4096) + Fraction(1, 256), Fraction(128, 4096) + Fraction(64, 256)),
+    "sgemm": _classical_product_counts(Fraction(5, 1024), Fraction(5, 16)),
 }
 
 # Method -> (step table of the innermost level, which has sums inside products; step table of each outer level).

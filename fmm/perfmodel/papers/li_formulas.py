@@ -241,7 +241,7 @@ def li_section6() -> PaperTable:
     rows: list[tuple[Cell, ...]] = []
     for method in PRINTED_METHODS:
         rows += [
-            (method, f"calls of {names}", *number_cells(n, _count_calls(method, names)))
+            (method, f"calls of {names}", *number_cells(n, _count_kernel_calls(method, names)))
             for names, n in SECTION_6_KERNEL_CALLS[method]
         ]
         rows.append((method, "products (the 7 in 7T and 7V)", *number_cells(7, _one_level_table(method).product_count)))
@@ -266,7 +266,7 @@ def _one_level_table(method: str) -> StepTable:
     return step_table(METHOD_STEP_TABLES[method][0])
 
 
-def _count_calls(method: str, names: str) -> int:
+def _count_kernel_calls(method: str, names: str) -> int:
     """Return the number of calls of the kernels `names`, separated by commas, in one level of a method."""
     found = _one_level_table(method).kernel_counts
     return sum(found.get(name, 0) for name in names.split(", "))

@@ -176,7 +176,7 @@ class Decision:
             return []
         bounds, levels = calibration.level_bounds_of(self.plan), count_levels(self.plan)
         side = calibration.side_for_level_bounds(problem)
-        position = bounds.position_text(side) if bounds else ""
+        position = bounds.crossover_position_text(side) if bounds else ""
         if not bounds or not position:
             return []
         fewer = f": at most {bounds.max_levels(side)}" if levels < bounds.max_levels(side) < NO_LEVEL_BOUND else ""
@@ -309,7 +309,7 @@ def decide_by_tuning(
     entry = find_certified_entry(problem, limits, tuned, on_cpu)
     if entry is None or calibration is None or on_cpu:
         return entry
-    return decide_over_entry(entry.plan, problem, limits, tuned, calibration) or entry
+    return decide_for_unmeasured_leaf(entry.plan, problem, limits, tuned, calibration) or entry
 
 
 @lru_cache(maxsize=4096)
@@ -342,7 +342,7 @@ def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuning, on_cpu
 
 
 @lru_cache(maxsize=4096)
-def decide_over_entry(
+def decide_for_unmeasured_leaf(
     certified: Plan, problem: Problem, limits: Limits, tuned: Tuning, calibration: Calibration
 ) -> Decision | None:
     """Return the decision for a plan with an unmeasured leaf if it is predicted to be far faster than the entry's plan.

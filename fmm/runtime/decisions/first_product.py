@@ -46,10 +46,10 @@ BYTES_LEAF = "bytes"  # the leaf of the products by residues
 
 def has_portable_kernels(device: Device) -> bool:
     """Return True for a GPU other than Hopper: its kernels for bytes and float16 planes are portable and unmeasured."""
-    return device.guess is not None and not device.threads and _is_portable(device.guess.name)
+    return device.guess is not None and not device.threads and _is_portable_datasheet(device.guess.name)
 
 
-def _is_portable(datasheet: str) -> bool:
+def _is_portable_datasheet(datasheet: str) -> bool:
     return datasheet in datasheet_names() and datasheet_of(datasheet).capability != WARPGROUP_CAPABILITY
 
 
@@ -72,7 +72,7 @@ def _portable_rates(datasheet: str) -> dict[str, str]:
 
 def uses_portable_kernels(plan: Plan, dtype: str, datasheet: str) -> bool:
     """Return True if the plan's leaf has a portable kernel on the GPU with this datasheet."""
-    return plan != VENDOR and _is_portable(datasheet) and plan.rate_name(dtype) in _portable_rates(datasheet)
+    return plan != VENDOR and _is_portable_datasheet(datasheet) and plan.rate_name(dtype) in _portable_rates(datasheet)
 
 
 # ---- the calibration before and after the measurement
@@ -95,7 +95,7 @@ def allows_portable_kernels(entry: Entry, problem: Problem) -> bool:
 @lru_cache(maxsize=64)
 def calibration_without_portable_kernels(unmeasured: Calibration) -> Calibration:
     """Return a datasheet's calibration without the leaves that portable kernels multiply."""
-    if not _is_portable(unmeasured.name):
+    if not _is_portable_datasheet(unmeasured.name):
         return unmeasured
     portable = _portable_rates(unmeasured.name)
     rates = {name: rate for name, rate in unmeasured.rates.items() if name not in portable}

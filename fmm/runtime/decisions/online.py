@@ -88,9 +88,9 @@ class OnlineTrial:
         except Exception as error:
             environment.log_once(f"fmm's kernels could not be measured: {error}")
         if self.entry is None:
-            self.conclude_for_vendor()
+            self.end_trial_for_vendor()
 
-    def conclude_for_vendor(self) -> None:
+    def end_trial_for_vendor(self) -> None:
         """End the trial without a measurement: the vendor multiplies until this process ends."""
         self.entry = Entry(self.problem.size, str(VENDOR), 1.0, 1.0, 1.0, 0, 1.0, 1.0, 0.0, origin=self.origin)
 

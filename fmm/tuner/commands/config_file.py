@@ -38,7 +38,7 @@ def add_config_argument(parser: argparse._ActionsContainer) -> None:
 def with_one_line_errors(run: Callable[[argparse.Namespace], int | None]) -> Callable[[argparse.Namespace], int]:
     """Return a function that calls `run`; for an error of a file, it prints one line and returns exit code 1."""
 
-    def run_guarded(options: argparse.Namespace) -> int:
+    def run_with_exit_code(options: argparse.Namespace) -> int:
         try:
             return int(run(options) or 0)
         except BrokenPipeError:
@@ -49,7 +49,7 @@ def with_one_line_errors(run: Callable[[argparse.Namespace], int | None]) -> Cal
             print(f"fmm-tune: {error}", file=sys.stderr)
             return 1
 
-    return run_guarded
+    return run_with_exit_code
 
 
 def read_config_sections(path: Path) -> Iterator[tuple[str, str, JsonValue]]:

@@ -25,8 +25,8 @@ from fmm.perfmodel.choose import (
     Limits,
     choose,
     default_error_growth_limit,
-    margin_parts,
     required_margin,
+    required_margin_parts,
 )
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.default_calibration import cpu_calibration
@@ -303,7 +303,7 @@ def _candidate_fields(candidate: Candidate, calibration: Calibration, limits: Li
         "error_growth": candidate.error_growth,
         "error_basis": _error_basis(candidate.plan),
         "margin": candidate.margin,
-        "margin_of_shape": margin_parts(candidate.plan, problem, calibration)[1],
+        "margin_of_shape": required_margin_parts(candidate.plan, problem, calibration)[1],
         "exceeds": _exceeded_limits(candidate, limits),
     }
 

@@ -207,11 +207,13 @@ def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimis
             continue
         confirmed = any(s.speedup > 1 for s in own)
         limit = REQUIRED_STANDARD_ERRORS if confirmed else UNCONFIRMED_STANDARD_ERRORS
-        found[levels] = significant_trend(own, REQUIRED_STANDARD_ERRORS) or ModelOptimism(significant_error(own, limit))
+        found[levels] = significant_trend(own, REQUIRED_STANDARD_ERRORS) or ModelOptimism(
+            significant_median_error(own, limit)
+        )
     return found
 
 
-def significant_error(samples: Sequence[LevelSample], standard_errors: float) -> float:
+def significant_median_error(samples: Sequence[LevelSample], standard_errors: float) -> float:
     """Return the median error of the samples near the crossover; 0 unless the error is significantly below 0.
 
     An error is significant if it is more than `standard_errors` standard errors below 0. `samples` are sorted by

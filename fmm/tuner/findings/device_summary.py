@@ -205,10 +205,10 @@ def _row_of_plan(baselines: Sequence[str], answer: SquareDecision | None) -> int
     """
     if answer is None:
         return 0
-    own, first = baseline_text(answer.plan), [_first_word(baseline) for baseline in baselines]
+    own, first = baseline_text(answer.plan), [_first_name_of_plan(baseline) for baseline in baselines]
     if own in baselines:
         return baselines.index(own)
-    names = [_first_word(own), *([EMULATED] if answer.plan.uses_emulation else [])]
+    names = [_first_name_of_plan(own), *([EMULATED] if answer.plan.uses_emulation else [])]
     return next((i for i, name in enumerate(first) if name in names), 0)
 
 
@@ -298,7 +298,11 @@ class DeviceSummary:
         usable = [x.section for x in self.types if x.summary and x.summary.used.calibration]
         errors = [(section["error"] or {}).get("speedup") or {} for section in usable]
         half, most = ([e[name] for e in errors if e.get(name) is not None] for name in ("median", "p95"))
-        return f" (half within {_range_text(half)} %, 95 % within {_range_text(most)} %)" if half and most else ""
+        return (
+            f" (half within {_share_range_text(half)} %, 95 % within {_share_range_text(most)} %)"
+            if half and most
+            else ""
+        )
 
     @cached_property
     def recursion(self) -> SummaryTable:
@@ -344,7 +348,7 @@ class DeviceSummary:
         return f"config  {self.config}" if self.in_force else f"config  not read without FMM_CONFIG={self.config}"
 
     @property
-    def next_text(self) -> str:
+    def next_commands_text(self) -> str:
         """The line with commands that show more than this summary."""
         shown = f"fmm-tune show {self.types[0].dtype} | " if self.types else ""
         return f"next    fmm-tune report | {shown}fmm.explain(a, b)"
@@ -356,7 +360,7 @@ class DeviceSummary:
         yield from self.recursion.text_lines(width, colour)
         if failure := self.failure_line:
             yield from wrap(failure, width, subsequent_indent="        ", break_on_hyphens=False)
-        yield from _left_right_lines(self.config_text, self.next_text, width)
+        yield from _left_right_lines(self.config_text, self.next_commands_text, width)
 
 
 def summarize_device(
@@ -406,7 +410,7 @@ def minutes_text(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def _first_word(text: str) -> str:
+def _first_name_of_plan(text: str) -> str:
     """Return the first name in a plan's text, such as `residues` for `residues(14) > bytes`."""
     return text.partition(" ")[0].partition("(")[0]
 
@@ -419,16 +423,16 @@ def shortest_names(plans: Sequence[str]) -> list[str]:
     >>> shortest_names(["vendor", "3m > vendor", "3m > f16x3", "residues(14) > bytes"])
     ['vendor', '3m > vendor', '3m > f16x3', 'residues']
     """
-    first = [_first_word(text) for text in plans]
+    first = [_first_name_of_plan(text) for text in plans]
     return [name if first.count(name) == 1 else text for name, text in zip(first, plans, strict=True)]
 
 
 def _first_plan_names(texts: Iterable[str]) -> str:
     """Return, separated by commas, the first name in each plan's text; repeated names are left out."""
-    return ", ".join(dict.fromkeys(map(_first_word, texts)))
+    return ", ".join(dict.fromkeys(map(_first_name_of_plan, texts)))
 
 
-def _range_text(shares: Sequence[float]) -> str:
+def _share_range_text(shares: Sequence[float]) -> str:
     """Return a text with the smallest and the largest share, in percent but without the sign `%`."""
     low, high = f"{100 * min(shares):.1f}", f"{100 * max(shares):.1f}"
     return low if low == high else f"{low} to {high}"

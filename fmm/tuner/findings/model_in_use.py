@@ -202,7 +202,7 @@ NO_MEMORY_REASON = "the workspace exceeds the limit"
 UNVERIFIED_REASON = "unverified: run `fmm-tune verify --measure`"
 
 
-def default_skip_reason(used: ModelInUse, entry: Entry) -> str:
+def skip_reason_by_default_limits(used: ModelInUse, entry: Entry) -> str:
     """Return as text why fmm.matmul skips a certified entry under the default limits; empty if the entry is used."""
     if not entry.verified:
         return UNVERIFIED_REASON

@@ -31,11 +31,11 @@ from fmm.tuner.findings.model_in_use import (
     SquareDecision,
     decide_large_square,
     decide_squares,
-    default_skip_reason,
     fallback_model_text,
     first_gaining_side,
     gaining_odd_sides,
     model_in_use,
+    skip_reason_by_default_limits,
     unmeasured_leaves,
 )
 from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ROUND_SIDES, crossover_of_levels, finite_or_none
@@ -189,7 +189,7 @@ class SectionText:
             vendor = entry.plan == str(VENDOR)
             interval = "" if vendor else f"[{entry.low:.2f}, {entry.high:.2f}]"
             speedup = "1" if vendor else f"{entry.speedup:.2f}"
-            skipped = default_skip_reason(self.used, entry)
+            skipped = skip_reason_by_default_limits(self.used, entry)
             rows.append((entry_size_text(entry), speedup, interval, str(entry.rounds), entry.plan, skipped))
         columns = "size", "speedup", "95 % interval", "rounds", "plan", "skipped because"
         keep = len(columns) if any(row[-1] for row in rows) else len(columns) - 1

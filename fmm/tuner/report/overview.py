@@ -15,9 +15,9 @@ from fmm.tuner.findings.model_in_use import (
     MIN_ODD_SIDE_GAIN,
     ODD_SIDES,
     UNTIMED_REASON,
-    default_skip_reason,
     first_gaining_side,
     gaining_odd_sides,
+    skip_reason_by_default_limits,
 )
 from fmm.tuner.findings.summary import vendor_name
 from fmm.tuner.report.figures import (
@@ -95,7 +95,8 @@ def first_extrapolated_speedups(report: TypeReport, shown: Sequence[SideSpeedup]
     found = [(side, report.model_choice(side, side, side)) for side in TABLE_SIDES if side > last]
     gains = [(side, best.plan, 1 / best.time) for side, best in found if best.plan != VENDOR][:2]
     return [
-        _side_speedup(report, side, EXTRAPOLATED_SPEEDUP_KIND, plan, (gain, gain, gain)) for side, plan, gain in gains
+        _make_side_speedup(report, side, EXTRAPOLATED_SPEEDUP_KIND, plan, (gain, gain, gain))
+        for side, plan, gain in gains
     ]
 
 
@@ -106,7 +107,7 @@ def gram_speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
         return None
     entry, plan = known
     kind = VENDOR_SPEEDUP if plan == VENDOR else MEASURED_SPEEDUP
-    return _side_speedup(report, side, kind, plan, (entry.speedup, entry.low, entry.high), "gram")
+    return _make_side_speedup(report, side, kind, plan, (entry.speedup, entry.low, entry.high), "gram")
 
 
 def speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
@@ -122,9 +123,9 @@ def speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
         return None
     best = report.model_choice(side, side, side)
     predicted = 1 / best.time
-    if known is None or default_skip_reason(report.used, known[0]) == UNTIMED_REASON:
+    if known is None or skip_reason_by_default_limits(report.used, known[0]) == UNTIMED_REASON:
         kind = VENDOR_SPEEDUP if best.plan == VENDOR else PREDICTED_SPEEDUP
-        return _side_speedup(report, side, kind, best.plan, (predicted, predicted, predicted))
+        return _make_side_speedup(report, side, kind, best.plan, (predicted, predicted, predicted))
     entry, plan = known
     kind = VENDOR_SPEEDUP if plan == VENDOR else MEASURED_SPEEDUP
     more = (
@@ -132,10 +133,10 @@ def speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
         if report.tuned.trusted_calibration is not None and predicted > MIN_ODD_SIDE_GAIN * entry.high
         else 0.0
     )
-    return _side_speedup(report, side, kind, plan, (entry.speedup, entry.low, entry.high), untried=more)
+    return _make_side_speedup(report, side, kind, plan, (entry.speedup, entry.low, entry.high), untried=more)
 
 
-def _side_speedup(
+def _make_side_speedup(
     report: TypeReport,
     side: int,
     kind: str,

@@ -28,7 +28,7 @@ def search_space(device: str) -> SearchSpace:
     # Leaves for integers are left out, since products of integers are not tuned.
     floats = [leaf for leaf in device_leaves(device) if any(t in FLOAT_TYPES for t in leaf.types)]
     # All leaves are in the search space: the effort limits the number of plans that are timed.
-    leaves = tuple(name for leaf in floats for name in leaf.searched_names)
+    leaves = tuple(name for leaf in floats for name in leaf.names_in_tuner_search)
     if device == "cuda":
         return {
             "scheme": schemes,

@@ -25,9 +25,9 @@ from fmm.tuner.stages.probes import (
     SHAPE_SEEDS,
     TIME_SHARES,
     measure_largest_side,
-    measure_runs,
     quickly_compiled_candidates,
     time_products_on_idle_device,
+    time_runs_in_rounds,
 )
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
@@ -43,17 +43,17 @@ def measure_first_look(journal: Journal, dtype: str, effort: Effort) -> None:
     side = measure_largest_side(journal, dtype, effort)
     for shares in VENDOR_SIDE_SHARES:
         m, k, n = (shapes.rounded_side(share * side) for share in shares)
-        measure_runs(journal, "rates", Problem(m, k, n, dtype), [TimedRun()], effort)
+        time_runs_in_rounds(journal, "rates", Problem(m, k, n, dtype), [TimedRun()], effort)
     half = shapes.rounded_side(side / 2)
     square = Problem(half, half, half, dtype)
     usual, own = first_look_plans(journal, square, effort)
     timed = [TimedRun(plan, "sums") for plan in usual[:1]] + [TimedRun(plan) for plan in own]
-    measure_runs(journal, "probe", square, [*AA_PAIR_RUNS, *timed], effort)
+    time_runs_in_rounds(journal, "probe", square, [*AA_PAIR_RUNS, *timed], effort)
     for size in shapes.random_probe_shapes(side, effort, TIME_SHARES[HELD_OUT_STAGE], SHAPE_SEEDS[HELD_OUT_STAGE]):
         problem = Problem(*size, dtype)
         usual, own = first_look_plans(journal, problem, effort)
         plans = [*usual[: PLANS_PER_HELD_OUT_SHAPE - len(own)], *own]
-        measure_runs(journal, HELD_OUT_STAGE, problem, [TimedRun(), *map(TimedRun, plans)], effort)
+        time_runs_in_rounds(journal, HELD_OUT_STAGE, problem, [TimedRun(), *map(TimedRun, plans)], effort)
     if journal.device.untuned_model().batches:
         measure_ladder(journal, dtype, interim_calibration(journal, dtype), effort, LADDER_SECONDS)
     # certify a plan for the largest square that the device can time; on a slow device, `square_ladder` returns no

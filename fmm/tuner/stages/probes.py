@@ -103,7 +103,7 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
     device, gpu = journal.device, journal.device.untuned_model().batches
     plans = [p for p in quickly_compiled_candidates(device, effort) if p != VENDOR][: 3 if gpu else 2]
     for size in shapes.probe_shapes(side):
-        measure_runs(journal, "rates", Problem(*size, dtype), [TimedRun()], effort)
+        time_runs_in_rounds(journal, "rates", Problem(*size, dtype), [TimedRun()], effort)
     squares = [Problem(*s, dtype) for s in shapes.probe_shapes(side // 2 if gpu else side) if len(set(s)) == 1]
     squares, last = (squares, []) if gpu else (squares[2:], squares[1:2])
     probe_own_rate_leaves(journal, squares[::2], effort)
@@ -116,7 +116,7 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
             runnable = [p for p in found if is_within_limits(device, p, problem)]
             runs = [TimedRun(p) for p in runnable if compile_phase_of_plan(p, gpu) == turn]
             if runs or (turn == QUICK_KERNELS_PHASE and not runnable):
-                measure_runs(journal, stage, problem, [TimedRun(), *runs], effort)
+                time_runs_in_rounds(journal, stage, problem, [TimedRun(), *runs], effort)
     probe_squares(journal, last, plans, QUICK_KERNELS_PHASE, side, effort)
     repeat_noisy_aa_pairs(journal, dtype, effort)
 
@@ -144,7 +144,7 @@ def probe_squares(
         runs = [TimedRun(p, part) for p in own for part in ("sums", "products")]
         if (side // 2 <= problem.m + shapes.SIDE_STEP < side) if gpu else (side // 3 <= problem.m < 2 * side // 3):
             runs += [TimedRun(p) for p in (*own, *type_changing_plans(journal.device, problem)[:2])]
-        measure_runs(
+        time_runs_in_rounds(
             journal, "probe", problem, [*(AA_PAIR_RUNS if phase_index == QUICK_KERNELS_PHASE else ()), *runs], effort
         )
 
@@ -168,7 +168,7 @@ def probe_own_rate_leaves(journal: Journal, squares: Sequence[Problem], effort: 
     """Time each leaf that has a rate of its own, in a plan without levels, in rounds with the vendor's product."""
     for problem in squares:
         if alone := [p for p in plans_of_own_rate_leaves(journal.device, problem, effort) if not p.levels]:
-            measure_runs(journal, "tiles", problem, [TimedRun(), *map(TimedRun, alone)], effort)
+            time_runs_in_rounds(journal, "tiles", problem, [TimedRun(), *map(TimedRun, alone)], effort)
 
 
 def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
@@ -180,10 +180,10 @@ def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effor
         plans = own_kernel_plans(journal.device, problem, effort)
         own = [*plans, *([Plan(leaf=plans[0].leaf)] if plans else [])]
         if own := [*own, *(p for p in plans_of_own_rate_leaves(journal.device, problem, effort) if p.levels)]:
-            measure_runs(journal, "tiles", problem, [TimedRun(), *map(TimedRun, own)], effort)
+            time_runs_in_rounds(journal, "tiles", problem, [TimedRun(), *map(TimedRun, own)], effort)
         if plans:
             odd = Problem(problem.m + 1, problem.k + 1, problem.n + 1, problem.dtype)
-            measure_runs(journal, "tiles", odd, [TimedRun(), TimedRun(Plan(leaf=plans[0].leaf))], effort)
+            time_runs_in_rounds(journal, "tiles", odd, [TimedRun(), TimedRun(Plan(leaf=plans[0].leaf))], effort)
 
 
 def probe_strategies(journal: Journal, effort: Effort) -> None:
@@ -191,7 +191,7 @@ def probe_strategies(journal: Journal, effort: Effort) -> None:
     chip = journal.device.chip
     assert chip is not None
     for size in blocks.STRATEGY_SHAPES:
-        measure_runs(
+        time_runs_in_rounds(
             journal,
             blocks.BLOCK_MODEL_STAGE,
             Problem(*size, blocks.BLOCK_MODEL_DTYPE),
@@ -251,17 +251,19 @@ def probe_crossovers(journal: Journal, dtype: str, side: int, calibration: Calib
         usable = [c for c in ranked if c.plan.levels and is_within_limits(journal.device, c.plan, problem)]
         near = [c.plan for c in usable if c.time < MAX_PROBED_TIME_RATIO * usable[0].time]
         best = [next((p for p in near if count_levels(p) == levels), None) for levels in LEVEL_COUNTS]
-        measure_runs(journal, HELD_OUT_STAGE, problem, [TimedRun(), *(TimedRun(p) for p in best if p)], effort)
+        time_runs_in_rounds(journal, HELD_OUT_STAGE, problem, [TimedRun(), *(TimedRun(p) for p in best if p)], effort)
 
 
-def measure_runs(journal: Journal, stage: str, problem: Problem, runs: Sequence[TimedRun], effort: Effort) -> None:
+def time_runs_in_rounds(
+    journal: Journal, stage: str, problem: Problem, runs: Sequence[TimedRun], effort: Effort
+) -> None:
     """Time the runs on a problem in shuffled rounds; the effort limits the number of rounds."""
     if runs:
         with journal.open_problem(stage, problem) as timed:
-            timed.sample_rounds(runs, round_limits(journal, effort))
+            timed.sample_rounds(runs, round_limits_of_effort(journal, effort))
 
 
-def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
+def round_limits_of_effort(journal: Journal, effort: Effort) -> RoundLimits:
     """Return the limits on the number of rounds for an effort; short runs and uncertain medians have more rounds."""
     planned = effort.seconds
     patient = 2 * effort.rounds if journal.sampled_seconds < EXTRA_ROUNDS_TIME_SHARE * planned else 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cpu import compiled_sums, numpy_backend
-from fmm.kernels.cpu.compiled_sums import sum_tasks
+from fmm.kernels.cpu.compiled_sums import compiled_sum_tasks
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
@@ -34,12 +34,12 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
 
     def counted(*arguments: Any) -> Any:
-        found = sum_tasks(*arguments)
+        found = compiled_sum_tasks(*arguments)
         counts.append(len(found))
         return found
 
     monkeypatch.setattr(compiled_sums, "MIN_BLOCK_ELEMENTS", 1)
-    monkeypatch.setattr(numpy_backend, "sum_tasks", counted)
+    monkeypatch.setattr(numpy_backend, "compiled_sum_tasks", counted)
     return counts
 
 
@@ -67,7 +67,7 @@ def test_results_are_numpys(plan: str, dtype: str, compiled: list[int], monkeypa
         found = product(Plan.parse(plan), a, b)
         assert any(compiled), "nothing was compiled"
         with monkeypatch.context() as patch:
-            patch.setattr(numpy_backend, "sum_tasks", lambda *_: [])
+            patch.setattr(numpy_backend, "compiled_sum_tasks", lambda *_: [])
             assert np.array_equal(found, product(Plan.parse(plan), a, b))
 
 
@@ -81,7 +81,7 @@ def test_operands_of_any_layout(past: bool, compiled: list[int], monkeypatch: py
         b = drawn((a.shape[1], 96), "float64", 8)
         found = product(Plan.parse("winograd > vendor"), a, b)
         with monkeypatch.context() as patch:
-            patch.setattr(numpy_backend, "sum_tasks", lambda *_: [])
+            patch.setattr(numpy_backend, "compiled_sum_tasks", lambda *_: [])
             assert np.array_equal(found, product(Plan.parse("winograd > vendor"), a, b))
 
 
@@ -125,7 +125,7 @@ def test_real_and_imaginary_parts(
             found = product(plan, a, b, old, alpha, beta)
             assert any(compiled), "nothing was compiled"
             with monkeypatch.context() as patch:
-                patch.setattr(numpy_backend, "sum_tasks", lambda *_: [])
+                patch.setattr(numpy_backend, "compiled_sum_tasks", lambda *_: [])
                 assert np.array_equal(found, product(plan, a, b, old, alpha, beta))
 
 

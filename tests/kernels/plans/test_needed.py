@@ -11,7 +11,7 @@ from fmm.kernels.plans import workspace as module
 from fmm.kernels.plans.gemm_params import ACCUMULATE, PLAIN, GemmParams
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.steps import LevelNeeds, level_needs
+from fmm.kernels.plans.steps import LevelMemoryNeeds, memory_needs_of_steps
 from fmm.kernels.plans.workspace import plan_workspace_bytes
 
 PLANS = (
@@ -36,15 +36,15 @@ def test_as_the_steps_say(text: str, asked: GemmParams) -> None:
     plan, rng = Plan.parse(text), random.Random(text)
     for _ in range(12):
         m, k, n = (rng.choice((rng.randrange(40), rng.randrange(100, 3000), 64 * rng.randrange(9, 60))) for _ in "abc")
-        wanted: LevelNeeds | type | None
-        found: LevelNeeds | type | None
+        wanted: LevelMemoryNeeds | type | None
+        found: LevelMemoryNeeds | type | None
         try:
             steps = lower_level(plan, m, k, n, *asked)
-            wanted = None if steps is None else level_needs(steps)
+            wanted = None if steps is None else memory_needs_of_steps(steps)
         except PlanError:
             wanted = PlanError
         try:
-            found = module._level_needs(plan, m, k, n, asked)
+            found = module._first_level_memory_needs(plan, m, k, n, asked)
         except PlanError:
             found = PlanError
         assert found == wanted, (m, k, n)

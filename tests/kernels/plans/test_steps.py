@@ -22,7 +22,7 @@ from fmm.kernels.plans.lower import BAND_ELEMENTS, MIN_BAND_ROWS, lower_level
 from fmm.kernels.plans.memory_layout import ALIGN_BYTES, leading_dimension, temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, ProductBatch
-from fmm.kernels.plans.sums import Mirror, Place, Sum, block_side, operand_blocks, side_cuts, whole_matrix
+from fmm.kernels.plans.sums import Mirror, Place, Sum, block_side, cut_side_into_parts, operand_blocks, whole_matrix
 from fmm.kernels.plans.workspace import count_leaf_products, leaf_flops, plan_workspace_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -50,12 +50,12 @@ CUTS = [
 
 @pytest.mark.parametrize(("length", "parts", "unit", "sizes"), CUTS)
 def test_cuts(length: int, parts: int, unit: int | None, sizes: list[int]) -> None:
-    assert [size for _, size in side_cuts(length, parts, unit)] == sizes
+    assert [size for _, size in cut_side_into_parts(length, parts, unit)] == sizes
 
 
 @given(st.integers(0, 200), st.integers(1, 9), st.sampled_from([None, 1, 4, 16]))
 def test_cuts_tile_the_side(length: int, parts: int, unit: int | None) -> None:
-    found = side_cuts(length, parts, unit)
+    found = cut_side_into_parts(length, parts, unit)
     assert len(found) == parts
     assert found[0][0] == 0
     assert all(start + size == after for (start, size), (after, _) in pairwise(found))

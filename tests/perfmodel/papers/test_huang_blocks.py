@@ -42,7 +42,7 @@ def test_counts_of_the_square_need_not_form_it() -> None:
 
 def test_figure_5_has_one_sign_wrong() -> None:
     """M10 = (A13 + A15)(B4 - B0): C8 and C12 gain it, C10 and C14 lose it; Figure 5 prints C14 += M10."""
-    found = huang.direct_scheme(2)
+    found = huang.scheme_of_equation_3(2)
     assert {c: row[10] for c, row in enumerate(found.w) if row[10]} == {8: 1, 12: 1, 10: -1, 14: -1}
 
 
@@ -188,13 +188,13 @@ def test_bounds_17_and_18(on: ModelledDevice) -> None:
         (s.name, b.equation)
         for s in STRATEGIES
         for b in huang_blocks.strategy_bounds(s, GEMM_OPERANDS, on)
-        if b.equation in (16, 17, 18) and not b.is_met
+        if b.equation in (16, 17, 18) and not b.is_bound_met
     }
     assert fails == {("Small", 18)}  # 64 threads x 2 elements against a tile of 256
     deep = replace(named_strategy("Huge"), k_s=96)
     assert not next(
         b for b in huang_blocks.strategy_bounds(deep, GEMM_OPERANDS, on) if b.equation == 17
-    ).is_met  # 96 KiB
+    ).is_bound_met  # 96 KiB
 
 
 def test_section_5_4(on: ModelledDevice) -> None:

@@ -247,7 +247,7 @@ def vendor_f16x3_steps(
     missing = missing_planes(op, (a, b))
     splits = (plane_split_launch(missing, alignment, "separate", cluster=1),) if missing else ()
     calls = (_vendor_call(op, a, b, product) for product in _plane_products(op.k))
-    return *splits, *calls, _unscale_launch(op, a, b, multiprocessors, flagged)
+    return *splits, *calls, _undo_scaling_launch(op, a, b, multiprocessors, flagged)
 
 
 def _plane_products(k: int) -> list[PlaneProduct]:
@@ -277,7 +277,7 @@ def _plane_factor(x: OperandPlanes, source: GemmOperand, start: int, lo: bool) -
     return GemmOperand(x.base, x.offset + FLOAT16_BYTES * first, x.line_pitch, source.transposed, numbers)
 
 
-def _unscale_launch(op: GemmOp, a: OperandPlanes, b: OperandPlanes, multiprocessors: int, flagged: bool) -> Launch:
+def _undo_scaling_launch(op: GemmOp, a: OperandPlanes, b: OperandPlanes, multiprocessors: int, flagged: bool) -> Launch:
     """Return the launch that undoes the scaling of C's rows and columns in place, by the kernel of f16_unscale.cuh."""
     m, n, c = op.n, op.m, op.dest
     counts = m, n, op.count
@@ -289,12 +289,12 @@ def _unscale_launch(op: GemmOp, a: OperandPlanes, b: OperandPlanes, multiprocess
         *([AddressSlot(4, FLAG)] if flagged else []),
     ]
     grid = min(m * op.count, 8 * multiprocessors), 1, 1
-    kernel = Kernel(unscale_kernel_source, (), ENTRY_NAME, SPLIT_THREADS)
+    kernel = Kernel(undo_scaling_kernel_source, (), ENTRY_NAME, SPLIT_THREADS)
     label = "f16_unscale: undoes the scaling of rows and columns"
     return Launch("product", label, kernel, grid, parameters, tuple(slots))
 
 
 @lru_cache(maxsize=1)
-def unscale_kernel_source() -> str:
+def undo_scaling_kernel_source() -> str:
     """Return the CUDA source of the kernel that undoes the scaling; its entry point is `ENTRY_NAME`."""
     return entry_source("fmm::planes::Unscaled", "fmm::planes::unscale(p);", "f16_unscale.cuh", (SPLIT_THREADS,))

@@ -28,7 +28,7 @@ from fmm.kernels.cuda.products.mma_tiles import (
     MmaSizes,
     best_mma_sizes,
     count_tiles,
-    pack_lines,
+    pack_lines_struct,
     tile_counts,
     tile_rows_per_band,
 )
@@ -112,7 +112,7 @@ def _parameter_bytes(op: GemmOp, maps: tuple[TensorMap, TensorMap], s: MmaSizes)
     lines = op.dest.leading, op.dest.stride, addend.right if addend else op.dest.leading
     counts = m, n, -(-op.k // PLANE_DEPTH), *tile_counts(m, n, s), tile_rows_per_band(s)
     numbers = struct.pack("<8q6i2f", *[0] * 5, *lines, *counts, complex(op.alpha).real, complex(op.beta).real)
-    return b"".join(map(pack_lines, maps)) + numbers
+    return b"".join(map(pack_lines_struct, maps)) + numbers
 
 
 def _address_slots(

@@ -63,7 +63,7 @@ class FusedLaunches:
     def launches_by_stage(self) -> Iterator[list[list[TileOp | TileGroup]]]:
         """Yield for each stage, in order, a list of streams; each stream is a list of launches."""
         if self.one_launch and not self.tasks:
-            products = [op for p in range(self.scheme.rank) if (op := self._product_op(p)) is not None]
+            products = [op for p in range(self.scheme.rank) if (op := self._tile_op_of_product(p)) is not None]
             group = TileGroup(tuple(replace(op, may_overlap=i > 0) for i, op in enumerate(products)), "turns")
             yield [[group]] if products else []
             return
@@ -76,13 +76,13 @@ class FusedLaunches:
         for task in stream:
             ops: list[TileOp] = []
             for product in task:
-                if (op := self._product_op(product)) is not None:
+                if (op := self._tile_op_of_product(product)) is not None:
                     ops.append(replace(op, may_overlap=may_overlap))
                     may_overlap = True
             if ops:
                 yield ops[0] if len(ops) == 1 else TileGroup(tuple(ops), "atomic" if self.adds_atomically else "free")
 
-    def _product_op(self, product: int) -> TileOp | None:
+    def _tile_op_of_product(self, product: int) -> TileOp | None:
         """Return one product of the scheme; None if all blocks of an operand or of the destination are empty."""
         left = _block_terms(self.scheme.u, product, self.blocks.a)
         right = _block_terms(self.scheme.v, product, self.blocks.b)

@@ -97,7 +97,7 @@ def _with_max_pipeline_stages(s: MmaSizes, chip: Chip) -> MmaSizes:
     return replace(s, stages=max(2, min(fitting, MAX_STAGES)))
 
 
-def pack_lines(x: TensorMap) -> bytes:
+def pack_lines_struct(x: TensorMap) -> bytes:
     """Return the bytes of struct Lines of mma_tiles.cuh for the matrix of a tensor map, with zero as the address."""
     item = BYTE_TYPE.itemsize if x.dtype == BYTE_TYPE.name else DTYPES[x.dtype].itemsize
     return struct.pack("<3q2i", 0, x.leading * item, x.layer * item, x.lines, x.length * item)

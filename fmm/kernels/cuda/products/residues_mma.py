@@ -19,7 +19,7 @@ from fmm.kernels.cuda.products.mma_tiles import (
     MmaSizes,
     best_mma_sizes,
     count_tiles,
-    pack_lines,
+    pack_lines_struct,
     tile_counts,
     tile_rows_per_band,
 )
@@ -85,7 +85,9 @@ def residue_mma_launch(x: ByteProducts, chip: Chip, does: LaunchPurpose, product
     )
     left, right, dest = x.maps
     counts = x.rows, x.columns, steps, *tile_counts(x.rows, x.columns, s), tile_rows_per_band(s), x.each, 0
-    parameters = pack_lines(left) + pack_lines(right) + struct.pack("<3q8i", 0, dest.leading, dest.layer, *counts)
+    parameters = (
+        pack_lines_struct(left) + pack_lines_struct(right) + struct.pack("<3q8i", 0, dest.leading, dest.layer, *counts)
+    )
     parameters += bytes(-len(parameters) % 16) + moduli_table(x.moduli)
     slots = tuple(AddressSlot(i * LINES_STRUCT_BYTES // 8, y.piece.base, y.piece.offset) for i, y in enumerate(x.maps))
     grid = count_tiles(x.rows, x.columns, s, x.lower_only) * x.count, 1, 1

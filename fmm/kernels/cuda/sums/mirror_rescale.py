@@ -114,7 +114,7 @@ def scaling_op(step: LineExponents | RescaledCopy, reads: Sequence[DeviceView], 
     return RescaleOp(step.label, source, dest, (rows, step.row_sign), (cols, step.col_sign))
 
 
-class _ParameterWords:
+class _KernelParameterWords:
     """The parameters of a kernel as 8-byte words, with a list of the words that hold addresses."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class _ParameterWords:
 
 def exponents_launch(op: LineExponentsOp) -> Launch:
     """Return the launch that finds exponents. The parameters are struct LineExponents of rescale.cuh."""
-    x, parameters = op.source, _ParameterWords()
+    x, parameters = op.source, _KernelParameterWords()
     steps, sides = (x.strides, x.shape) if op.axis == 0 else (x.strides[::-1], x.shape[::-1])
     parameters.add_address(x)
     parameters.add_numbers(*steps, *sides)
@@ -169,7 +169,7 @@ def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
 
     If `flagged`, the kernel raises the flag when it stores an inf or NaN in C.
     """
-    x, y, parameters = op.source, op.dest, _ParameterWords()
+    x, y, parameters = op.source, op.dest, _KernelParameterWords()
     for view in (x, y):
         parameters.add_address(view)
         parameters.add_numbers(*view.strides)

@@ -154,7 +154,7 @@ class SumKernel:
         warp_columns = SUM_THREADS // WARP_THREADS // CROSSWISE_WARP_ROWS
         return CROSSWISE_WARP_ROWS * down, warp_columns * (WARP_THREADS // down) * self.vector_width
 
-    def other_complex_part(self, event: SumStatement) -> int | None:
+    def other_complex_part_index(self, event: SumStatement) -> int | None:
         """Return the index of the imaginary part for a load or store of a real part, and the reverse.
 
         The index counts values for a load, and outputs for a store; the indices of the two parts are consecutive.
@@ -246,7 +246,7 @@ def _kernel_statements(kernel: SumKernel) -> Iterator[str]:
 
 def _accessed_other_part(kernel: SumKernel, event: SumStatement, loads: Sequence[int]) -> int | None:
     """Return the index of a complex number's other part; None if the kernel does not load or store that part too."""
-    other = kernel.other_complex_part(event)
+    other = kernel.other_complex_part_index(event)
     return other if event.kind == "store" or other in loads else None
 
 

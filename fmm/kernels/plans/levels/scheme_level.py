@@ -66,7 +66,7 @@ from fmm.kernels.plans.levels.footprint import BlockCounts, block_sides, count_b
 from fmm.kernels.plans.levels.scheme_steps import peeled_steps, sequential_steps, stacked_steps, table_steps
 from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps import LevelNeeds, LevelSteps, ProductWithSums
+from fmm.kernels.plans.steps import LevelMemoryNeeds, LevelSteps, ProductWithSums
 from fmm.kernels.plans.sums import Sum, block_side
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
@@ -137,7 +137,7 @@ class SchemeLevel(LevelWithSteps):
     def has_same_steps_for_nested_plans(self) -> bool:
         return self.fringe != "peel"
 
-    def memory_needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
+    def memory_needs(self, inner: Plan, sides: Shape) -> LevelMemoryNeeds | None:
         """Return the memory needs if the level is one batch of equal blocks; None for any other level.
 
         A batch needs three temporaries: for all left operands, all right operands and all products.
@@ -152,7 +152,7 @@ class SchemeLevel(LevelWithSteps):
         m, k, n = (block_side(side, parts, unit) for side, parts in zip(sides, self.block_grid, strict=True))
         count = self.scheme.rank
         temporaries = (("S", count * m, k), ("T", count * k, n), ("M", count * m, n))
-        return LevelNeeds(temporaries, ((inner, (m, k, n), PLAIN),), ((inner, (m, k, n), count),))
+        return LevelMemoryNeeds(temporaries, ((inner, (m, k, n), PLAIN),), ((inner, (m, k, n), count),))
 
     # ---- quick counts
 
@@ -204,7 +204,7 @@ class SchemeLevel(LevelWithSteps):
         stages = fused_order.launch_stages(self.scheme, self.tasks)
         streams = fused_order.count_streams(self.scheme, self.tasks)
         how = f"on {streams} streams in {len(stages)} stages" if len(stages) > 1 else f"on {streams} streams"
-        kernels = fused_order.variants_text(
+        kernels = fused_order.fused_variants_text(
             fused_order.count_touched_blocks(self.scheme, p) for p in range(self.products)
         )
         what = "launches" if self.tasks else "products"

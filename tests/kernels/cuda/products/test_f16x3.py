@@ -31,7 +31,7 @@ from fmm.kernels.cuda.products.f16x3 import (
     F16x3Op,
     f16x3_kernel_source,
     f16x3_op,
-    unscale_kernel_source,
+    undo_scaling_kernel_source,
     vendor_f16x3_steps,
 )
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK_LENGTH, PLANES_PER_OPERAND, f16x3_workspace
@@ -266,13 +266,15 @@ def test_products_that_the_vendor_cannot_do_alone() -> None:
     ["sm_80", *(pytest.param(a, marks=pytest.mark.slow) for a in ("sm_89", "sm_90", "sm_100", "sm_120"))],
 )
 def test_kernels_for_other_chips_compile(architecture: str) -> None:
-    sources = [plane_split_kernel_source(k, "separate", 1) for k in SPLITS] + [unscale_kernel_source()]
+    sources = [plane_split_kernel_source(k, "separate", 1) for k in SPLITS] + [undo_scaling_kernel_source()]
     for r in in_parallel(report, [(text[:40], text, architecture, ("--std=c++17",)) for text in sources]):
         assert r.local == 0 and r.registers <= 128, r
 
 
 @pytest.mark.parametrize(
-    "text", [plane_split_kernel_source(SPLITS[0], "separate", 1), unscale_kernel_source()], ids=["split", "unscale"]
+    "text",
+    [plane_split_kernel_source(SPLITS[0], "separate", 1), undo_scaling_kernel_source()],
+    ids=["split", "unscale"],
 )
 def test_kernels_for_other_chips_keep_subnormal_numbers(text: str) -> None:
     """CuPy compiles with -ftz=true, and no option of ours undoes it: numbers of about 2^-126 would be lost."""

@@ -27,9 +27,9 @@ from fmm.kernels.plans.fused_order import (
     OperandBlocks,
     count_launches,
     count_touched_blocks,
+    fused_variant_name,
+    fused_variants_text,
     launch_stages,
-    variant_name,
-    variants_text,
 )
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.plan import Plan
@@ -75,7 +75,7 @@ NAMES: list[tuple[OperandBlocks, str]] = [
 
 @pytest.mark.parametrize(("w", "expected"), NAMES)
 def test_variants_have_the_papers_names(w: OperandBlocks, expected: str) -> None:
-    assert variant_name(w) == expected
+    assert fused_variant_name(w) == expected
 
 
 def test_explain_names_the_variants_and_how_they_start() -> None:
@@ -85,7 +85,7 @@ def test_explain_names_the_variants_and_how_they_start() -> None:
     assert "strassen.fused.variants: 4 launches one after the other (Var#0, 2 Var#3" in said
     said = explain.plan_table(Plan.parse("strassen^2.fused > tile"), 64, 64, 64, 4)
     assert "strassen^2.fused: 49 products one after the other (Var#0, 4 Var#4" in said
-    assert variants_text(count_touched_blocks(scheme("winograd"), p) for p in range(7)).count("Var#0") == 1
+    assert fused_variants_text(count_touched_blocks(scheme("winograd"), p) for p in range(7)).count("Var#0") == 1
 
 
 # ---- which products are one launch, and which run side by side
