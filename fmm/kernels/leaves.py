@@ -93,7 +93,7 @@ EMULATED_LEAF = Leaf(
     ("cuda",),
     types=("float64", "complex128"),
     call_text="one BLAS call",
-    # No candidate: on an H200 and an H100, residues with the same accuracy are faster at all sizes.
+    # No candidate: the leaf runs by name only, and no tuning measures its rate.
     forms=(),
     emulates=True,
     relative_error=0.07,  # the error is about 7e-17, relative in the Frobenius norm
