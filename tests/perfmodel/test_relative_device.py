@@ -83,6 +83,17 @@ def shipped_model(key: str, name: str, dtype: str) -> Calibration:
     return found
 
 
+KEYS = {"H100": "cuda-9.0-132sm-nvidia-h100-80gb-hbm3", "H200": "cuda-9.0-132sm-nvidia-h200"}
+
+
+@pytest.mark.parametrize(("name", "below", "above"), [("H200", 2400, 2700), ("H100", 2900, 3200)])
+def test_squares_of_float64_are_by_residues_from_the_side_in_the_docs(name: str, below: int, above: int) -> None:
+    """docs/numerics.md: from about 2,500 and 3,000."""
+    model, limits = shipped_model(KEYS[name], name, "float64"), Limits(1 << 40, GPU_ERROR_GROWTH_LIMIT)
+    plans = [str(choose(Problem(n, n, n, "float64"), model, limits).best.plan) for n in (below, above)]
+    assert plans == ["vendor", "residues(14) > bytes"]
+
+
 # The least average share of the best plan's speed that choices by the other card's scaled model have, with emulation
 # and without.
 SCALED_SHARE = {"float32": 0.991, "float64": 0.991, "bfloat16": 0.996, "tf32": 0.999, "float16": 0.98}
@@ -95,9 +106,8 @@ def test_one_cards_model_chooses_better_for_the_other_card_than_the_datasheet(
     known: str, relative: str, dtype: str
 ) -> None:
     """The shipped models of both cards are measured; each stands in for the measured speeds of its own card."""
-    keys = {"H100": "cuda-9.0-132sm-nvidia-h100-80gb-hbm3", "H200": "cuda-9.0-132sm-nvidia-h200"}
-    own = shipped_model(keys[relative], relative, dtype)
-    scaled = scale_to_relative(shipped_model(keys[known], known, dtype), known, relative, dtype)
+    own = shipped_model(KEYS[relative], relative, dtype)
+    scaled = scale_to_relative(shipped_model(KEYS[known], known, dtype), known, relative, dtype)
     assert scaled is not None
     drawn = random.Random(1)
     shapes = [tuple(int(2 ** drawn.uniform(9, 14.3)) for _ in range(3)) for _ in range(60)]
