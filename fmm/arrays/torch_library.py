@@ -207,6 +207,8 @@ class _TorchLibraryBase:
         return torch_gemm(a, b, c, alpha, beta, c)
 
     def fast_vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+        if type(alpha) is float or type(beta) is float:
+            check_integer_factors(a, alpha, beta)
         if alpha == 0:  # with alpha = 0, a and b are not read
             a, b, alpha = a[..., :0], b[..., :0, :], 1
         if c is None and alpha == 1:
@@ -214,7 +216,9 @@ class _TorchLibraryBase:
         if out is None:
             return _torch_gemm_with_factors(a, b, c, alpha, beta, None)
         if _overlaps(out, a) or _overlaps(out, b) or (c is not None and c is not out and _overlaps(out, c)):
-            return out.copy_(_torch_gemm_with_factors(a, b, c, alpha, beta, None))
+            arrays = (a, b, out) if c is None else (a, b, c, out)
+            if not (torch.is_grad_enabled() and any(x.requires_grad for x in arrays)):  # else torch raises an error
+                return out.copy_(_torch_gemm_with_factors(a, b, c, alpha, beta, None))
         return _torch_gemm_with_factors(a, b, c, alpha, beta, out)
 
     def is_plain_product(self, a: Any, b: Any, out: Any, c: Any = None) -> bool:

@@ -147,6 +147,7 @@ def test_a_small_scaled_gemm_of_tensors_is_computed_or_rejected_as_a_large_one(m
     torch: Any = pytest.importorskip("torch")
     x, square, long = torch.arange(12.0).reshape(3, 4), torch.eye(3), 1 << 70
     grad, z = torch.ones(3, 4, requires_grad=True), torch.arange(9.0).reshape(3, 3).cfloat()
+    recorded = torch.ones(3, 3, requires_grad=True)
     calls: dict[str, Callable[[], Any]] = {
         "alpha is 0": lambda: fmm.gemm(x, x.T, square, alpha=0, beta=2),
         "alpha is 0, shapes": lambda: fmm.gemm(x, x, alpha=0),
@@ -173,6 +174,8 @@ def test_a_small_scaled_gemm_of_tensors_is_computed_or_rejected_as_a_large_one(m
         "an operand as place": lambda: fmm.gemm(z, z, z, alpha=2, beta=1, out=z.clone()),
         "a gradient": lambda: torch.autograd.grad(fmm.gemm(grad, x.T, square, alpha=2, beta=1).sum(), grad)[0],
         "a gradient and a place": lambda: fmm.gemm(grad, x.T, out=torch.empty(3, 3)),
+        "a gradient and an operand as place": lambda: fmm.gemm(recorded, square, alpha=2, out=square),
+        "a gradient and its own place": lambda: fmm.gemm(recorded, square, square, beta=2, out=recorded),
     }
 
     def outcome(call: Callable[[], Any]) -> tuple[str, Any]:
@@ -183,7 +186,9 @@ def test_a_small_scaled_gemm_of_tensors_is_computed_or_rejected_as_a_large_one(m
         return f"{type(c).__name__} {c.dtype} {c.requires_grad}", c.detach().resolve_conj().clone()
 
     fmm.gemm(x, x.T)  # torch's type is known from now on
-    found = {name: outcome(call) for name, call in calls.items()}
+    for _ in range(2):  # an error is raised again
+        square.copy_(torch.eye(3))
+        found = {name: outcome(call) for name, call in calls.items()}
     square.copy_(torch.eye(3))
     monkeypatch.setattr("fmm.api.run_small_scaled_gemm", lambda *arguments: None)
     monkeypatch.setattr("fmm.api.run_cached_gemm", lambda *arguments: None)
