@@ -79,7 +79,7 @@ def matmul(a: Any, b: Any, *, precision: Any = "highest") -> jax.Array:
     left, right = a.astype(dtype), b.astype(dtype)
     left = left[None] if a.ndim == 1 else left
     right = right[:, None] if b.ndim == 1 else right
-    c = _stacked_product(left, right, _checked_precision(precision))
+    c = _product_of_stacks(left, right, _checked_precision(precision))
     if a.ndim == 1:
         c = c[..., 0, :]
     return c[..., 0] if b.ndim == 1 else c
@@ -149,7 +149,7 @@ def installed() -> Iterator[None]:
 # ---- the primitives
 
 
-def _stacked_product(a: jax.Array, b: jax.Array, precision: lax.Precision) -> jax.Array:
+def _product_of_stacks(a: jax.Array, b: jax.Array, precision: lax.Precision) -> jax.Array:
     """Return the product of two stacks of matrices; leading axes are broadcast as in jnp.matmul."""
     options = {"transpose_a": False, "transpose_b": False, "precision": precision}
     if b.ndim == 2:  # all rows of the stack form one product

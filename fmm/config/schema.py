@@ -340,7 +340,7 @@ def _parse_above_zero(raw: JsonValue) -> float:
     return found
 
 
-def _parse_by_name(raw: JsonValue, parse: Callable[[JsonValue], Any]) -> dict[str, Any]:
+def _parse_object_values(raw: JsonValue, parse: Callable[[JsonValue], Any]) -> dict[str, Any]:
     """Return a JSON object with each value parsed by `parse`; an empty dictionary for null."""
     return {str(name): parse(value) for name, value in ({} if raw is None else raw).items()}
 
@@ -359,23 +359,27 @@ def _parse_taus(raw: JsonValue) -> dict[str, float | None]:
 
 
 def _parse_speedups(raw: JsonValue) -> dict[str, float]:
-    return {str(int(side)): gain for side, gain in _parse_by_name(raw, _parse_above_zero).items()}
+    return {str(int(side)): gain for side, gain in _parse_object_values(raw, _parse_above_zero).items()}
 
 
 THRESHOLD_CHECKS: Mapping[str, JsonCheck] = {
     **dict.fromkeys(NAMES_IN_SECONDS, parser_check("a number above 0", _parse_above_zero)),
     **dict.fromkeys(("n1", "n1_measured", "epsilon"), parser_check("a number or null", _parse_finite)),
     **dict.fromkeys(TAU_NAMES, parser_check("an object of value, low and high, each a number or null", _parse_spread)),
-    "block_strategy": parser_check("an object of names, by sides", partial(_parse_by_name, parse=str)),
+    "block_strategy": parser_check("an object of names, by sides", partial(_parse_object_values, parse=str)),
     "one_level": parser_check("an object of numbers above 0, by sides", _parse_speedups),
-    "intervals": parser_check("an object of pairs of numbers or null", partial(_parse_by_name, parse=_parse_interval)),
-    "without_emulation": parser_check("an object of numbers or null", partial(_parse_by_name, parse=_parse_finite)),
+    "intervals": parser_check(
+        "an object of pairs of numbers or null", partial(_parse_object_values, parse=_parse_interval)
+    ),
+    "without_emulation": parser_check(
+        "an object of numbers or null", partial(_parse_object_values, parse=_parse_finite)
+    ),
     "measured_taus": parser_check(
-        "an object of objects of tau1, tau2 and tau3", partial(_parse_by_name, parse=_parse_taus)
+        "an object of objects of tau1, tau2 and tau3", partial(_parse_object_values, parse=_parse_taus)
     ),
     "measured_intervals": parser_check(
         "an object of objects of pairs of numbers or null",
-        partial(_parse_by_name, parse=partial(_parse_by_name, parse=_parse_interval)),
+        partial(_parse_object_values, parse=partial(_parse_object_values, parse=_parse_interval)),
     ),
 }
 OPTIONAL_THRESHOLDS = frozenset({"measured_taus", "measured_intervals"})  # fields that older configs lack

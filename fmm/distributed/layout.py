@@ -243,6 +243,6 @@ class MeshLayout:
 
 
 @lru_cache(maxsize=1024)
-def interned_layout(layout: MeshLayout) -> MeshLayout:
+def interned_mesh_layout(layout: MeshLayout) -> MeshLayout:
     """Return one and the same object for all equal layouts, so that its cached properties are computed only once."""
     return layout

@@ -30,7 +30,7 @@ from fmm.distributed.exchange import (
     redistribute_result_to_row,
     translate_lost_process_errors,
 )
-from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, BlocksHeld, CutAxes, MeshLayout, interned_layout
+from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, BlocksHeld, CutAxes, MeshLayout, interned_mesh_layout
 from fmm.distributed.level_over_blocks import multiply_blocks
 from fmm.distributed.quadrants import outer_level_blocks, parse_outer_level
 from fmm.dtypes import STORED_TYPES
@@ -163,13 +163,13 @@ def _multiply_and_redistribute(a: Any, b: Any, options: SharingOptions, sharing:
 
 def compute_shared_product(sharing: AgreedSharing, a: Any, b: Any) -> Any:
     """Return the product as a DTensor with the placements in which the processes compute it."""
-    mesh, outer_plan, layout = a.device_mesh, Plan.parse(sharing.outer_plan), interned_layout(sharing.layout)
+    mesh, outer_plan, layout = a.device_mesh, Plan.parse(sharing.outer_plan), interned_mesh_layout(sharing.layout)
     processes, local = mesh_processes(mesh), partial(_multiply_local_panels, sharing)
     with translate_lost_process_errors(processes, "A and B are redistributed"):
         a, b = _local_part(a, layout.a[: mesh.ndim]), _local_part(b, layout.b[: mesh.ndim])
 
     def start_product(block: MeshLayout, left: Any, right: Any) -> ProductInProgress:
-        return ProductInProgress(processes, interned_layout(block), left, right)
+        return ProductInProgress(processes, interned_mesh_layout(block), left, right)
 
     def finish_product(product: ProductInProgress) -> Any:
         return product.finish_product(local)

@@ -84,7 +84,7 @@ class CupyFunctions:
         if arguments is not None and self.are_plain_arrays(operands) and operands[0].ndim == operands[1].ndim == 2:
             a, b, out = arguments
             matches = a.shape[1] == b.shape[0] and a.dtype == b.dtype and self.is_valid_out(out, a, b)
-            by_fmm = matches and not self.is_small_product(a, (*a.shape, b.shape[1]))
+            by_fmm = matches and not self.is_too_small_for_plans(a, (*a.shape, b.shape[1]))
             return multiply_and_count("cupy.dot", matmul if by_fmm else self.own_dot, *operands, **options)
         return self.own_dot(*operands, **options)
 
@@ -101,7 +101,7 @@ class CupyFunctions:
         ):
             a, b = operands[0], operands[1].T
             matches = a.shape[1] == b.shape[0] and a.dtype == b.dtype
-            by_fmm = matches and not self.is_small_product(a, (*a.shape, b.shape[1]))
+            by_fmm = matches and not self.is_too_small_for_plans(a, (*a.shape, b.shape[1]))
             return multiply_and_count("cupy.inner", matmul if by_fmm else self.product_by_cupy_inner, a, b)
         return self.own_inner(*operands, **options)
 
@@ -111,7 +111,7 @@ class CupyFunctions:
     def tensordot(self, a: Any, b: Any, axes: Any = 2) -> Any:
         if self.are_plain_arrays((a, b)) and a.dtype == b.dtype:
             matrices = parse_contraction(a.shape, b.shape, axes)
-            if matrices is not None and not self.is_small_product(a, matrices.size):
+            if matrices is not None and not self.is_too_small_for_plans(a, matrices.size):
                 m, k, n = matrices.size
                 left = a.transpose(matrices.left_axes).reshape(m, k)
                 right = b.transpose(matrices.right_axes).reshape(k, n)
@@ -125,7 +125,7 @@ class CupyFunctions:
         valid = type(out) is self.ndarray and out.dtype == a.dtype and out.shape == (a.shape[0], b.shape[1])
         return valid and bool(out.flags.c_contiguous)
 
-    def is_small_product(self, a: Any, size: tuple[int, int, int]) -> bool:
+    def is_too_small_for_plans(self, a: Any, size: tuple[int, int, int]) -> bool:
         """Return True if a product is so small, or of such a type, that no plan is faster than CuPy."""
         return a.dtype.kind not in "fcV" or is_small_on_device(*size, a.itemsize)
 

@@ -40,7 +40,7 @@ def call_after_import(module: str, callback: ImportCallback) -> bool:
         return True
 
 
-def _take_callbacks(module: str) -> list[ImportCallback]:
+def _pop_callbacks_of_module(module: str) -> list[ImportCallback]:
     """Remove and return the callbacks that wait for a loaded module.
 
     If no callback waits for the module, record that the module's import has ended.
@@ -56,7 +56,7 @@ def _take_callbacks(module: str) -> list[ImportCallback]:
 
 def run_import_callbacks(module: str) -> None:
     """Run the callbacks that wait for this module, which has just been loaded."""
-    while callbacks := _take_callbacks(module):  # a running callback may register another callback
+    while callbacks := _pop_callbacks_of_module(module):  # a running callback may register another callback
         for callback in callbacks:
             callback(module)
 

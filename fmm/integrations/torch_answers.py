@@ -126,7 +126,7 @@ class DispatcherOperators:
 
     def _is_declined(self, a: Any, b: Any) -> bool:
         """Return True if the product is small, or its decline is cached; a hook declines these products itself."""
-        return _is_small_product(a, b) or (a.dim() == 2 and was_declined(self.library, a, b))
+        return _is_too_small_for_plans(a, b) or (a.dim() == 2 and was_declined(self.library, a, b))
 
     def _recurring_call(self, a: Any, b: Any, addend: Any, out: Any, update: BlasGemmParams) -> RecurringCall | None:
         """Return the call with the key under which its plan is cached; None if no plan is cached for these operands."""
@@ -151,7 +151,7 @@ class DispatcherOperators:
         recurring: RecurringCall | None,
     ) -> Any:
         """Return alpha * a @ b + beta * addend, or None if torch's own kernel must run."""
-        if _is_small_product(a, b):  # the hook itself declines small products, unless a report counts them
+        if _is_too_small_for_plans(a, b):  # the hook itself declines small products, unless a report counts them
             _count_decline(where, a, b, SMALL_REASON)
             return None
         if not are_plain_operands(a, b) or not (out is None or is_valid_out(out, a, b)):
@@ -198,7 +198,7 @@ class DispatcherOperators:
             return run_gemm(self.library, a, b, addend, out, update, NO_CONSTRAINTS, recurring)
 
 
-def _is_small_product(a: Any, b: Any) -> bool:
+def _is_too_small_for_plans(a: Any, b: Any) -> bool:
     """Return True if a product is too small for a plan, by the same limits as in the C++ hook."""
     return small_enough(a.shape[-2], a.shape[-1], b.shape[-1], a.element_size())
 

@@ -47,7 +47,7 @@ def qr_passes(library: NumpySolvers, a: Any, limit: float | None, max_passes: in
     """Run all passes except the last division; return None if the columns do not become orthonormal."""
     q, r = a, None
     for step in range(max_passes):
-        gram = gram_of_tall(library, q, limit)
+        gram = gram_of_tall_matrix(library, q, limit)
         is_last = step > 0 and deviation_from_identity(library, gram) <= MAX_DEVIATION
         if step == max_passes - 1 and not is_last:
             return None
@@ -83,7 +83,7 @@ def deviation_from_identity(library: NumpySolvers, gram: Any) -> float:
     return float(library.module.linalg.norm(gram - library.identity(gram.shape[0], gram)))
 
 
-def gram_of_tall(library: NumpySolvers, a: Any, limit: float | None) -> Any:
+def gram_of_tall_matrix(library: NumpySolvers, a: Any, limit: float | None) -> Any:
     """Return A^H A, for a matrix with very many rows as a sum over blocks of rows."""
     m, n = a.shape
     if not is_gram_summed_by_row_blocks(m, n, step_conditions(library, a, limit)):

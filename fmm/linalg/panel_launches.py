@@ -248,7 +248,7 @@ def inverse_source(dtype: str) -> str:
 
 
 @lru_cache(maxsize=2048)
-def _panel_sequence(shape: PanelShape, device: int) -> Any:
+def _panel_launch_sequence(shape: PanelShape, device: int) -> Any:
     from cupy_backends.cuda.api import driver
 
     from fmm.kernels.cuda.launch.player import LaunchSequence
@@ -261,7 +261,7 @@ def _panel_sequence(shape: PanelShape, device: int) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _inverse_sequence(form: BlockForm, device: int) -> Any:
+def _inverse_launch_sequence(form: BlockForm, device: int) -> Any:
     from fmm.kernels.cuda.launch.player import LaunchSequence
 
     return LaunchSequence(list(inverse_launches(form)), device)
@@ -269,17 +269,17 @@ def _inverse_sequence(form: BlockForm, device: int) -> Any:
 
 def factor_panel(shape: PanelShape, panel: int, pivots: int, device: int, stream: int) -> None:
     """Factor a panel in place; `panel` and `pivots` are device addresses."""
-    _panel_sequence(shape, device).launch_all({PANEL: panel, PIVOTS: pivots}, stream)
+    _panel_launch_sequence(shape, device).launch_all({PANEL: panel, PIVOTS: pivots}, stream)
 
 
 def invert_blocks(form: BlockForm, matrix: int, inverses: int, scratch: int, device: int, stream: int) -> None:
     """Write the inverses of all blocks on the diagonal; `matrix`, `inverses` and `scratch` are device addresses."""
-    sequence = _inverse_sequence(form, device)
+    sequence = _inverse_launch_sequence(form, device)
     sequence.launch_all({MATRIX: matrix, INVERSES: inverses, SCRATCH: scratch}, stream)
 
 
 @lru_cache(maxsize=2048)
-def _trace_sequence(count: int, origin: int, device: int) -> Any:
+def _exchanged_rows_sequence(count: int, origin: int, device: int) -> Any:
     from fmm.kernels.cuda.launch.player import LaunchSequence
 
     return LaunchSequence([exchanged_rows_launch(count, origin)], device)
@@ -290,4 +290,4 @@ def list_exchanged_rows(count: int, origin: int, pivots: int, rows: int, device:
 
     The exchanges move at most 2 * count rows. `pivots` and `rows` are device addresses.
     """
-    _trace_sequence(count, origin, device).launch_all({PIVOTS: pivots, ROWS: rows}, stream)
+    _exchanged_rows_sequence(count, origin, device).launch_all({PIVOTS: pivots, ROWS: rows}, stream)

@@ -282,14 +282,14 @@ class DeviceSolvers(NumpySolvers):
         with context or nullcontext():
             function(*arguments, device, stream)
 
-    def kernel_type(self, x: Any) -> str:
+    def solver_kernel_dtype(self, x: Any) -> str:
         """Return the element type for the kernels of solvers; an empty text if no kernel supports the array."""
         dtype = self.type_name(x)
         return dtype if dtype in CPP_NUMBERS and self.device(x).startswith("cuda") and has_cupy() else ""
 
     def is_measured(self, x: Any) -> bool:
         """Return True for float32 and float64 on a GPU of compute capability 9.0 that is not divided by MIG."""
-        if not self.kernel_type(x):
+        if not self.solver_kernel_dtype(x):
             return False
         from fmm.kernels.cuda.launch.device_facts import chip_of
 
@@ -303,7 +303,7 @@ class DeviceSolvers(NumpySolvers):
     def factor_panel(self, a: Any, pivots: Any) -> None:
         """Factor a panel in place, and write the pivots, counted from the panel's first row."""
         (rows, columns), (down, across) = a.shape, self.element_steps(a)
-        shape = PanelShape(rows, columns, down, across, self.kernel_type(a))
+        shape = PanelShape(rows, columns, down, across, self.solver_kernel_dtype(a))
         pointer = self.adapter.data_pointer
         self.launch(a, panel_launches.factor_panel, shape, pointer(a), pointer(pivots))
 
@@ -320,7 +320,7 @@ class DeviceSolvers(NumpySolvers):
 
     def invert_blocks(self, a: Any, stacked: Any, block: InvertedBlock) -> bool:
         """Write the inverses of the blocks on the diagonal of a; return False if no kernel inverts these blocks."""
-        if not (dtype := self.kernel_type(a)) or block.side % INVERTED_SIDE:
+        if not (dtype := self.solver_kernel_dtype(a)) or block.side % INVERTED_SIDE:
             return False
         down, across = self.element_steps(a)
         form = BlockForm(a.shape[0], down, across, dtype, *block)

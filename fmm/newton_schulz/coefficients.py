@@ -33,14 +33,14 @@ POLAR_EXPRESS: tuple[StepCoefficients, ...] = (
 SAFETY_FACTOR = 1.01
 
 
-def _with_safety_factor(step: StepCoefficients) -> StepCoefficients:
+def _damped_coefficients(step: StepCoefficients) -> StepCoefficients:
     a, b, c = step
     return a / SAFETY_FACTOR, b / SAFETY_FACTOR**3, c / SAFETY_FACTOR**5
 
 
 NAMED_COEFFICIENTS: dict[str, tuple[StepCoefficients, ...]] = {
     "muon": (MUON,),
-    "polar-express": (*map(_with_safety_factor, POLAR_EXPRESS[:-1]), POLAR_EXPRESS[-1]),
+    "polar-express": (*map(_damped_coefficients, POLAR_EXPRESS[:-1]), POLAR_EXPRESS[-1]),
 }
 
 

@@ -20,7 +20,7 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.workspace import batch_scratch_bytes
+from fmm.kernels.plans.workspace import leaf_batch_scratch_bytes
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.level_counts import LevelCounts, MovedElements, count_leaf_level, count_level
 from fmm.problem import Fill, Operation, Shape
@@ -172,7 +172,7 @@ def _level_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingR
     )
     if plan.levels and plan.levels[0].is_batched:
         sizes = [(p, inside.itemsize, *size, times) for (p, size, _), times in level.calls.items()]
-        scratch = max((batch_scratch_bytes(*size) for size in sizes), default=0)
+        scratch = max((leaf_batch_scratch_bytes(*size) for size in sizes), default=0)
         total = total._replace(workspace=max(total.workspace, own + scratch))
     return total
 

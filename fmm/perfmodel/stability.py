@@ -222,7 +222,7 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
     return float(plan.leaf_use.leaf.relative_error * max(random, positive))
 
 
-class _ErrorGrowths(NamedTuple):
+class _ErrorGrowthPair(NamedTuple):
     """The error growth on random numbers and on numbers of one sign."""
 
     random: float
@@ -235,7 +235,7 @@ class _ErrorGrowths(NamedTuple):
 # vendor's error. A complex product from three real products has up to 5.9 times the vendor's error on positive numbers.
 # These multiples of the vendor's error on positive numbers are largest at k = 291, where a complex product adds up two
 # partial sums and a real product has a single sum.
-SHORTER_PIECES_GROWTH: Final = _ErrorGrowths(1.6, 2.7)
+SHORTER_PIECES_GROWTH: Final = _ErrorGrowthPair(1.6, 2.7)
 
 
 def is_error_measured(plan: Plan) -> bool:

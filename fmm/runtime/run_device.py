@@ -20,7 +20,7 @@ from cupy_backends.cuda.api import runtime
 
 from fmm.arrays.host_memory import register_release_callback
 from fmm.arrays.library import DeviceLibrary
-from fmm.kernels.cuda.launch.bound_calls import make_calls
+from fmm.kernels.cuda.launch.bound_calls import run_bound_calls
 from fmm.kernels.cuda.launch.cublas import StreamContext, set_handle_stream
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.graphs import GraphCache, GraphCaptures, KernelNode, UpdatableGraph
@@ -290,7 +290,7 @@ class StreamCall:
                 player.launch_all(own, stream)
             return
         prepared = [player.prepare_calls(own, stream) for player, own in products]
-        make_calls([call for calls, _ in prepared for call in calls])
+        run_bound_calls([call for calls, _ in prepared for call in calls])
         for _, give_back in prepared[:MAX_REUSED_PARAMETER_SETS]:
             give_back()
 

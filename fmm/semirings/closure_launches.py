@@ -26,7 +26,7 @@ from fmm.semirings.minplus_kernel import (
     fastest_minplus_sizes,
     largest_tile_side,
     minplus_launch,
-    product_clocks,
+    predicted_product_cycles,
 )
 
 # Each temporary begins in the workspace at a multiple of this number of entries.
@@ -159,5 +159,5 @@ def closure_seconds(ring: TropicalRing, n: int, chip: Chip, with_predecessors: b
 def product_seconds(ring: TropicalRing, products: list[ProductSize], chip: Chip, with_arguments: bool = False) -> float:
     """Return the predicted seconds of one launch that computes these products."""
     sizes = fastest_minplus_sizes(ring, with_arguments, products, chip.multiprocessors)
-    clocks = product_clocks(ring, with_arguments, sizes, products, chip.multiprocessors)
+    clocks = predicted_product_cycles(ring, with_arguments, sizes, products, chip.multiprocessors)
     return chip.fitted.launch + clocks / chip.clock

@@ -294,7 +294,7 @@ ARGUMENT_SUM_RATES = {"Half": SumsPerClock(12, 15.5), "Medium": SumsPerClock(10,
 DOUBLE_SUM_RATES = {"Half": SumsPerClock(10, 18.3), "Medium": SumsPerClock(10.7, 18.4), "Small": SumsPerClock(9, 17)}
 
 
-def product_clocks(
+def predicted_product_cycles(
     ring: TropicalRing, with_arguments: bool, sizes: TileSizes, products: Sequence[ProductSize], multiprocessors: int
 ) -> float:
     """Return the predicted clock cycles from the start of a launch until its last thread block ends.
@@ -320,5 +320,5 @@ def fastest_minplus_sizes(
     """Return the tile sizes with which the launch of these products needs the fewest predicted clock cycles."""
     return min(
         candidate_tile_sizes(ring, with_arguments),
-        key=lambda sizes: product_clocks(ring, with_arguments, sizes, products, multiprocessors),
+        key=lambda sizes: predicted_product_cycles(ring, with_arguments, sizes, products, multiprocessors),
     )

@@ -213,7 +213,7 @@ def test_the_gram_matrix_of_a_long_matrix_is_the_sum_over_blocks_of_rows(monkeyp
     monkeypatch.setattr(cholesky_qr, "is_gram_summed_by_row_blocks", lambda *_: True)
     for m in (8, 80, 83):
         a = random_matrix(m, 3, "complex128")
-        np.testing.assert_allclose(cholesky_qr.gram_of_tall(NUMPY_SOLVERS, a, None), a.conj().T @ a, rtol=1e-13)
+        np.testing.assert_allclose(cholesky_qr.gram_of_tall_matrix(NUMPY_SOLVERS, a, None), a.conj().T @ a, rtol=1e-13)
 
 
 @pytest.mark.usefixtures("on_an_h200")

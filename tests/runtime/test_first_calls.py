@@ -244,7 +244,7 @@ def test_odd_operands_are_numpys(name: str, plan: str | None) -> None:
         assert outcome(lambda a=a, b=b: by_fmm(plan, a, b)) == outcome(lambda a=a, b=b: np.matmul(a, b))  # type: ignore[misc]
 
 
-def _temporary_places() -> dict[str, Any]:
+def _three_temporary_places() -> dict[str, Any]:
     """For a result, none of them the plain one that it wants."""
     places: dict[str, Any] = {
         name: np.zeros((4, 4), name) for name in ("f4", "i8", "D", "O", "?", ">f8", "f2", "M8[s]")
@@ -270,10 +270,10 @@ def _temporary_places() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("name", _temporary_places())
+@pytest.mark.parametrize("name", _three_temporary_places())
 def test_odd_places_for_a_result_are_numpys(name: str, plan: str | None) -> None:
     for x in (M, M.astype("f4"), M.astype(int), M.astype("D"), ODD["masked"], ODD["rows"]):
-        ours, theirs = _temporary_places()[name], _temporary_places()[name]
+        ours, theirs = _three_temporary_places()[name], _three_temporary_places()[name]
         found = outcome(lambda x=x, out=ours: by_fmm(plan, x, x, out=out))  # type: ignore[misc]
         assert found == outcome(lambda x=x, out=theirs: np.matmul(x, x, out=out))  # type: ignore[misc]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.products.simt_kernel import MemoryAccess, TileKernel, simt_kernel_source
-from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, pointer_words
+from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, pointer_word_indices
 from tests.support.host_compiler import SANITIZER, header, shared_library
 from tests.support.host_launch import aligned, parameter_words
 
@@ -57,5 +57,5 @@ def floats(count: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
 
 def tile_words(op: TileOp | TileGroup, memory: Mapping[str, int | np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """Return the parameters of a launch with the addresses filled in."""
-    slots = [(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
+    slots = [(word, x.base, x.offset) for word, x in zip(pointer_word_indices(op), op.pieces, strict=True)]
     return parameter_words(op.parameter_bytes, slots, memory)

@@ -175,14 +175,14 @@ def composed_scheme(factors: tuple[Scheme, ...], name: str) -> Scheme:
 
 
 def _kronecker_product(x: Scheme, y: Scheme) -> Scheme:
-    def composed_rows(p: Matrix, q: Matrix, columns: int, inner_rows: int, inner_columns: int) -> Matrix:
+    def kronecker_rows(p: Matrix, q: Matrix, columns: int, inner_rows: int, inner_columns: int) -> Matrix:
         rows = []
         for i, s, j, t in product(range(len(p) // columns), range(inner_rows), range(columns), range(inner_columns)):
             outer, inner = p[i * columns + j], q[s * inner_columns + t]
             rows.append(tuple(a * b for a in outer for b in inner))
         return tuple(rows)
 
-    u = composed_rows(x.u, y.u, x.k, y.m, y.k)
-    v = composed_rows(x.v, y.v, x.n, y.k, y.n)
-    w = composed_rows(x.w, y.w, x.n, y.m, y.n)
+    u = kronecker_rows(x.u, y.u, x.k, y.m, y.k)
+    v = kronecker_rows(x.v, y.v, x.n, y.k, y.n)
+    w = kronecker_rows(x.w, y.w, x.n, y.m, y.n)
     return Scheme(f"{x.name}*{y.name}", "", x.m * y.m, x.k * y.k, x.n * y.n, u, v, w)

@@ -169,7 +169,7 @@ def rescale_arrays(step: LineExponents | RescaledCopy, reads: Sequence[Array], d
     Lines of symbols (in symbolic proofs) have the exponent 0.
     """
     if isinstance(step, LineExponents):
-        dest[0, :] = 0 if dest.dtype == object else _line_exponents(step, reads)
+        dest[0, :] = 0 if dest.dtype == object else _exponents_of_lines(step, reads)
     elif dest.dtype == object:
         if dest is not reads[0]:
             dest[...] = reads[0]
@@ -177,17 +177,17 @@ def rescale_arrays(step: LineExponents | RescaledCopy, reads: Sequence[Array], d
         _rescale_matrix(step, reads, dest)
 
 
-def _line_exponents(step: LineExponents, reads: Sequence[Array]) -> Array:
+def _exponents_of_lines(step: LineExponents, reads: Sequence[Array]) -> Array:
     source = reads[0] if step.axis == 0 else reads[0].T
     found = np.empty(len(source), np.int64)
     along = step.sign * _as_integers(reads[1]) if step.sign else None
     height = max(MAX_RESCALED_ELEMENTS // source.shape[1], 1)
     for top in range(0, len(source), height):
-        found[top : top + height] = _largest_exponents(source[top : top + height], along)
+        found[top : top + height] = _largest_row_exponents(source[top : top + height], along)
     return np.right_shift(found - _as_integers(reads[-1]), 1) if step.against else found
 
 
-def _largest_exponents(rows: Array, along: Array | None) -> Array:
+def _largest_row_exponents(rows: Array, along: Array | None) -> Array:
     with np.errstate(all="ignore"):
         size = np.maximum(abs(rows.real), abs(rows.imag)) if rows.dtype.kind == "c" else abs(rows)
         finite = np.isfinite(size).all(axis=1)

@@ -70,10 +70,10 @@ class _BlockedProduct:
         rows, columns = (self._line_exponents(x, top) for x in (self.a, self.b.T))
         for j in range(0, n, BLOCK_SIDE):
             block_columns = slice(j, min(j + BLOCK_SIDE, n))
-            y = self._scaled_lines(self.b.T[block_columns], columns[block_columns])
+            y = self._scaled_integer_lines(self.b.T[block_columns], columns[block_columns])
             for i in range(0, m, BLOCK_SIDE):
                 block_rows = slice(i, min(i + BLOCK_SIDE, m))
-                x = self._scaled_lines(self.a[block_rows], rows[block_rows])
+                x = self._scaled_integer_lines(self.a[block_rows], rows[block_rows])
                 sums = self._weighted_sums(x, y)
                 by = -rows[block_rows, None] - columns[None, block_columns]
                 self._join(sums, by, self.c[block_rows, block_columns])
@@ -89,7 +89,7 @@ class _BlockedProduct:
             raise NonfiniteError
         return found
 
-    def _scaled_lines(self, lines: Array, exponents: Array) -> Array:
+    def _scaled_integer_lines(self, lines: Array, exponents: Array) -> Array:
         """Return the scaled and rounded integers, as float64: an array of the real parts and one of the imaginary."""
         found = np.empty((1 + self.pieces.for_complex, *lines.shape))
 

@@ -241,19 +241,19 @@ class CallerTask(Generic[ResultT]):
         """Run the work on the worker thread, and make the worker idle again before the caller continues."""
         try:
             if try_claim_job(self.claim):
-                self.run_work()
+                self.run_and_store_result()
         finally:
             retry_until_done(_become_idle)
             self.ended = True
             retry_until_done(self.gate.open)
 
-    def run_work(self) -> None:
+    def run_and_store_result(self) -> None:
         work, self.work = self.work, None
         try:
             assert work is not None
             _running_tasks.append(self)
             if self.caller in _threads_left_at_exit:
-                _block_forever(self)
+                _sleep_until_process_ends(self)
             _set_processors(self.processors)
             self.result = work()
         except BaseException as error:
@@ -357,7 +357,7 @@ def wait_for_tasks_at_exit() -> None:
         time.sleep(EXIT_CHECK_SECONDS)
 
 
-def _block_forever(task: CallerTask[Any]) -> None:
+def _sleep_until_process_ends(task: CallerTask[Any]) -> None:
     """Block this worker until the process ends; the daemon thread that waits for the task is blocked too."""
     _running_tasks.remove(task)
     lock = allocate_lock()

@@ -99,11 +99,11 @@ def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchL
     unflagged = False  # True if C contains numbers that no kernel has checked for inf and NaN
     for op, stream in zip(fuse_plane_sums(wanted.ops, target), wanted.streams, strict=True):
         selected = (op,) if isinstance(op, StreamSync) else select_launches(op, target)
-        if recomputes and _mirrors_after_recompute(problem) and _is_checked_mirror(op, selected, unflagged):
+        if recomputes and _is_mirrored_after_recompute(problem) and _is_checked_mirror(op, selected, unflagged):
             selected = selected[:-1]  # omit this mirror of C: the launches that recompute C end with the same mirror
         steps += selected
         streams += [stream] * len(selected)
-        unflagged = (unflagged and not _mirrors_result(op)) or _writes_c_without_flag(op, selected)
+        unflagged = (unflagged and not _mirrors_lower_triangle(op)) or _writes_c_without_flag(op, selected)
     if recomputes:
         # A plan that is one GEMM and saves no multiplications needs no scan: its inf and NaN are in the same entries as
         # the vendor's.
@@ -167,14 +167,14 @@ def _recompute_steps(
     launches = recompute_launches(
         problem, is_unchecked, target.chip, target.alignment_by_base, addend, plan.conjugated_operands
     )
-    if not _mirrors_after_recompute(problem):
+    if not _is_mirrored_after_recompute(problem):
         return launches
     c = operand_views(problem)["C"]
     mirror = MirrorOp(c, c, full=problem.fill == "full")
     return *launches, *select_launches(mirror, replace(target, flagged=False))
 
 
-def _mirrors_after_recompute(problem: Problem) -> bool:
+def _is_mirrored_after_recompute(problem: Problem) -> bool:
     """Return True if C is mirrored after the recomputation.
 
     A recomputed complex C is not exactly Hermitian: its triangles differ by rounding errors, and its diagonal has small
@@ -186,14 +186,14 @@ def _mirrors_after_recompute(problem: Problem) -> bool:
 def _is_checked_mirror(op: RecordedOp, steps: Sequence[LaunchStep], unflagged: bool) -> bool:
     """Return True if the last step mirrors the complete C in place, and earlier kernels have checked C's numbers."""
     mirror = op.mirror if isinstance(op, MirroredGemm) else op
-    if not (isinstance(mirror, MirrorOp) and _mirrors_result(op) and mirror.is_in_place):
+    if not (isinstance(mirror, MirrorOp) and _mirrors_lower_triangle(op) and mirror.is_in_place):
         return False
     if mirror is op:
         return not unflagged
     return len(steps) > 1 and not unflagged and not _writes_c_without_flag(op, steps[:-1])
 
 
-def _mirrors_result(op: RecordedOp) -> bool:
+def _mirrors_lower_triangle(op: RecordedOp) -> bool:
     """Return True if the operation mirrors C's lower triangle; the mirror kernel then also checks every number of C."""
     mirror = op.mirror if isinstance(op, MirroredGemm) else op
     return isinstance(mirror, MirrorOp) and mirror.full and mirror.writes_result
@@ -297,7 +297,7 @@ class LaunchRecorder:
         if (op := copy_op("begin C", addend, dest)) is not None:
             self._record(op)
 
-    def _record_scaling(self, dest: DeviceView, beta: Coefficient) -> None:
+    def _record_c_scaling(self, dest: DeviceView, beta: Coefficient) -> None:
         """Record dest = beta dest. If k = 0 or alpha = 0, this scaling is the complete GEMM."""
         place = Place("C", 0, 0, dest.rows, dest.cols)
         program = AdditionProgram(1, (((beta, 0),),), (1,)) if beta else AdditionProgram(0, ((),), (0,))
@@ -315,7 +315,7 @@ class LaunchRecorder:
             return
         if k == 0 or alpha == 0:
             for _, _, dest in products:
-                self._record_scaling(dest, beta)
+                self._record_c_scaling(dest, beta)
             return
         evenly_spaced = all(distance_between_views(x) is not None for x in zip(*products, strict=True))
         for batch in [products] if evenly_spaced else [[p] for p in products]:
@@ -329,7 +329,7 @@ class LaunchRecorder:
             return
         if k == 0 or alpha == 0:
             self.copy_addend(addend, dest)
-            self._record_scaling(dest, beta)
+            self._record_c_scaling(dest, beta)
             return
         self._record_gemm(leaf, [product], dtype, alpha, beta, addend)
 
@@ -451,12 +451,12 @@ class LaunchRecorder:
         dtype = operands["C"].dtype
         fused = FusedLaunches(level, strategy, dtype, ProductBlocks(*views), complex(alpha).real, complex(beta).real)
         if fused.adds_atomically:
-            self._record_scaling(operands["C"], beta)
+            self._record_c_scaling(operands["C"], beta)
         for streams in fused.launches_by_stage() if alpha else ():
             self._record_on_streams(streams)
         for i, block in enumerate(() if fused.adds_atomically else views[2]):
             if i not in fused.written:
-                self._record_scaling(block, beta)
+                self._record_c_scaling(block, beta)
         return True
 
     # ---- streams

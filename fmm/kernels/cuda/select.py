@@ -55,7 +55,7 @@ def select_launches(
     if isinstance(op, RankUpdateOp):
         return (VendorCall(op, f"cuBLAS, {'herk' if DTYPES[op.dtype].is_complex else 'syrk'}: one triangle"),)
     if isinstance(op, MirroredGemm):
-        return _select_mirrored(op, target)
+        return _select_mirrored_gemm(op, target)
     if isinstance(op, GemmOp):
         return _select_gemm(op, target)
     return select_tile_launches(op, target)
@@ -71,14 +71,14 @@ def _select_gemm(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
         raise PlanError(f"no product on a CUDA device is registered for the leaf {op.leaf}")
     if op.addend is None:
         return LEAF_SELECTORS[name](op, target)
-    if in_place := _select_with_addend(op, op.addend, target):
+    if in_place := _select_kernel_for_addend(op, op.addend, target):
         return in_place
     copy = copy_op("begin C", op.addend, op.dest_view)
     copied = (sum_launch(copy, target.alignment_by_base, False),) if copy is not None else ()
     return *copied, *LEAF_SELECTORS[name](replace(op, addend=None), target)
 
 
-def _select_with_addend(op: GemmOp, addend: DeviceView, target: ChipTarget) -> tuple[Launch, ...]:
+def _select_kernel_for_addend(op: GemmOp, addend: DeviceView, target: ChipTarget) -> tuple[Launch, ...]:
     """Return launches that read the addend in place.
 
     Return an empty tuple if no kernel can read the addend in place, or if a copy of the addend to C is faster.
@@ -92,7 +92,7 @@ def _select_with_addend(op: GemmOp, addend: DeviceView, target: ChipTarget) -> t
     return ()
 
 
-def _select_mirrored(op: MirroredGemm, target: ChipTarget) -> SelectedLaunches:
+def _select_mirrored_gemm(op: MirroredGemm, target: ChipTarget) -> SelectedLaunches:
     """Return the launches of one product kernel that writes both triangles.
 
     If no kernel writes both triangles, return the launches of the product and of the mirror.
@@ -176,7 +176,7 @@ def select_tile_kernel(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     Hopper's warpgroup kernel, or the vendor's product if the warpgroup kernel cannot run.
     """
     if op.dtype in FUSED_SIZES:
-        return select_tile_launches(_tile_op(op), target)
+        return select_tile_launches(_tile_op_of_gemm(op), target)
     launch = _warpgroup_launch(op, target)
     if isinstance(launch, Launch):
         return (launch,)
@@ -193,7 +193,7 @@ def select_tile_with_addend(op: GemmOp, addend: DeviceView, target: ChipTarget) 
     if op.dtype not in FUSED_SIZES:
         launch = _warpgroup_launch(op, target)
         return (launch,) if isinstance(launch, Launch) else ()
-    without_addend = _with_fastest_tile_sizes(_tile_op(replace(op, addend=None)), target)
+    without_addend = _with_fastest_tile_sizes(_tile_op_of_gemm(replace(op, addend=None)), target)
     if _as_tma_op(without_addend, target) is not None:
         return ()
     return tile_launches(with_addend(without_addend, addend), target.chip, target.alignment_by_base, target.flagged)
@@ -208,7 +208,7 @@ def select_tile_launches(op: TileOp | TileGroup, target: ChipTarget) -> tuple[La
     return tile_launches(op, target.chip, target.alignment_by_base, target.flagged)
 
 
-def _tile_op(op: GemmOp) -> TileOp:
+def _tile_op_of_gemm(op: GemmOp) -> TileOp:
     """Return the tiled product with the tile sizes that the leaf names, or with the default tile sizes."""
     return tile_op(op, op.dtype, leaf_strategy(op.leaf_use) or FUSED_SIZES[op.dtype])
 

@@ -180,7 +180,7 @@ def steps_with_addend(level: LevelSteps) -> LevelSteps:
         parts = step.products if isinstance(step, ProductBatch) and _reads_old_c(step, written) else (step,)
         for part in parts:
             steps.append(_step_with_addend(part, written))
-            written += [place for place in _places_written(part) if place.name == "C"]
+            written += [place for place in _places_written_by_step(part) if place.name == "C"]
     return replace(level, steps=tuple(steps))
 
 
@@ -195,7 +195,7 @@ def _step_with_addend(step: LevelStep, written: list[Place]) -> LevelStep:
 
 
 def _reads_old_c(step: LevelStep, written: list[Place]) -> bool:
-    return any(_is_old_c(place, written) for place in _places_read(step))
+    return any(_is_old_c(place, written) for place in _places_read_by_step(step))
 
 
 def _is_old_c(place: Place, written: list[Place]) -> bool:
@@ -208,19 +208,19 @@ def _is_old_c(place: Place, written: list[Place]) -> bool:
     return not met
 
 
-def _places_read(step: LevelStep) -> tuple[Place, ...]:
+def _places_read_by_step(step: LevelStep) -> tuple[Place, ...]:
     if isinstance(step, Sum):
         return step.reads
     if isinstance(step, Product):
         return (step.dest,) if step.reads_dest else ()
     if isinstance(step, ProductWithSums):
-        return (*_places_read(step.product), *step.update.reads[1:])
+        return (*_places_read_by_step(step.product), *step.update.reads[1:])
     if isinstance(step, ProductBatch):
-        return tuple(place for product in step.products for place in _places_read(product))
+        return tuple(place for product in step.products for place in _places_read_by_step(product))
     return (step.source, *((step.dest,) if step.beta else ()))
 
 
-def _places_written(step: LevelStep) -> tuple[Place, ...]:
+def _places_written_by_step(step: LevelStep) -> tuple[Place, ...]:
     if isinstance(step, Sum):
         return step.writes
     if isinstance(step, ProductWithSums):

@@ -64,7 +64,7 @@ def plan_workspace_bytes(
     inside = plan.inner_itemsize(itemsize, [p for p, *_ in needs.products])
     own = sum(temporary_bytes(rows, cols, inside) for _, rows, cols in needs.temporaries)
     below = max((plan_workspace_bytes(p, *size, inside, *params) for p, size, params in needs.products), default=0)
-    scratch = (batch_scratch_bytes(p, inside, *size, count) for p, size, count in needs.batches)
+    scratch = (leaf_batch_scratch_bytes(p, inside, *size, count) for p, size, count in needs.batches)
     return own + max([needs.streams * below, *scratch])
 
 
@@ -92,7 +92,7 @@ def _first_level_memory_needs(plan: Plan, m: int, k: int, n: int, params: GemmPa
     return None if steps is None else memory_needs_of_steps(steps)
 
 
-def batch_scratch_bytes(plan: Plan, itemsize: int, m: int, k: int, n: int, count: int) -> int:
+def leaf_batch_scratch_bytes(plan: Plan, itemsize: int, m: int, k: int, n: int, count: int) -> int:
     """Return the scratch bytes of a batch of leaf products; 0 if the plan of the products has levels."""
     return 0 if plan.levels else plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, count)
 

@@ -165,7 +165,7 @@ def _closed_form_table(k: int) -> PaperTable:
     return PaperTable(f"li-fig{figure}", title, ("method", "quantity", *COMPARED_COLUMNS), rows)
 
 
-def _reduction_table(k: int) -> PaperTable:
+def _li_reduction_table(k: int) -> PaperTable:
     """Return the table of the figure that prints the reductions by k levels relative to GPU8."""
     rows = tuple(
         (n, method, q, *percent_cells(printed, li_counts.percent_reduction(q, method, k, n)))
@@ -186,7 +186,7 @@ def li_fig14() -> PaperTable:
 
 def li_fig15() -> PaperTable:
     """Return Figure 15: the reductions of A, T and V by one level, in percent."""
-    return _reduction_table(1)
+    return _li_reduction_table(1)
 
 
 def li_fig17() -> PaperTable:
@@ -206,17 +206,17 @@ def li_fig19() -> PaperTable:
 
 def li_fig20() -> PaperTable:
     """Return Figure 20: the reductions of A, T and V by two levels, in percent."""
-    return _reduction_table(2)
+    return _li_reduction_table(2)
 
 
 def li_fig21() -> PaperTable:
     """Return Figure 21: the reductions of A, T and V by three levels, in percent."""
-    return _reduction_table(3)
+    return _li_reduction_table(3)
 
 
 def li_fig22() -> PaperTable:
     """Return Figure 22: the reductions of A, T and V by four levels, in percent."""
-    return _reduction_table(4)
+    return _li_reduction_table(4)
 
 
 # Sections 6.1 and 6.2: method -> number of calls of each kernel in one level (Figure 12 or 13).

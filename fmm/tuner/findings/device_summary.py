@@ -275,7 +275,7 @@ class DeviceSummary:
         """Text with the number of types, and the duration of the tuning or the date of the last tuning."""
         count = f"{len(self.types)} type{'s' * (len(self.types) != 1)}"
         if self.seconds is not None:
-            return f"tuned in {minutes_text(self.seconds)}, {count}"
+            return f"tuned in {minutes_and_seconds_text(self.seconds)}, {count}"
         days = [str((x.section.get("tuned") or {}).get("at") or "")[:10] for x in self.types if x.summary]
         return f"{count}, tuned {max(days)}" if any(days) else count
 
@@ -404,7 +404,7 @@ def print_summary(summary: DeviceSummary, stream: TextIO) -> None:
 # ---- texts
 
 
-def minutes_text(seconds: float) -> str:
+def minutes_and_seconds_text(seconds: float) -> str:
     """Return a duration as text, such as `45 s` or `2 min 41 s`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"

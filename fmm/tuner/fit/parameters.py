@@ -204,10 +204,10 @@ def fixed_parameters(
         if p.name in CPU_PARAMETER_NAMES and not DTYPES[dtype].is_complex:
             continue
         value = p.value_in(fitted, dtype)
-        yield FixedParameter(p.name, value, _value_source(p, value, dtype, guess, fitted.batches))
+        yield FixedParameter(p.name, value, _source_of_fixed_value(p, value, dtype, guess, fitted.batches))
 
 
-def _value_source(p: FitParameter, value: float, dtype: str, guess: Calibration | None, gpu: bool) -> str:
+def _source_of_fixed_value(p: FitParameter, value: float, dtype: str, guess: Calibration | None, gpu: bool) -> str:
     """Return the source of a fixed parameter's value."""
     if value == p.neutral:
         return NEUTRAL_SOURCE

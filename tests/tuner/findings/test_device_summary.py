@@ -21,7 +21,7 @@ from fmm.tuner.findings.device_summary import (
     block_strategy_text,
     is_config_in_force,
     matrix_side_cell,
-    minutes_text,
+    minutes_and_seconds_text,
     print_summary,
     summarize_device,
 )
@@ -179,7 +179,7 @@ def test_a_type_without_a_section_has_no_numbers_and_its_reason() -> None:
     rows = dict(summary.speedups.rows)
     assert {cell.text for cell in rows["float32"]} == {NO_NUMBER} and rows["float64"][-3].text != NO_NUMBER
     assert summary.failure_line == ("to do   float32: too little was measured: fmm-tune --device cpu --dtype float32")
-    assert summary.tuned_text == "tuned in 2 min 41 s, 2 types" and minutes_text(59.6) == "1 min 0 s"
+    assert summary.tuned_text == "tuned in 2 min 41 s, 2 types" and minutes_and_seconds_text(59.6) == "1 min 0 s"
 
 
 def test_types_that_stopped_for_one_reason_are_one_entry() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 BoundCall = Callable[[], Any]
 
 
-def make_calls(calls: Sequence[BoundCall]) -> None:
+def run_bound_calls(calls: Sequence[BoundCall]) -> None:
     """Make all calls in order.
 
     If a call fails, the later calls are still made, because some calls synchronize streams. At the end, the exception
@@ -28,14 +28,14 @@ def make_calls(calls: Sequence[BoundCall]) -> None:
     try:
         statuses.extend(map(call, remaining))
     except BaseException:
-        _make_remaining_calls(remaining)
+        _run_remaining_calls(remaining)
         raise
     if any(statuses):
         status = next(x for x in statuses if x)
         raise RuntimeError(f"a call of cuBLAS or of the driver failed with status {status}")
 
 
-def _make_remaining_calls(remaining: Iterator[BoundCall]) -> None:
+def _run_remaining_calls(remaining: Iterator[BoundCall]) -> None:
     """Make the calls that remain after a failed call or an interrupt, and ignore their exceptions."""
     while length_hint(remaining):
         with suppress(BaseException):

@@ -85,9 +85,9 @@ class GraphCaptures:
         Return None if the call must be made without a graph.
         """
         captured = self.captured.get(key, _NOT_CAPTURED)
-        return captured if captured is not _NOT_CAPTURED else self._count_call(key, arguments)
+        return captured if captured is not _NOT_CAPTURED else self._capture_after_enough_calls(key, arguments)
 
-    def _count_call(self, key: Hashable, arguments: tuple[Any, ...]) -> Any:
+    def _capture_after_enough_calls(self, key: Hashable, arguments: tuple[Any, ...]) -> Any:
         """Count a call whose key has no capture; capture the call when the count reaches `calls_before_capture`."""
         count = self.counts.get(key, 0) + 1
         if count < self.cache.calls_before_capture:

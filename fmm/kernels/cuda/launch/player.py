@@ -1,9 +1,9 @@
 """Run a launch list on a CUDA device: store the addresses, prepare the calls, then make all calls in order.
 
 A signal handler can raise between two bytecodes of this code, but not between the calls, because a single C function
-(`make_calls`) makes all calls. After an exception, either all launches of the product are made or C is unchanged, and
-the streams are synchronized. Only the leading sums are launched before `make_calls`: the first launches of the list, if
-they run on the caller's stream and write only to the workspace.
+(`run_bound_calls`) makes all calls. After an exception, either all launches of the product are made or C is unchanged,
+and the streams are synchronized. Only the leading sums are launched before `run_bound_calls`: the first launches of the
+list, if they run on the caller's stream and write only to the workspace.
 
 fmm takes device memory, streams and compiled code from CuPy, so that both libraries share these resources.
 """
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.kernels.cuda.launch.bound_calls import BoundCall, make_calls
+from fmm.kernels.cuda.launch.bound_calls import BoundCall, run_bound_calls
 from fmm.kernels.cuda.launch.compile import compile_kernels
 from fmm.kernels.cuda.launch.cublas import (
     GemmCall,
@@ -212,7 +212,7 @@ class Player:
         earlier.
         """
         if self._only_launch is not None and not self._counting:
-            parameters = self._filled_parameters(addresses, ())
+            parameters = self._parameters_with_addresses(addresses, ())
             self._only_launch(stream, parameters.addresses[0], 0)()
             self._spare.free.append(parameters)
             return
@@ -223,13 +223,13 @@ class Player:
                 *handle_setup_calls(context, self.math, mode),
                 self._only_vendor_call.bind_call(context, addresses),
             ]
-            make_calls(calls + math_mode_restore_calls(context, self.math, mode))
+            run_bound_calls(calls + math_mode_restore_calls(context, self.math, mode))
             return
         streams, parameters = self._streams_and_parameters(addresses, stream, counters)
         blocks = iter(parameters.addresses)
         for bind in self._leading_launches:
             bind(stream, next(blocks), 0)()
-        make_calls(self._prepare_remaining_calls(addresses, streams, blocks, scratch))
+        run_bound_calls(self._prepare_remaining_calls(addresses, streams, blocks, scratch))
         self._spare.free.append(parameters)
 
     def prepare_calls(self, addresses: Addresses, stream: int) -> tuple[list[BoundCall], Callable[[], None]]:
@@ -247,7 +247,7 @@ class Player:
         streams = acquire_streams(self.launches, self.device, stream)
         if counters is None:
             counters = self._stream_counters(streams) if self._counting else ()
-        return streams, self._filled_parameters(addresses, counters)
+        return streams, self._parameters_with_addresses(addresses, counters)
 
     def _prepare_remaining_calls(
         self, addresses: Addresses, streams: list[StreamContext], blocks: Iterator[int], scratch: int
@@ -273,7 +273,7 @@ class Player:
                 calls += stream_sync_calls(step, streams)
         return calls + restoring
 
-    def _filled_parameters(self, addresses: Addresses, counters: tuple[int, ...]) -> _LaunchParameters:
+    def _parameters_with_addresses(self, addresses: Addresses, counters: tuple[int, ...]) -> _LaunchParameters:
         """Return a spare parameter block that holds the addresses of this call.
 
         `filled_with` is None while the words are being written. Therefore a parameter block that was only partly
@@ -311,7 +311,7 @@ class Player:
 
     def kernel_nodes(self, addresses: Addresses, counters: tuple[int, ...]) -> Iterator[KernelNode]:
         """Yield a node for each of fmm's kernels in launch order; the nodes' parameters hold `addresses`."""
-        parameters = self._filled_parameters(addresses, counters)
+        parameters = self._parameters_with_addresses(addresses, counters)
         for call, block in zip(self.calls, parameters.addresses, strict=True):
             yield KernelNode(call.function, block, 8 * len(call.words))
         self._spare.free.append(parameters)
@@ -362,4 +362,4 @@ class LaunchSequence:
         words[self._slots] = by_number[self._address_indices] + self._offsets
         pointers = words.ctypes.data + 8 * self._starts.astype(np.int64)
         first_pointer = pointers.ctypes.data
-        make_calls([call.bind(stream, first_pointer + 8 * i, 0) for i, call in enumerate(self.calls)])
+        run_bound_calls([call.bind(stream, first_pointer + 8 * i, 0) for i, call in enumerate(self.calls)])

@@ -60,7 +60,7 @@ class PlaneSums:
         return self.planes.along == "inner"
 
     @cached_property
-    def block_masks(self) -> tuple[int, ...]:
+    def block_bit_masks(self) -> tuple[int, ...]:
         """A bit mask for each sum, with a set bit for each block in the sum."""
         reads, across = self.split.kernel.reads, self.block_counts[1]
         return tuple(
@@ -185,7 +185,7 @@ def _maxima_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
 def _exponent_launch(x: PlaneSums) -> Launch:
     """Return the launch that bounds the largest number of each sum and computes the sum's exponents."""
     down, across = x.block_counts
-    parameters = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer_size, down * across, *x.block_masks)
+    parameters = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer_size, down * across, *x.block_bit_masks)
     grid = -(-x.planes.outer_size // EXTENT_THREADS), x.planes.count, 1
     kernel = Kernel(exponent_kernel_source, (x.planes.count,), ENTRY_NAME, EXTENT_THREADS)
     slots = _maxima_slot(x, 0), AddressSlot(1, x.planes.base, x.planes.exponents_offset)

@@ -155,17 +155,19 @@ class ResidueOperand:
         if self.is_prepared or (self.along == "inner" and not scaled):
             return None
         group = self.threads_per_line
-        return NormExponentKernel(self.along, group if self.along == "inner" else 0, self.has_wide_lines(aligned))
+        return NormExponentKernel(
+            self.along, group if self.along == "inner" else 0, self.has_vector_aligned_lines(aligned)
+        )
 
-    def has_wide_lines(self, aligned: bool) -> bool:
+    def has_vector_aligned_lines(self, aligned: bool) -> bool:
         """Return True if each line starts at a multiple of 16 bytes, or of four elements of less than 4 bytes."""
         x, item = self.source, self.geometry.item
         unit = min(4 * item, VECTOR_BYTES)
         return aligned and all(step * item % unit == 0 for step in (x.leading, x.stride)) and x.offset % unit == 0
 
-    def can_split_wide(self, aligned: bool) -> bool:
+    def can_split_by_vector_loads(self, aligned: bool) -> bool:
         """Return True if each load of the split kernel can read several elements of the operand or of its copy."""
-        return self.is_prepared or self.along == "outer" or self.has_wide_lines(aligned)
+        return self.is_prepared or self.along == "outer" or self.has_vector_aligned_lines(aligned)
 
     def norm_exponent_block_count(self, kernel: NormExponentKernel | None, cluster: int, scaled: bool) -> int:
         """Return the number of thread blocks that measure this operand, in clusters of this size (1: no clusters).
@@ -308,7 +310,7 @@ def residue_split_kernel_source(levels: int, left_wide: bool, right_wide: bool, 
     bounds = tuple(filter(None, (str(RESIDUE_THREADS), least_blocks)))
     body = (f"{RESIDUE_NAMESPACE}split_both<Sums, {levels}, {wide}>(p);",)
     parameters = f"{RESIDUE_NAMESPACE}Split<{operand_type_cpp(dtype)}>"
-    return entry_source(parameters, body, "residue_planes.cuh", bounds, before=[fast_sums_cpp()])
+    return entry_source(parameters, body, "residue_planes.cuh", bounds, before=[inner_scheme_sums_cpp()])
 
 
 @lru_cache(maxsize=64)
@@ -322,7 +324,7 @@ def line_split_kernel_source(left: NormExponentKernel | None, right: NormExponen
     sides.sort(key=lambda side: side[2] is None or side[2].along == "inner")
     first, second = (name for name, _, _ in sides)
 
-    def split_call(side: int, kernel: NormExponentKernel | None, name: str, block: str) -> list[str]:
+    def line_split_call(side: int, kernel: NormExponentKernel | None, name: str, block: str) -> list[str]:
         if kernel is None:
             return []
         wide = str(kernel.wide).lower()
@@ -334,9 +336,9 @@ def line_split_kernel_source(left: NormExponentKernel | None, right: NormExponen
         f"auto* const lines = reinterpret_cast<{RESIDUE_NAMESPACE}LineMemory*>(memory);",
         "const int block = blockIdx.x;",
         f"if (block < p.{first}.blocks) {{",
-        *split_call(sides[0][1], sides[0][2], first, "block"),
+        *line_split_call(sides[0][1], sides[0][2], first, "block"),
         "} else {",
-        *split_call(sides[1][1], sides[1][2], second, f"block - p.{first}.blocks"),
+        *line_split_call(sides[1][1], sides[1][2], second, f"block - p.{first}.blocks"),
         "}",
     )
     parameters = f"{RESIDUE_NAMESPACE}Split<{operand_type_cpp(dtype)}>"
@@ -350,16 +352,16 @@ def operand_type_cpp(dtype: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def fast_sums_cpp() -> str:
+def inner_scheme_sums_cpp() -> str:
     """Return C++ that defines type Sums by fast_sums.cuh, with the coefficients of the scheme INNER_ALGORITHM."""
     found = scheme(INNER_ALGORITHM)
     code = {0: 0, 1: 1, -1: 2}
 
-    def pack_coefficients(table: Matrix) -> int:
+    def packed_coefficients(table: Matrix) -> int:
         """Return one integer with all coefficients of a table: 8 bits for each product, with 2 bits for each block."""
         return sum(code[int(c)] << (8 * q + 2 * b) for b, row in enumerate(table) for q, c in enumerate(row))
 
-    tables = ", ".join(f"{pack_coefficients(table):#x}ull" for table in (found.u, found.v, found.w))
+    tables = ", ".join(f"{packed_coefficients(table):#x}ull" for table in (found.u, found.v, found.w))
     return f"using Sums = fmm::FastSums<{found.rank}, {tables}>;"
 
 
@@ -393,7 +395,7 @@ def residue_split_launch(
 ) -> Launch:
     """Return the launch that computes the planes of both operands for these moduli."""
     levels, for_complex = sides[0].geometry.levels, sides[0].geometry.for_complex
-    wide = tuple(x.can_split_wide(each) for x, each in zip(sides, aligned, strict=True))
+    wide = tuple(x.can_split_by_vector_loads(each) for x, each in zip(sides, aligned, strict=True))
     parameters = b"".join(x.pack_parameters(x.split_block_count) for x in sides)
     parameters += moduli_table(moduli, for_complex) + struct.pack("<3i", len(moduli), *(x.conjugated for x in sides))
     kernel = Kernel(residue_split_kernel_source, (levels, *wide, dtype), ENTRY_NAME, RESIDUE_THREADS)

@@ -108,15 +108,15 @@ class TileOp:
     @cached_property
     def parameter_bytes(self) -> bytes:
         """The bytes of struct Parameters of gemm_simt.cuh, with null pointers to each block and to the flag."""
-        return self.packed_sums + self.packed_sizes
+        return self.block_sum_parameter_bytes + self.size_parameter_bytes
 
     @property
-    def packed_sums(self) -> bytes:
+    def block_sum_parameter_bytes(self) -> bytes:
         """The bytes of struct Sums of gemm_simt.cuh: the blocks of A, B and C with their coefficients."""
         return b"".join(struct.pack(BLOCK_STRUCT_FORMATS[self.itemsize], 0, *x[2:]) for x in self.pieces)
 
     @property
-    def packed_sizes(self) -> bytes:
+    def size_parameter_bytes(self) -> bytes:
         """The bytes of the fields of struct Parameters after `products`."""
         steps = *(x.leading for x in self.lines), *(x.layer for x in self.lines)
         return struct.pack(f"<{len(steps)}q6iq", *steps, self.m, self.n, self.k, *self.tile_counts, RASTER_ROWS, 0)
@@ -184,14 +184,14 @@ class TileGroup:
     @cached_property
     def parameter_bytes(self) -> bytes:
         """The bytes of struct Parameters of gemm_simt.cuh for all products, with null pointers."""
-        return b"".join(op.packed_sums for op in self.ops) + self.largest_product.packed_sizes
+        return b"".join(op.block_sum_parameter_bytes for op in self.ops) + self.largest_product.size_parameter_bytes
 
     @cached_property
     def access(self) -> MemoryAccess:
         return "vector" if all(op.access == "vector" for op in self.ops) else "scalar"
 
 
-def pointer_words(op: TileOp | TileGroup) -> range:
+def pointer_word_indices(op: TileOp | TileGroup) -> range:
     """Return the indices of the 8-byte words of the parameters that hold pointers to blocks."""
     words = struct.calcsize(BLOCK_STRUCT_FORMATS[DTYPES[op.kernel.element].itemsize]) // 8
     return range(0, words * len(op.pieces), words)
@@ -296,7 +296,7 @@ def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int
     access: MemoryAccess = op.access if aligned else "scalar"
     raises = flagged and op.writes_result
     spec = replace(op.kernel, flag="raises") if raises else op.kernel
-    slots = [AddressSlot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
+    slots = [AddressSlot(word, x.base, x.offset) for word, x in zip(pointer_word_indices(op), op.pieces, strict=True)]
     if raises:
         slots.append(AddressSlot(len(op.parameter_bytes) // 8 - 1, FLAG))
     fills_chip = prod(op.grid) >= OVERLAP_MIN_WAVES * chip.multiprocessors

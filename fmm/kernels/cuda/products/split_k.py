@@ -71,7 +71,7 @@ def _divide_last_tiles(
     tiles before index i and for the tiles from index i on.
     """
     first, before = divmod(products * tiles - cut, tiles)
-    lengths = _part_lengths(steps, parts_per_tile, round(ORDERED_STORE_TIME / k_s))
+    lengths = _split_part_lengths(steps, parts_per_tile, round(ORDERED_STORE_TIME / k_s))
     ranges = [(start, length) for start, length in ((0, before), (before, tiles - before)) if length]
     whole = [ProductPart(p, 0, tiles, 0, steps) for p in range(first)]
     whole += [ProductPart(first, 0, before, 0, steps)] if before else []
@@ -84,7 +84,7 @@ def _divide_last_tiles(
     return (*whole, *split)
 
 
-def _part_lengths(steps: int, parts_per_tile: int, later_steps: int) -> list[int]:
+def _split_part_lengths(steps: int, parts_per_tile: int, later_steps: int) -> list[int]:
     """Return the number of steps of each part.
 
     Each part has `later_steps` steps more than the part before, so that a part ends when the part before has stored its

@@ -205,8 +205,8 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
     kernel = TmaKernel(s, largest.kernel.element, terms, blocks, tasks, shapes, order, largest.kernel.along, triangle)
     u, v, w, *_ = largest.lines
     maps = (
-        *(_operand_map(x, True, kernel, u, largest.count) for x in lefts),
-        *(_operand_map(x, False, kernel, v, largest.count) for x in rights),
+        *(_operand_block_tensor_map(x, True, kernel, u, largest.count) for x in lefts),
+        *(_operand_block_tensor_map(x, False, kernel, v, largest.count) for x in rights),
     )
     task_words = b"".join(_pack_tasks(ops, parts, kernel, (lefts, rights, dests)))
     # For each block of C, `keep` is taken from the first product that writes the block; later products only add to it.
@@ -249,7 +249,9 @@ def _without_coefficients(x: BlockTerm) -> BlockTerm:
     return x._replace(factor=1, keep=0)
 
 
-def _operand_map(x: BlockTerm, left: bool, kernel: TmaKernel, lines: BlockStrides, count: int) -> TensorMap:
+def _operand_block_tensor_map(
+    x: BlockTerm, left: bool, kernel: TmaKernel, lines: BlockStrides, count: int
+) -> TensorMap:
     """Return the tensor map of a block of A (if `left`) or of B."""
     s, along = kernel.strategy, kernel.along[0 if left else 1]
     out = s.m_s if left else s.n_s

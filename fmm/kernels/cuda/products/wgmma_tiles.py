@@ -74,7 +74,7 @@ class WgmmaKernel:
     triangle: TriangleExtent | None = None  # if not None, only tiles that overlap the lower triangle are computed
 
     @property
-    def store_passes(self) -> int:
+    def result_store_passes(self) -> int:
         """Number of parts in which a tile of C is stored; parts have the same size in bytes for all element types."""
         return max(DTYPES[self.element].itemsize // 2, 1)
 
@@ -82,7 +82,7 @@ class WgmmaKernel:
     def shared_bytes(self) -> int:
         """Bytes of shared memory, for tiles of A and B, a part of the tile of C, and barriers."""
         s = self.sizes
-        staged = s.m_s * s.n_s // self.store_passes * DTYPES[self.element].itemsize
+        staged = s.m_s * s.n_s // self.result_store_passes * DTYPES[self.element].itemsize
         # If the kernel mirrors a triangle, each group of 64 columns of the staged part has its own barriers.
         slots = s.n_s // 64 if self.triangle == "full" else 1
         barriers = 2 * BARRIER_BYTES * (s.stages + s.consumer_groups * slots)

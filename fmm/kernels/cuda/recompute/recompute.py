@@ -22,7 +22,7 @@ from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, AddressSlot, Kernel, 
 from fmm.kernels.cuda.ops import DeviceView, gemm_op, is_column_major, operand_views, product_views
 from fmm.kernels.cuda.products.kernel_sizes import named_strategy
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, simt_kernel_source
-from fmm.kernels.cuda.products.simt_tiles import TileOp, pointer_words, tile_op
+from fmm.kernels.cuda.products.simt_tiles import TileOp, pointer_word_indices, tile_op
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, TriangleTiles
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
@@ -124,7 +124,7 @@ def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str
     aligned = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.pieces)
     parameters = op.parameter_bytes + struct.pack("<2q", 0, op.count)
     words = len(op.parameter_bytes) // 8
-    slots = [AddressSlot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
+    slots = [AddressSlot(word, x.base, x.offset) for word, x in zip(pointer_word_indices(op), op.pieces, strict=True)]
     slots += [AddressSlot(words - 1, FLAG), AddressSlot(words, HOST_COUNT)]
     s = op.kernel.strategy
     source_arguments = op.kernel, op.access if aligned else "scalar"

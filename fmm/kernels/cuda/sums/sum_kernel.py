@@ -228,7 +228,7 @@ def _kernel_statements(kernel: SumKernel) -> Iterator[str]:
         yield from _batch_start_lines(kernel, loads, batch)
     seen: set[int] = set()  # the parts of complex numbers that are loaded or stored already; see _complex_access_lines
     for event in kernel.statements:
-        if event.kind in ("load", "store") and (other := _accessed_other_part(kernel, event, loads)) is not None:
+        if event.kind in ("load", "store") and (other := _other_part_if_accessed(kernel, event, loads)) is not None:
             yield from _complex_access_lines(kernel, event, other, seen)
         elif event.kind == "load" and kernel.loads_per_batch:
             yield from _prefetched_value_lines(kernel, loads, number[event.value])
@@ -244,7 +244,7 @@ def _kernel_statements(kernel: SumKernel) -> Iterator[str]:
             yield f"v{event.value} = v{event.value} {_next_term_text(event)};"
 
 
-def _accessed_other_part(kernel: SumKernel, event: SumStatement, loads: Sequence[int]) -> int | None:
+def _other_part_if_accessed(kernel: SumKernel, event: SumStatement, loads: Sequence[int]) -> int | None:
     """Return the index of a complex number's other part; None if the kernel does not load or store that part too."""
     other = kernel.other_complex_part_index(event)
     return other if event.kind == "store" or other in loads else None

@@ -130,9 +130,9 @@ def sum_op(
         transposed_arrays(arrays, read, written),
         fitter.parts,
     )
-    kernel = _unique_kernel(kernel)
+    kernel = _interned_sum_kernel(kernel)
     if cols % kernel.vector_width:
-        kernel = _unique_kernel(replace(kernel, unchecked=frozenset()))
+        kernel = _interned_sum_kernel(replace(kernel, unchecked=frozenset()))
     return SumOp(label, kernel, tuple(arrays), scalars, rows, cols)
 
 
@@ -143,7 +143,7 @@ def copy_op(label: str, source: DeviceView, dest: DeviceView) -> SumOp | None:
 
 
 @lru_cache(maxsize=4096)
-def _unique_kernel(kernel: SumKernel) -> SumKernel:
+def _interned_sum_kernel(kernel: SumKernel) -> SumKernel:
     """Return the same object for all equal kernels, so that the order of their statements is searched only once."""
     return kernel
 

@@ -90,7 +90,7 @@ class Complex3mLevel(ComplexLevel):
         if self.order == "sequential":
             return self._sequential_steps(inner, sides, alpha, beta)
         m, k, n = sides
-        lefts, rights, dests = (self._temporary_places(*x) for x in (("S", m, k), ("T", k, n), ("M", m, n)))
+        lefts, rights, dests = (self._three_temporary_places(*x) for x in (("S", m, k), ("T", k, n), ("M", m, n)))
         splits = (
             _split_step("A", m, k, lefts, PRODUCT_OPERANDS, self.conjugates[0]),
             _split_step("B", k, n, rights, PRODUCT_OPERANDS, self.conjugates[1]),
@@ -120,7 +120,7 @@ class Complex3mLevel(ComplexLevel):
             old = complex(1)
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
-    def _temporary_places(self, letter: str, rows: int, cols: int) -> list[Place]:
+    def _three_temporary_places(self, letter: str, rows: int, cols: int) -> list[Place]:
         """Return the places of three equal matrices: three temporaries, or for a batch three parts of one temporary."""
         if self.is_batched:
             return [Place(letter, i * rows, 0, rows, cols) for i in range(3)]

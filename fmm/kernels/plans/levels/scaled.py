@@ -41,11 +41,11 @@ class ScaledLevel(LevelWithSteps):
         steps: list[Sum | Product] = []
         inner = rows = cols = None
         if self.inside:
-            first, inner = _exponent_vector("D1", k), _exponent_vector("D2", k)
+            first, inner = _exponent_vector_place("D1", k), _exponent_vector_place("D2", k)
             steps.append(exponent_step("columns of A", a, 1, first))
             steps.append(exponent_step("rows of B", b, 0, inner, other_exponents=first))
         if self.outside:
-            rows, cols = _exponent_vector("R", m), _exponent_vector("Q", n)
+            rows, cols = _exponent_vector_place("R", m), _exponent_vector_place("Q", n)
             steps.append(exponent_step("rows of A", a, 0, rows, shifts=inner, sign=1))
             steps.append(exponent_step("columns of B", b, 1, cols, shifts=inner, sign=-1))
         steps.append(rescaling_step("scale A", a, left, (rows, -1), (inner, 1)))
@@ -68,7 +68,7 @@ class ScaledLevel(LevelWithSteps):
         return f"powers of two: {', '.join(filter(None, (inside, outside)))}"
 
 
-def _exponent_vector(name: str, count: int) -> Place:
+def _exponent_vector_place(name: str, count: int) -> Place:
     return Place(name, 0, 0, 1, count)
 
 

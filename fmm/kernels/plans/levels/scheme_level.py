@@ -63,7 +63,12 @@ from fmm.kernels.plans.level import (
     unknown_algorithm_error,
 )
 from fmm.kernels.plans.levels.footprint import BlockCounts, block_sides, count_blocks, side_length_ranks
-from fmm.kernels.plans.levels.scheme_steps import peeled_steps, sequential_steps, stacked_steps, table_steps
+from fmm.kernels.plans.levels.scheme_steps import (
+    peeled_steps,
+    sequential_steps,
+    split_multiply_join_steps,
+    steps_of_step_table,
+)
 from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelMemoryNeeds, LevelSteps, ProductWithSums
@@ -126,11 +131,11 @@ class SchemeLevel(LevelWithSteps):
         The plan `inner` computes the products.
         """
         if self.table:
-            return table_steps(self.table, unit, inner, sides)
+            return steps_of_step_table(self.table, unit, inner, sides)
         assert self.scheme is not None
         if self.traversal in ("sequential", "fused"):
             return sequential_steps(self.scheme, unit, inner, sides)
-        found = stacked_steps(self.scheme, unit, inner, sides, alpha, beta, self.is_batched)
+        found = split_multiply_join_steps(self.scheme, unit, inner, sides, alpha, beta, self.is_batched)
         return replace(found, streams=self.stream_count)
 
     @property
@@ -225,7 +230,7 @@ def scheme_level(
     _check_option("traversal", traversal, TRAVERSALS)
     is_table = algorithm in step_table_names()
     if not is_table:
-        algorithm = _canonical_name(algorithm)
+        algorithm = _canonical_scheme_text(algorithm)
     elif traversal != "sequential":
         raise PlanError(f"the step table {algorithm} is sequential, not {traversal}")
     if tasks and traversal != "fused":
@@ -281,7 +286,7 @@ def _nondefault_options(name: str, traversal: Traversal | None, fringe: str, tas
     if traversal and traversal != default_traversal(name):
         yield traversal
     yield from tasks
-    if traversal and fringe != _declared_fringe(name, traversal):
+    if traversal and fringe != _fringe_of_algorithm(name, traversal):
         yield fringe
 
 
@@ -308,14 +313,14 @@ def default_fringe(algorithm: str, traversal: Traversal) -> str:
 
     Raise PlanError for a user's step table that declares `fringe unequal`, but is wrong on unequal blocks.
     """
-    declared = _declared_fringe(algorithm, traversal)
+    declared = _fringe_of_algorithm(algorithm, traversal)
     needs_proof = declared == "unequal" and algorithm in step_table_names() and algorithm not in TABLES_PROVED_UNEQUAL
     if needs_proof and "unequal" not in (proof(algorithm) for proof in FRINGE_PROVERS):
         raise PlanError(f"the step table {algorithm} declares `fringe unequal`, but is wrong on unequal blocks")
     return declared
 
 
-def _declared_fringe(algorithm: str, traversal: Traversal) -> str:
+def _fringe_of_algorithm(algorithm: str, traversal: Traversal) -> str:
     if algorithm in step_table_names():
         return step_table(algorithm).fringe
     return "pad" if traversal == "batched" else "unequal"
@@ -326,9 +331,9 @@ def _check_option(option_kind: str, value: object, valid: tuple[str, ...]) -> No
         raise PlanError(f"unknown {option_kind} {value!r}; valid: {', '.join(valid)}")
 
 
-def _canonical_name(name: str) -> str:
+def _canonical_scheme_text(name: str) -> str:
     """Return the canonical text of a scheme or a composition; raise PlanError for an unknown scheme."""
-    names = _factor_names(name)
+    names = _composed_scheme_names(name)
     for table in (n for n in names if n in step_table_names()):
         raise PlanError(f"{table} is a step table, and cannot be composed; in {name!r} only schemes can")
     for unknown in (n for n in names if n not in scheme_names()):
@@ -337,7 +342,7 @@ def _canonical_name(name: str) -> str:
     return canonical_expression(name)
 
 
-def _factor_names(expression: str) -> list[str]:
+def _composed_scheme_names(expression: str) -> list[str]:
     """Return the names of the schemes in a composition, without powers."""
     return [part.partition("^")[0] for part in expression.replace(" ", "").split("*")]
 
@@ -405,7 +410,7 @@ def _algorithm_names() -> tuple[str, ...]:
 
 def _parse_scheme_level(text: str) -> SchemeLevel | None:
     name, *options = text.split(".")
-    return level_with_options(name, *options) if set(_factor_names(name)) & set(_algorithm_names()) else None
+    return level_with_options(name, *options) if set(_composed_scheme_names(name)) & set(_algorithm_names()) else None
 
 
 def _candidate_levels() -> Iterator[CandidateLevel]:

@@ -27,7 +27,7 @@ def _blocks_of_operands(scheme: Scheme, unit: int | None, sides: Shape) -> tuple
 # ---- all sums first, then the products, then the join
 
 
-def stacked_steps(
+def split_multiply_join_steps(
     scheme: Scheme, unit: int | None, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient, batched: bool
 ) -> LevelSteps:
     """Return four stages of steps: a pass over A, a pass over B, the products, and the join (a pass that forms C)."""
@@ -124,8 +124,8 @@ def sequential_steps(scheme: Scheme, unit: int | None, inner: Plan, sides: Shape
     steps: list[Sum | Product] = []
     started: set[int] = set()
     for p in range(scheme.rank):
-        left = _sum_operand("S", [row[p] for row in scheme.u], a, steps)
-        right = _sum_operand("T", [row[p] for row in scheme.v], b, steps)
+        left = _operand_place_or_sum_step("S", [row[p] for row in scheme.u], a, steps)
+        right = _operand_place_or_sum_step("T", [row[p] for row in scheme.v], b, steps)
         width = min(left.cols, right.rows)
         dest = whole_matrix("M", left.rows, right.cols)
         steps.append(Product(left.cropped_place(left.rows, width), right.cropped_place(width, right.cols), dest, inner))
@@ -137,7 +137,7 @@ def sequential_steps(scheme: Scheme, unit: int | None, inner: Plan, sides: Shape
     return LevelSteps(temporary_sizes(steps), tuple(steps))
 
 
-def _sum_operand(
+def _operand_place_or_sum_step(
     name: str, column: Sequence[Coefficient], blocks: Sequence[Place], steps: list[Sum | Product]
 ) -> Place:
     """Return the place of an operand. If the operand is a sum, first append the step that forms it to `steps`."""
@@ -145,13 +145,13 @@ def _sum_operand(
     if len(parts) == 1 and parts[0][0] == 1:
         return parts[0][1]
     place = whole_matrix(name, max(b.rows for _, b in parts), max(b.cols for _, b in parts))
-    program = _one_sum_program(tuple(c for c, _ in parts))
+    program = _single_sum_program(tuple(c for c, _ in parts))
     steps.append(Sum("sum", program, tuple(b for _, b in parts), (place,)))
     return place
 
 
 @lru_cache(maxsize=1024)
-def _one_sum_program(coefficients: tuple[Coefficient, ...]) -> AdditionProgram:
+def _single_sum_program(coefficients: tuple[Coefficient, ...]) -> AdditionProgram:
     return programs.separate_sums_program([coefficients], len(coefficients))
 
 
@@ -182,7 +182,7 @@ def _accumulate_product_program(wanted: tuple[tuple[Coefficient, bool], ...]) ->
 SCRATCH_NAME = "P'"  # temporary for a product to which the table gives no place; no step table can declare this name
 
 
-def table_steps(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -> LevelSteps:
+def steps_of_step_table(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -> LevelSteps:
     """Return the steps of a step table, with the sizes of all places.
 
     With padded blocks, C is computed in a padded temporary if the blocks of C are not equal.

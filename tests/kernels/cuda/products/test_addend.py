@@ -17,7 +17,7 @@ from fmm.kernels.cuda.launch_list import FLAG, Launch, VendorCall
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, TileKernel, simt_kernel_source
-from fmm.kernels.cuda.products.simt_tiles import ADDEND_EPILOGUE, TileOp, pointer_words, tile_op, with_addend
+from fmm.kernels.cuda.products.simt_tiles import ADDEND_EPILOGUE, TileOp, pointer_word_indices, tile_op, with_addend
 from fmm.kernels.cuda.products.wgmma_tiles import wgmma_op
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.cuda.sums.sum_kernel import sum_source
@@ -80,7 +80,7 @@ def test_tiles_add_a_separate_addend(dtype: str, order: Any, gap: int, rng: np.r
 def launch(op: TileOp, memory: dict[str, Any]) -> None:
     library = compiled_for_the_host(op.kernel, op.access)
     parameters = np.frombuffer(op.parameter_bytes, np.int64).copy()
-    for word, piece in zip(pointer_words(op), op.pieces, strict=True):
+    for word, piece in zip(pointer_word_indices(op), op.pieces, strict=True):
         parameters[word] = memory[piece.base].ctypes.data + piece.offset
     assert library.launch(parameters.ctypes.data_as(ctypes.c_void_p), op.grid[0], 1) == parameters.nbytes
 
