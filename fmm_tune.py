@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import MutableMapping
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -19,6 +20,7 @@ OPENBLAS_VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 
 def main() -> int:
     """Load the command and run it; return the exit code."""
+    began = time.monotonic()
     ignored = ignore_openblas_variables()
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:
@@ -28,7 +30,7 @@ def main() -> int:
     finally:
         if handler is signal.default_int_handler:
             signal.signal(signal.SIGINT, handler)
-    return cli.main(ignored=ignored)
+    return cli.main(ignored=ignored, began=began)
 
 
 def ignore_openblas_variables(environment: MutableMapping[str, str] = os.environ) -> dict[str, str]:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from time import monotonic
 from types import MappingProxyType
 
 import fmm
@@ -16,18 +17,24 @@ from fmm.tuner.commands import bench, export, merge, paper, predict, refit, repo
 EXIT_BROKEN_PIPE = 128 + 13  # the exit code that a shell reports for a process killed by SIGPIPE
 
 
-def main(arguments: Sequence[str] | None = None, ignored: Mapping[str, str] = MappingProxyType({})) -> int:
+def main(
+    arguments: Sequence[str] | None = None,
+    ignored: Mapping[str, str] = MappingProxyType({}),
+    began: float | None = None,
+) -> int:
     """Run fmm-tune with these arguments, and return the exit code.
 
     `ignored` has the environment variables that the caller removed from os.environ before NumPy was imported.
+    `began` is the value of time.monotonic() when the command began, by default now.
     """
+    began = monotonic() if began is None else began
     for stream in ("stdout", "stderr"):  # sys.stdout is None if the shell has closed stdout, as in `fmm-tune show >&-`
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     code = 0
     try:
         options = parse_arguments(arguments)
-        options.ignored_variables = ignored
+        options.ignored_variables, options.began = ignored, began
         run: Callable[[argparse.Namespace], int] = options.run
         code = run(options)
         sys.stdout.flush()

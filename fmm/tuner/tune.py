@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from fmm.config import files, schema, store
 from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
@@ -55,7 +55,11 @@ EXIT_INTERRUPTED = 130
 CPU_SAMPLING_SHARE, GPU_SAMPLING_SHARE = 0.75, 0.33
 # key of the planned seconds of all stages in the conditions that a tuning records
 PLANNED_SECONDS_KEY = "planned_seconds"
-FIRST_LOOK_COMPILE_SECONDS = 20.0  # seconds that several CPU cores need to compile the kernels of all first looks
+COMPILE_SECONDS = 20.0  # seconds that several CPU cores need to compile the kernels of all first looks
+# Seconds after the measurements of a first look and of another tuning: to fit, to check and to write the section. These
+# are the first estimates, for the hosts of an H100 and an H200; later types take the longest time so far.
+FIRST_LOOK_CONCLUSION_SECONDS, CONCLUSION_SECONDS = 1.5, 3.0
+TABLE_SECONDS = 0.25  # seconds that the table at the end takes for each element type
 QUICK_EFFORT = "quick"
 # if kernels are not ready after this number of seconds, the first look at the next element type begins
 KERNEL_WAIT_SECONDS = 0.1
@@ -283,13 +287,6 @@ class TuningJob:
         return unchecked and (bool(end.stopped) or self.waits_for_kernels)
 
     @property
-    def compiler_wait_seconds(self) -> float:
-        """Seconds that the job may wait for compilers, in addition to its time limit."""
-        if self.effort == FIRST_LOOK_EFFORT:
-            return FIRST_LOOK_COMPILE_SECONDS if self.again else 0.0
-        return self.planned_effort.most
-
-    @property
     def resume_settings(self) -> dict[str, Any]:
         """Settings of the job; a recorded tuning can be resumed only if its settings are the same."""
         return {"dtype": self.dtype, "effort": self.effort, "shapes": [list(size) for size in self.wanted]}
@@ -305,6 +302,69 @@ class TuningJob:
         return None
 
 
+class JobTime(NamedTuple):
+    """The time limit of a job in seconds, of which `conclusion` seconds are needed after the measurements.
+
+    The job may wait `compiler_wait` seconds for the compiler in addition.
+    """
+
+    limit: float
+    conclusion: float = 0.0
+    compiler_wait: float = 0.0
+
+    @property
+    def measuring(self) -> float:
+        """Seconds after which the measurements end."""
+        return self.limit - min(self.conclusion, self.limit / 4)
+
+
+class CommandTime:
+    """Shares the time limit of a command between its jobs: the limit includes all that the command does.
+
+    `limit` is None for the efforts' own limits. `began` is the value of time.monotonic() when the command began.
+    """
+
+    def __init__(self, jobs: Sequence[TuningJob], limit: float | None, began: float, prints_table: bool) -> None:
+        most = [job.planned_effort.most for job in jobs]
+        # a type alone can measure nothing while its kernels compile
+        waits = COMPILE_SECONDS if len(jobs) == 1 and jobs[0].device.chip is not None else 0.0
+        self.limit = sum(most) + waits if limit is None else limit
+        types = {(job.device.identity.key, job.dtype) for job in jobs}
+        self.left = self.limit - (monotonic() - began) - (TABLE_SECONDS * len(types) if prints_table else 0.0)
+        self._is_shared = limit is not None
+        self._used = dict[DeviceAndType, float]()
+        self._conclusions = {True: FIRST_LOOK_CONCLUSION_SECONDS, False: CONCLUSION_SECONDS}
+
+    def job_time(self, job: TuningJob, others: Sequence[TuningJob]) -> JobTime:
+        """Return the time of a job, if `others` are the jobs that have not begun.
+
+        The jobs of an effort share the seconds that are left by their needs. A first look has at most its effort's
+        limit. A first look that is continued, or a job that is alone, may wait for the compiler while the others'
+        limits are not at risk.
+        """
+        left, most = max(self.left, 0.0), job.planned_effort.most
+        needed = self._needed_seconds(job)
+        limit = left * needed / (needed + sum(self._needed_seconds(x) for x in others if x.effort == job.effort))
+        if job.effort == FIRST_LOOK_EFFORT or not self._is_shared:
+            limit = min(limit, most)
+        wait = 0.0
+        if job.again or not others:
+            wait = max(left - limit - sum(other.planned_effort.most for other in others), 0.0)
+        return JobTime(limit, self._conclusions[job.effort == FIRST_LOOK_EFFORT], wait)
+
+    def _needed_seconds(self, job: TuningJob) -> float:
+        """Return the seconds that a job needs at most; a continued first look has already used some."""
+        most = job.planned_effort.most
+        return max(most - self._used.get((job.device.identity.key, job.dtype), 0.0), most / 4) if job.again else most
+
+    def subtract_job(self, job: TuningJob, seconds: float, concluding: float) -> None:
+        """Subtract the seconds of a job from the seconds that are left, and learn how long its conclusion took."""
+        self.left -= seconds
+        self._used[job.device.identity.key, job.dtype] = seconds
+        kind = job.effort == FIRST_LOOK_EFFORT
+        self._conclusions[kind] = max(self._conclusions[kind], concluding)
+
+
 DeviceAndType = tuple[str, str]  # (device key, element type)
 
 
@@ -317,21 +377,23 @@ def run_jobs(
     reason. The exit code is 1 only if no element type has a usable result. For a type with a rejected tuning,
     fmm.matmul decides as for an untuned type.
     """
+    began = monotonic() if options.began is None else options.began
     if options.resume:
         jobs = _unfinished_jobs(jobs, TrialFile(trials_path(path))) or jobs
-    began, left, planned = monotonic(), options.time_limit, [job.expected_seconds for job in jobs]
+    has_table, planned = not (options.json or options.quiet), [job.expected_seconds for job in jobs]
+    time = CommandTime(jobs, options.time_limit, began, has_table)
     lacking, stopped, code = dict[DeviceAndType, str](), dict[DeviceAndType, str](), 0
     with ExitStack() as stack:
         for device in {id(job.device): job.device for job in jobs}.values():
             stack.enter_context(device.compile_ahead([job.dtype for job in jobs if job.device is device]))
-        progress = stack.enter_context(open_progress(planned, left, not options.quiet))
+        progress = stack.enter_context(open_progress(planned, time.limit, not options.quiet))
         queue, late = deque(jobs), list[TuningJob]()
         while queue and not code:
             job = queue.popleft()
             name = job.device.identity.key, job.dtype
             progress.set_remaining_seconds(sum(other.expected_seconds for other in (*queue, *late)))
-            same_pass = 1 + sum(other.effort == job.effort for other in queue)
-            end = tune_job(job, path, options, None if left is None else left / same_pass, progress)
+            job_began = monotonic()
+            end = tune_job(job, path, options, time.job_time(job, [*queue, *late]), progress)
             if end.result is not None:
                 results[name] = end.result
             code = end.code
@@ -344,19 +406,22 @@ def run_jobs(
             if late and (not queue or queue[0].effort != FIRST_LOOK_EFFORT):
                 queue.extendleft(reversed(late))  # the GPU's kernels are compiled by now
                 late.clear()
-            if left is not None:
-                left = max(left - end.seconds, 0.0)
+            # (the clock of a simulated device may run ahead of this process's)
+            time.subtract_job(job, max(end.seconds, monotonic() - job_began), end.concluding)
     reasons = {name: "; ".join(filter(None, (lacking[name], why))) for name, why in stopped.items()}
     failures = {name: why for name, why in reasons.items() if why}
-    if options.json or options.quiet or not _print_tables(jobs, path, failures, monotonic() - began):
+    if not has_table or not _print_tables(jobs, path, failures, began):
         for (_, dtype), why in lacking.items():
             if why and not code:
                 print(f"fmm-tune: {dtype}: no result that fmm.matmul can use: {why}", file=sys.stderr)
     return code or int(bool(lacking) and all(lacking.values()))
 
 
-def _print_tables(jobs: Sequence[TuningJob], path: Path, failures: Mapping[DeviceAndType, str], seconds: float) -> bool:
-    """Print the table of each device that has a section in the config; return False if no device has one."""
+def _print_tables(jobs: Sequence[TuningJob], path: Path, failures: Mapping[DeviceAndType, str], began: float) -> bool:
+    """Print the table of each device that has a section in the config; return False if no device has one.
+
+    `began` is the value of time.monotonic() when the command began.
+    """
     printed = False
     for job in {job.device.identity.key: job for job in jobs}.values():
         key, sections = job.device.identity.key, _device_sections(job, path)
@@ -365,8 +430,8 @@ def _print_tables(jobs: Sequence[TuningJob], path: Path, failures: Mapping[Devic
             continue
         own = {dtype: why for (device, dtype), why in failures.items() if device == key}
         in_force = is_config_in_force(path)
-        found = summarize_device(key, sections, path, in_force=in_force, dtypes=dtypes, seconds=seconds, failures=own)
-        print_summary(found, sys.stdout)
+        found = summarize_device(key, sections, path, in_force=in_force, dtypes=dtypes, failures=own)
+        print_summary(found, sys.stdout, began)
         printed = True
     return printed
 
@@ -387,6 +452,7 @@ class JobResult:
     code: int  # exit code if the job ends the command; 0 if the command continues
     why_not: str  # why fmm.matmul cannot use the result; empty if the result is usable
     seconds: float
+    concluding: float = 0.0  # seconds between the measurements and the end of the job
     stopped: str = ""  # why the measurements ended early, and what became of the section
     stopped_by: str = ""  # why the measurements ended early, as a short reason
     # True if the config still has an earlier section, because that section is trusted and has more held-out speedups
@@ -396,14 +462,14 @@ class JobResult:
 
 
 def tune_job(
-    job: TuningJob, path: Path, options: argparse.Namespace, left: float | None, progress: TuningProgress
+    job: TuningJob, path: Path, options: argparse.Namespace, time: JobTime, progress: TuningProgress
 ) -> JobResult:
-    """Tune one element type for at most `left` seconds, and write its config section, even after an interruption."""
+    """Tune one element type within its time limit, and write its config section, even after an interruption."""
     trials = TrialFile(trials_path(path))
     past = job.last_tuning(trials) if options.resume or job.again else None
     past = None if past is None or past.finished else past
     before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
-    limit = before + (job.planned_effort.most if left is None else left)
+    limit = before + time.measuring
     seconds = job.sampling_share * limit
     if past and job.again:  # a job that continues another job measures the same shapes as that job
         seconds = past.header.conditions.get(PLANNED_SECONDS_KEY, seconds)
@@ -415,9 +481,7 @@ def tune_job(
         past.trials if past else (),
         trials.add_trial,
         limit,
-        compiler_wait_seconds=job.compiler_wait_seconds
-        if left is None
-        else 0.0,  # --time-limit includes the wait for kernels
+        compiler_wait_seconds=time.compiler_wait,
         kernel_wait_seconds=KERNEL_WAIT_SECONDS if job.waits_for_kernels else inf,
         first_look=_load_first_look(job, trials, header),
     )
@@ -432,12 +496,21 @@ def tune_job(
             _write_section(job, path, header, outcome)
         except schema.ConfigError as error:
             print(f"fmm-tune: {error}", file=sys.stderr)
-            return JobResult(1, str(error), journal.elapsed_seconds - before)
+            return JobResult(
+                1, str(error), journal.elapsed_seconds - before, journal.elapsed_seconds - journal.measurements_end
+            )
     diagnostics = (outcome.section or {}).get("doubts") or []
     code = EXIT_INTERRUPTED if outcome.stopped == "interrupted" else int(full)
-    limit_text = f"effort {job.effort}" if left is None else "--time-limit"
+    limit_text = f"effort {job.effort}" if options.time_limit is None else "--time-limit"
     stopped = _stopped_text(job, path, outcome, why_not, f"{journal.elapsed_seconds:.0f} s of {limit_text}")
-    end = JobResult(code, why_not or "; ".join(diagnostics), journal.elapsed_seconds - before, stopped, outcome.stopped)
+    end = JobResult(
+        code,
+        why_not or "; ".join(diagnostics),
+        journal.elapsed_seconds - before,
+        journal.elapsed_seconds - journal.measurements_end,
+        stopped,
+        outcome.stopped,
+    )
     if why_not and outcome.section is not None:
         end = replace(end, earlier_is_used=_section_quality(_section_in_config(job, path))[0])
     if not code and job.needs_continuation(end):
@@ -473,7 +546,7 @@ def _measure_and_record(
         if header:
             trials.add_header(header)
         outcome = tune_type(journal, job.dtype, effort, job.wanted)
-        if not outcome.stopped:
+        if outcome.is_complete:
             trials.mark_finished(journal.run, journal.elapsed_seconds)
         return outcome, False
     except OSError as error:

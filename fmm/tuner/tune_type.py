@@ -23,7 +23,15 @@ from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.findings.ladder import LADDER_STAGE
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.certify import certify_best_plans
-from fmm.tuner.search.race import best_plan_without_workspace, is_within_limits, race_plans, search_plans
+from fmm.tuner.search.race import (
+    SEARCH_STAGE,
+    best_plan_without_workspace,
+    is_within_limits,
+    race_plans,
+    search_order,
+    search_plans,
+    whole_search_seconds,
+)
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.first_look import measure_first_look
 from fmm.tuner.stages.ladder import measure_ladder
@@ -39,58 +47,122 @@ from fmm.tuner.trials.journal import Journal, KernelsNotReadyError, RoundLimits,
 from fmm.tuner.trials.record import ProductSize
 
 TIME_UP_TEXT = "the time limit was reached"
+# Shares of a tuning's time limit. The ladder ends after its share; the probes end early enough for the search.
+LADDER_LIMIT_SHARE, SEARCH_LIMIT_SHARE = 1 / 4, 1 / 11
+FIT_SECONDS = 2.0  # seconds of fitting the model between the probes and the search
 
 
 @dataclass(frozen=True)
 class TuningOutcome:
-    """The result of a tuning: its config section (None if too little was measured), and why it ended early."""
+    """The config section of a tuning, or None if too little was measured; `stopped` says why the tuning ended early.
+
+    `is_complete` is False if the tuning ended early, or if the time limit ended the search before its last shape.
+    """
 
     section: dict[str, Any] | None
     stopped: str = ""
+    is_complete: bool = True
 
 
 def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()) -> TuningOutcome:
-    """Tune an element type, and return the outcome; `wanted` has the shapes to certify, by default squares."""
-    stopped = ""
+    """Tune an element type, and return the outcome; `wanted` has the shapes to certify (default: squares).
+
+    The search takes the rest of the time limit, and ends with the limit. A tuning that the limit ends in its search has
+    therefore not stopped early, but can be continued.
+    """
+    stopped, is_complete = "", True
     try:
         if effort.is_first_look and not wanted:
             measure_first_look(journal, dtype, effort)
         else:
-            measure_element_type(journal, dtype, effort, wanted)
+            calibration, side = measure_model(journal, dtype, effort, wanted)
+            is_complete = search_and_certify(journal, dtype, effort, wanted, calibration, side)
     except TimeUpError as error:
         stopped = "kernels are being compiled" if isinstance(error, KernelsNotReadyError) else TIME_UP_TEXT
         if journal.patience < inf and not any(t.stage == HELD_OUT_STAGE for t in journal.recorded):
             # no section yet: without held-out shapes the fit cannot be checked, and a later job continues this tuning
-            return TuningOutcome(None, stopped)
+            journal.measurements_end = journal.elapsed_seconds
+            return TuningOutcome(None, stopped, False)
     except KeyboardInterrupt:
         stopped = "interrupted"
-    return TuningOutcome(conclude_section(journal, dtype), stopped)
+    journal.measurements_end = journal.elapsed_seconds
+    return TuningOutcome(conclude_section(journal, dtype), stopped, is_complete and not stopped)
 
 
-def measure_element_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()) -> None:
-    """Measure the probes, fit the model, then search for plans and certify plans for each shape."""
+def measure_model(
+    journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()
+) -> tuple[Calibration, int]:
+    """Measure the crossovers and the probes, and fit the model; return the model and the largest affordable side.
+
+    The probes leave the search its share of the time limit, once a quarter of the held-out shapes are measured.
+    """
     time_products_on_idle_device(journal, dtype)
     side = measure_largest_side(journal, dtype, effort)
     has_ladder = journal.device.untuned_model().batches and not wanted
+    search_begin = journal.limit * (1 - SEARCH_LIMIT_SHARE) - FIT_SECONDS
     # measure the ladder before the probes, since a time limit may end the tuning during the probes
     if has_ladder and journal.first_look:
         measure_crossover_ladder(journal, dtype, interim_calibration(journal, dtype), effort)
-    measure_probes(journal, dtype, side, effort)
-    if effort.blocks and dtype == blocks.BLOCK_MODEL_DTYPE and journal.device.chip is not None:
-        probe_strategies(journal, effort)
+    with journal.limited_stage(search_begin, lambda: is_model_checked(journal, effort)):
+        measure_probes(journal, dtype, side, effort)
+        if effort.blocks and dtype == blocks.BLOCK_MODEL_DTYPE and journal.device.chip is not None:
+            probe_strategies(journal, effort)
     calibration = interim_calibration(journal, dtype)
     journal.on_finding()
-    probe_crossovers(journal, dtype, side, calibration, effort)
+    with journal.limited_stage(search_begin, lambda: is_model_checked(journal, effort)):
+        probe_crossovers(journal, dtype, side, calibration, effort)
     if has_ladder and not journal.first_look:
         measure_crossover_ladder(journal, dtype, calibration, effort)
+    return calibration, side
+
+
+def is_model_checked(journal: Journal, effort: Effort) -> bool:
+    """Return True if plans were timed on a quarter of the effort's held-out shapes, with those of the first look."""
+    trials = (*journal.first_look, *journal.recorded)
+    sizes = {t.size for t in trials if t.stage == HELD_OUT_STAGE and t.plan != str(VENDOR) and t.seconds is not None}
+    return 4 * len(sizes) >= effort.held_out
+
+
+def search_and_certify(
+    journal: Journal,
+    dtype: str,
+    effort: Effort,
+    wanted: Sequence[ProductSize],
+    calibration: Calibration,
+    side: int,
+) -> bool:
+    """Search and certify plans for each shape until the time limit; return False if the limit ended the search."""
+    try:
+        search_squares(journal, dtype, effort, wanted, calibration, side)
+    except TimeUpError:
+        if not any(t.stage == SEARCH_STAGE for t in journal.recorded):
+            raise
+        return False
+    return True
+
+
+def search_squares(
+    journal: Journal,
+    dtype: str,
+    effort: Effort,
+    wanted: Sequence[ProductSize],
+    calibration: Calibration,
+    side: int,
+) -> None:
+    """Search and certify plans for each wanted shape or square, for small squares without workspace, and for gram."""
+    left = TIME_SHARES["search"] * effort.seconds  # seconds of samples that are left for searches
     problems = [Problem(*size, dtype) for size in wanted or shapes.square_ladder(side, effort.stride)]
-    if not wanted:
-        problems = [p for p in problems if may_beat_vendor(journal, p, calibration)]
+    if not wanted:  # the largest square is searched in any case: the model may be too pessimistic
+        problems = [p for p in problems if may_beat_vendor(journal, p, calibration)] or problems[:1]
+        problems = search_order(problems, calibration, effort, left)
     noise = noise_floor(journal.recorded) or 0.0
     time_products_on_idle_device(journal, dtype)
     for problem in problems:
-        share = effort.seconds / len(problems)
-        found = search_plans(journal, problem, calibration, effort, share * TIME_SHARES["search"])
+        share, before = effort.seconds / len(problems), journal.sampled_seconds
+        whole = whole_search_seconds(problem, calibration, effort)
+        budget = max(share * TIME_SHARES["search"], min(whole, left))
+        found = search_plans(journal, problem, calibration, effort, budget)
+        left -= journal.sampled_seconds - before
         certify_best_plans(
             journal,
             found,
@@ -107,8 +179,10 @@ def measure_element_type(journal: Journal, dtype: str, effort: Effort, wanted: S
 
 
 def measure_crossover_ladder(journal: Journal, dtype: str, calibration: Calibration, effort: Effort) -> None:
-    """Measure the crossovers on a ladder of squares, within the share of the planned seconds for this stage."""
-    measure_ladder(journal, dtype, calibration, effort, TIME_SHARES[LADDER_STAGE] * effort.seconds)
+    """Measure the ladder of squares in its share of the planned seconds, and of the time limit."""
+    end = journal.elapsed_seconds + LADDER_LIMIT_SHARE * journal.limit
+    with journal.limited_stage(end):
+        measure_ladder(journal, dtype, calibration, effort, TIME_SHARES[LADDER_STAGE] * effort.seconds)
 
 
 def tune_gram_products(

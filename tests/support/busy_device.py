@@ -10,7 +10,10 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import exp
+
+import pytest
 
 from fmm.config import schema
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -18,8 +21,10 @@ from fmm.perfmodel.choose import Limits, default_error_growth_limit
 from fmm.perfmodel.predict import predict
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
+from fmm.tuner import cli, tune
 from fmm.tuner.devices.device import SHORTEST_SAMPLE_COUNT, SHORTEST_SAMPLE_PART, TimedRun
 from fmm.tuner.devices.simulated import SimulatedDevice, SimulatedSession
+from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import ProductSize
 
 TIME_DEVIATION = (
@@ -95,6 +100,14 @@ class BusySession(SimulatedSession):
             seconds *= 1 + (slower - 1) * met
         device.now += seconds + OVERHEAD
         return seconds
+
+
+def tune_by_clock(monkeypatch: pytest.MonkeyPatch, device: BusyDevice) -> None:
+    """Make fmm-tune tune this device, with all times by the device's clock."""
+    monkeypatch.setattr(tune, "select_devices", lambda name: [device])
+    monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
+    for module in (tune, cli):
+        monkeypatch.setattr(module, "monotonic", device.clock)
 
 
 def decided_plan(device: BusyDevice, problem: Problem, section: object) -> Plan:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from math import log
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import wrap
+from time import monotonic
 from typing import TextIO
 
 from fmm.config import environment, files
@@ -394,8 +395,15 @@ def is_config_in_force(path: Path) -> bool:
     return path.resolve() in {x.resolve() for x in files.search_path(environment.environment_value("FMM_CONFIG"))}
 
 
-def print_summary(summary: DeviceSummary, stream: TextIO) -> None:
-    """Print the summary of a device as wide as the terminal; without a terminal, print plain text."""
+def print_summary(summary: DeviceSummary, stream: TextIO, began: float | None = None) -> None:
+    """Print the summary of a device as wide as the terminal; without a terminal, print plain text.
+
+    If `began` has the value of time.monotonic() at the start of a tuning, the headline has the tuning's duration. The
+    duration includes the seconds that computing the table takes.
+    """
+    if began is not None:
+        list(summary.text_lines())  # compute all cells, which takes seconds
+        summary = replace(summary, seconds=monotonic() - began)
     colour = stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     for line in summary.text_lines(get_terminal_size((DEFAULT_WIDTH, 24)).columns, colour):
         print(line, file=stream)

@@ -23,7 +23,14 @@ from fmm.kernels.plans.leaf import Leaf
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import device_candidates
-from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth_limit
+from fmm.perfmodel.choose import (
+    Candidate,
+    Limits,
+    choose,
+    default_error_growth_limit,
+    pick_candidate,
+    rank_candidates,
+)
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import complete_calibration
@@ -259,8 +266,18 @@ def choose_square_plan(calibration: Calibration, dtype: str, side: int) -> Candi
 
 def first_gaining_side(calibration: Calibration, dtype: str) -> int | None:
     """Return the smallest side from which the model chooses a plan for every square with aligned rows; else None."""
-    first = smallest_side_satisfying(lambda side: choose_square_plan(calibration, dtype, side).plan != VENDOR)
+    first = smallest_side_satisfying(lambda side: gains_on_square(calibration, dtype, side))
     return int(first) if isfinite(first) else None
+
+
+def gains_on_square(calibration: Calibration, dtype: str, side: int) -> bool:
+    """Return True if the model chooses a plan for a square product without a workspace limit.
+
+    Compositions of levels, which take most of the time to rank, are ranked only if no other candidate wins.
+    """
+    limits = Limits(NO_WORKSPACE_LIMIT, default_error_growth_limit(calibration.batches))
+    usual = pick_candidate(rank_candidates(Problem(side, side, side, dtype), calibration), limits)
+    return usual.plan != VENDOR or choose_square_plan(calibration, dtype, side).plan != VENDOR
 
 
 def gaining_odd_sides(calibration: Calibration, dtype: str) -> Mapping[int, Candidate]:

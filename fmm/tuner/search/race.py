@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from fmm.config import certification
@@ -11,14 +13,23 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, default_error_growth_limit, rank_candidates
+from fmm.perfmodel.predict import predict_vendor
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import largest_level_products
 from fmm.tuner.devices.device import Effort, TimedRun, TunableDevice
-from fmm.tuner.search.space import build_plan, choices_by_plan, device_search_space, space_for_dtype
+from fmm.tuner.search.space import SearchSpace, build_plan, choices_of_plan, device_search_space, space_for_dtype
 from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, TimedProblem, median_paired_speedup
 
 SEARCH_STAGE = "search"
+OPTUNA = "optuna"  # the proposer of plans from Optuna's sampler, as recorded in the trials
+PLANS_BEFORE_OPTUNA = 2  # number of plans that a search times before Optuna's first proposal
+# A search takes at most this share of the seconds that the time limit leaves; the rest certifies the best plan.
+SEARCH_SHARE_OF_REST = 0.7
+MIN_SECONDS_TO_COMPILE = 60.0  # with fewer seconds left, a search skips plans whose kernels are not compiled
+# Optuna's sampler begins with predicted speedups: of the model's best plans, and of valid plans among random choices.
+BEST_PLANS_OF_MODEL, RANDOM_CHOICES = 16, 128
+MAX_PROPOSED_TIME_RATIO = 1.1  # a proposal is not timed if its predicted time exceeds this multiple of the shortest
 
 
 @dataclass(frozen=True)
@@ -32,30 +43,61 @@ class RaceResult:
 def search_plans(
     journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float
 ) -> RaceResult:
-    """Time plans against the vendor until enough plans are timed or `seconds` have passed; return the timed plans.
+    """Time the model's best plans and Optuna's proposals against the vendor; return the plans by speedup.
 
-    The search times `effort.trials` plans, and in addition the vendor's alternatives and a plan without workspace.
+    The search ends after `seconds` of samples, or after its share of the seconds that the time limit leaves. If these
+    are few, the search skips plans whose kernels are not compiled.
     """
+    left = journal.limit - journal.elapsed_seconds
     predicted = [c.plan for c in rank_candidates(problem, calibration) if c.plan != VENDOR]
-    predicted = [
-        p
-        for p in predicted
-        if largest_level_products(p) <= effort.max_products_per_level and is_within_limits(journal.device, p, problem)
-    ]
+
+    def is_searched(plan: Plan) -> bool:
+        ready = left > MIN_SECONDS_TO_COMPILE or journal.has_compiled_kernels(problem.dtype, plan)
+        few = largest_level_products(plan) <= effort.max_products_per_level
+        return few and ready and is_within_limits(journal.device, plan, problem)
+
+    predicted = [p for p in predicted if is_searched(p)]
     if problem.writes_triangle:
         return race_plans(journal, problem, predicted[: effort.trials], effort)
     without = best_plan_without_workspace(problem, calibration, journal.device)
+    without = [p for p in without if is_searched(p)]
     peers = [p for p in journal.device.vendor_alternatives() if p.accepts_type(problem.dtype)][: effort.enqueued]
     promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
+    trials = effort.trials + len(peers + without)
+    end = journal.elapsed_seconds + SEARCH_SHARE_OF_REST * left
     with journal.open_problem(SEARCH_STAGE, problem) as timed:
         race = PlanRace(timed, effort.rounds)
-        for plan in search_proposals(
-            promising, journal.device, problem, race.results, effort.trials + len(peers + without)
-        ):
-            if race.spent >= seconds:
-                break
-            race.measure_speedup(plan)
+        proposals = optuna_proposals(
+            journal.device,
+            problem,
+            race.results,
+            max(trials - len(promising), 0),
+            calibration=calibration,
+            is_searched=is_searched,
+        )
+        with journal.limited_stage(end):
+            for plan, proposer in alternate_proposals(promising[:trials], proposals):
+                if race.spent >= seconds:
+                    break
+                race.measure_speedup(plan, proposer)
     return RaceResult(problem, race.ranked_speedups())
+
+
+def whole_search_seconds(problem: Problem, calibration: Calibration, effort: Effort) -> float:
+    """Return the predicted seconds of samples of a whole search, in which each plan takes as long as the vendor."""
+    plans = effort.trials + effort.enqueued
+    return 2 * effort.rounds * plans * predict_vendor(problem, calibration).predicted_seconds
+
+
+def search_order(
+    problems: Sequence[Problem], calibration: Calibration, effort: Effort, seconds: float
+) -> list[Problem]:
+    """Return the problems in the order of their searches, for a search of all problems in `seconds` of samples.
+
+    The problems whose whole search takes at most half of the seconds come first, the largest of these at the beginning.
+    """
+    fitting = [p for p in problems if whole_search_seconds(p, calibration, effort) <= seconds / 2]
+    return [*fitting, *(p for p in problems if p not in fitting)]
 
 
 def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> RaceResult:
@@ -107,11 +149,12 @@ class PlanRace:
         self.best_low = 1.0
         self.spent = 0.0
 
-    def measure_speedup(self, plan: Plan) -> float:
+    def measure_speedup(self, plan: Plan, proposer: str = "") -> float:
         """Return the plan's median speedup over the vendor, which is measured at the first call."""
         if plan in self.results:
             return self.results[plan]
         run, base = TimedRun(plan), TimedRun(VENDOR)
+        self.timed.proposer = proposer
         samples = self.timed.sample_rounds(
             (base, run), RoundLimits(self.rounds), lambda s: self._losing_runs(s, base, run)
         )
@@ -141,22 +184,34 @@ class PlanRace:
         return tuple(sorted(((p, s) for p, s in self.results.items() if s), key=lambda x: -x[1]))
 
 
-def search_proposals(
-    promising: Sequence[Plan], device: TunableDevice, problem: Problem, results: Mapping[Plan, float], trials: int
-) -> Iterator[Plan]:
-    """Yield the promising plans, then plans that Optuna's sampler proposes, up to `trials` plans in total."""
-    yield from promising[:trials]
-    if trials > len(promising):
-        yield from optuna_proposals(device, problem, results, trials - len(promising))
+def alternate_proposals(promising: Sequence[Plan], proposals: Iterator[Plan]) -> Iterator[tuple[Plan, str]]:
+    """Yield pairs (plan, proposer): the first promising plans, then Optuna's proposals and promising plans in turn.
+
+    A search with a short time limit therefore reaches Optuna's proposals.
+    """
+    yield from ((plan, "") for plan in promising[:PLANS_BEFORE_OPTUNA])
+    rest = iter(promising[PLANS_BEFORE_OPTUNA:])
+    for pair in zip_longest(((plan, OPTUNA) for plan in proposals), ((plan, "") for plan in rest)):
+        yield from (x for x in pair if x is not None)
 
 
 def optuna_proposals(
-    device: TunableDevice, problem: Problem, results: Mapping[Plan, float], count: int, sampler: Any = None
+    device: TunableDevice,
+    problem: Problem,
+    results: Mapping[Plan, float],
+    count: int,
+    sampler: Any = None,
+    calibration: Calibration | None = None,
+    is_searched: Callable[[Plan], bool] = lambda plan: True,
 ) -> Iterator[Plan]:
     """Yield at most `count` new plans that Optuna's TPE sampler proposes from all measured speedups.
 
-    Repeated and invalid proposals are skipped, so the sampler proposes up to 20 * `count` plans.
+    With a calibration, the sampler also receives the predicted speedups of some plans, and a proposal is yielded only
+    if its predicted time is near that of the search space's best plan: slower plans are not worth a measurement. The
+    sampler proposes up to 20 * `count` plans, since repeated, invalid and slow proposals are skipped.
     """
+    if count <= 0:
+        return
     import optuna
     from optuna.distributions import CategoricalDistribution
 
@@ -166,19 +221,45 @@ def optuna_proposals(
     study = optuna.create_study(
         direction="maximize", sampler=sampler or optuna.samplers.TPESampler(seed=0, n_startup_trials=4)
     )
-    plans = choices_by_plan(tuple((name, tuple(values)) for name, values in choices.items()))
-    for plan, value in results.items():
-        if plan in plans:
-            study.add_trial(optuna.trial.create_trial(params=plans[plan], distributions=space, value=value))
+
+    def add_results(values: Mapping[Plan, float]) -> None:
+        for plan, value in values.items():
+            if (params := choices_of_plan(plan, choices)) is not None:
+                study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))
+
+    predicted = {} if calibration is None else predicted_speedups(device, problem, calibration, choices)
+    of_space = (plan for plan in predicted if is_searched(plan) and choices_of_plan(plan, choices) is not None)
+    required = max((predicted[plan] for plan in of_space), default=0.0) / MAX_PROPOSED_TIME_RATIO
+    add_results(predicted)
+    seen = set[Plan]()
     for _ in range(20 * count):
         if count <= 0:
             return
+        add_results({plan: value for plan, value in results.items() if plan not in seen})
+        seen |= results.keys()
         trial = study.ask(space)
         proposed = _runnable_plan(trial.params, device, problem)
-        if proposed is not None and proposed not in results:
-            count -= 1
-            yield proposed
-        study.tell(trial, results.get(proposed, 0.0) if proposed else 0.0)
+        if proposed is not None and proposed not in results and is_searched(proposed):
+            if calibration is not None and proposed not in predicted:
+                predicted |= {c.plan: 1 / c.time for c in rank_candidates(problem, calibration, [proposed])}
+            if predicted.get(proposed, 0.0) >= required:
+                count -= 1
+                seen.add(proposed)
+                yield proposed
+        speedups = {**predicted, **results}
+        study.tell(trial, speedups.get(proposed, 0.0) if proposed else 0.0)
+
+
+def predicted_speedups(
+    device: TunableDevice, problem: Problem, calibration: Calibration, choices: SearchSpace
+) -> dict[Plan, float]:
+    """Return the predicted speedups of the model's best plans and of random plans of the search space."""
+    rng, plans = random.Random(0), list[Plan]()
+    for _ in range(RANDOM_CHOICES):
+        plan = _runnable_plan({name: rng.choice(values) for name, values in choices.items()}, device, problem)
+        plans += [] if plan is None else [plan]
+    ranked = [c for c in rank_candidates(problem, calibration) if c.plan != VENDOR][:BEST_PLANS_OF_MODEL]
+    return {c.plan: 1 / c.time for c in (*ranked, *rank_candidates(problem, calibration, plans)) if c.plan != VENDOR}
 
 
 def _runnable_plan(choices: Mapping[str, str], device: TunableDevice, problem: Problem) -> Plan | None:

@@ -142,3 +142,23 @@ def choices_by_plan(space: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[P
         with suppress(PlanError):
             found.setdefault(build_plan(choices), choices)
     return found
+
+
+@lru_cache(maxsize=1024)
+def _first_choices(plan: Plan, space: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, str] | None:
+    text = str(plan)
+    fitting = [[v for v in values if name not in TEXTUAL_CHOICES or v in text] for name, values in space]
+    for values in product(*fitting):
+        choices = dict(zip((name for name, _ in space), values, strict=True))
+        with suppress(PlanError):
+            if build_plan(choices) == plan:
+                return choices
+    return None
+
+
+TEXTUAL_CHOICES = ("scheme", "leaf", "numbers")  # choices whose values are parts of the text of the plan
+
+
+def choices_of_plan(plan: Plan, space: SearchSpace) -> dict[str, str] | None:
+    """Return the first choices that build a plan; None if the plan is not in the search space."""
+    return _first_choices(plan, tuple((name, tuple(values)) for name, values in space.items()))

@@ -31,6 +31,10 @@ class KernelsNotReadyError(TimeUpError):
     """Raised if the kernels of the next run are not compiled yet; the tuner measures another type in the meantime."""
 
 
+class StageTimeUpError(Exception):
+    """Raised when a stage has reached its own time limit; the tuning continues with the next stage."""
+
+
 class SampleNotRecordedError(Exception):
     """Raised if a replay needs a sample that was not recorded."""
 
@@ -83,6 +87,8 @@ class Journal:
     ) -> None:
         self.run, self.device, self.keep, self.limit, self.live = run, device, save_trial, limit, is_live
         self.waits, self.patience = compiler_wait_seconds, kernel_wait_seconds
+        self.stage_limit = float("inf")  # elapsed seconds after which the present stage ends
+        self.may_end_stage: Callable[[], bool] = lambda: True  # False while the stage may exceed its limit
         self.clock = clock
         self.on_sample: Callable[[str, float], None] = lambda stage, elapsed: None
         self.on_finding: Callable[[], None] = lambda: None  # called after the fit and after each certification
@@ -94,6 +100,7 @@ class Journal:
         self._before = max((t.elapsed for t in self.recorded), default=0.0)
         self._replayed = 0.0
         self.sampled_seconds = 0.0  # sum of all samples so far, in seconds; a replay computes the same sum
+        self.measurements_end = 0.0  # elapsed seconds when the tuner began to conclude the section
         self._began: float | None = None
 
     @property
@@ -109,6 +116,27 @@ class Journal:
     def has_compiled_kernels(self, dtype: str, plan: Plan) -> bool:
         """Return True if the plan's kernels for this element type are compiled."""
         return plan == VENDOR or self.device.wait_for_kernels(dtype, plan, 0.0)
+
+    @contextmanager
+    def limited_stage(self, limit: float, may_end: Callable[[], bool] = lambda: True) -> Iterator[None]:
+        """End the context at `limit` elapsed seconds, or later, as soon as `may_end` returns True.
+
+        The time limit of the whole tuning still holds inside the context.
+        """
+        self.stage_limit, self.may_end_stage = limit, may_end
+        try:
+            yield
+        except StageTimeUpError:
+            pass
+        finally:
+            self.stage_limit, self.may_end_stage = float("inf"), lambda: True
+
+    def check_time(self) -> None:
+        """Raise TimeUpError at the time limit of the tuning, StageTimeUpError at the time limit of the stage."""
+        if self.elapsed_seconds >= self.limit:
+            raise TimeUpError
+        if self.elapsed_seconds >= self.stage_limit and self.may_end_stage():
+            raise StageTimeUpError
 
     @contextmanager
     def open_problem(self, stage: str, problem: Problem, seed: int = 0) -> Iterator[TimedProblem]:
@@ -139,12 +167,14 @@ class Journal:
         if self._began is None:
             self._began = self.clock()
 
-    def record_trial(self, key: SampleKey, seconds: float | None, failed: str | None = None) -> Trial:
+    def record_trial(
+        self, key: SampleKey, seconds: float | None, failed: str | None = None, proposer: str = ""
+    ) -> Trial:
         """Record and return a trial: the seconds of a sample, or `failed`, the reason why the run failed."""
         stage, problem, seed, run = key
         trial = Trial(
             self.run, stage, problem.size, problem.dtype, str(run.plan), run.part, run.twin, seed,
-            round(self.elapsed_seconds, 4), seconds, failed, problem.op,
+            round(self.elapsed_seconds, 4), seconds, failed, problem.op, proposer,
         )  # fmt: skip
         self.keep(trial)
         self.recorded.append(trial)
@@ -200,6 +230,7 @@ class TimedProblem:
     def __init__(self, journal: Journal, stage: str, problem: Problem, seed: int, stack: ExitStack) -> None:
         self.journal, self.stage, self.problem, self.seed = journal, stage, problem, seed
         self._stack = stack
+        self.proposer = ""  # who proposed the plans that are timed: Optuna, or "" for the model
         self._session: TimingSession | None = None
         self._ready: set[TimedRun] = set()
 
@@ -220,20 +251,20 @@ class TimedProblem:
         If `timed` is False, the run is only prepared; None is returned if this succeeds.
         """
         self.journal.start_clock()
-        if self.journal.elapsed_seconds >= self.journal.limit:
-            raise TimeUpError
+        self.journal.check_time()
         key = self._sample_key(run)
+        proposer = "" if run.plan == VENDOR else self.proposer
         try:
             session = self._open_session()
             if run not in self._ready:
                 self._wait_for_kernels(run)
                 session.prepare_run(run)
                 self._ready.add(run)
-            return self.journal.record_trial(key, session.sample_seconds(run)) if timed else None
+            return self.journal.record_trial(key, session.sample_seconds(run), None, proposer) if timed else None
         except RunFailedError as error:
-            return self.journal.record_trial(key, None, str(error)[:300])
+            return self.journal.record_trial(key, None, str(error)[:300], proposer)
         except MemoryError:
-            return self.journal.record_trial(key, None, "out of memory")
+            return self.journal.record_trial(key, None, "out of memory", proposer)
 
     def _prepare_runs(self, runs: Iterable[TimedRun]) -> list[TimedRun]:
         """Prepare all runs for timing, and return the runs without the failed ones.
@@ -249,17 +280,22 @@ class TimedProblem:
         ]
 
     def _wait_for_kernels(self, run: TimedRun) -> None:
-        """Wait until a run's kernels are compiled; raise KernelsNotReadyError or TimeUpError after too long."""
+        """Wait for the plan's kernels; raise an error if the wait exceeds the patience, the stage or the limit."""
         journal = self.journal
         if run.plan == VENDOR:
             return
         before = journal.elapsed_seconds
-        seconds = journal.limit + journal.waits - before
+        ends_stage = journal.stage_limit < journal.limit and journal.may_end_stage()
+        limit = journal.stage_limit if ends_stage else journal.limit
+        seconds = max(limit + journal.waits - before, 0.0)
         ready = journal.device.wait_for_kernels(self.problem.dtype, run.plan, min(seconds, journal.patience))
         free = min(journal.elapsed_seconds - before, journal.waits)
-        journal.limit, journal.waits = journal.limit + free, journal.waits - free
+        journal.limit, journal.stage_limit = journal.limit + free, journal.stage_limit + free
+        journal.waits -= free
         if not ready:
-            raise KernelsNotReadyError if seconds > journal.patience else TimeUpError
+            if seconds > journal.patience:
+                raise KernelsNotReadyError
+            raise StageTimeUpError if ends_stage else TimeUpError
 
     def release_operands(self) -> None:
         """Release the operands and the result: the next problem needs their memory."""

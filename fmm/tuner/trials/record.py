@@ -54,6 +54,7 @@ class Trial:
     seconds: float | None = None
     failed: str | None = None
     op: Operation = DEFAULT_OPERATION
+    proposer: str = ""  # who proposed the plan of a search: "optuna", or "" for the model
 
     @property
     def problem(self) -> Problem:
@@ -116,9 +117,8 @@ class TrialFile:
 
     def add_trial(self, trial: Trial) -> None:
         """Append a trial; fields with their default value are left out."""
-        self.append_record(
-            "trial", {k: v for k, v in asdict(trial).items() if v is not None and (k, v) != ("op", DEFAULT_OPERATION)}
-        )
+        usual = ("op", DEFAULT_OPERATION), ("proposer", "")
+        self.append_record("trial", {k: v for k, v in asdict(trial).items() if v is not None and (k, v) not in usual})
 
     def mark_finished(self, run: str, elapsed: float) -> None:
         """Append a line that marks a tuning as finished."""
@@ -270,8 +270,9 @@ TRIAL_FIELD_CHECKS: Mapping[str, JsonCheck] = {
     "seconds": optional_number_check(0, 1e12),
     "failed": _check_long_text,
     "op": choice_check(*OPERATIONS),
+    "proposer": _check_long_text,
 }
-OPTIONAL_TRIAL_FIELDS = frozenset({"seconds", "failed", "op"})
+OPTIONAL_TRIAL_FIELDS = frozenset({"seconds", "failed", "op", "proposer"})
 
 
 def _parse_trial(record: dict[str, Any]) -> Trial:

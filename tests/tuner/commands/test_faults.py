@@ -21,20 +21,20 @@ import pytest
 from fmm.config import files, identity, schema, store
 from fmm.config.identity import Identity
 from fmm.kernels.cpu.thread_pool import blas_threads
-from fmm.tuner import device_registry, tune
+from fmm.tuner import cli, device_registry
 from fmm.tuner import tune as commands_tune
 from fmm.tuner.cli import main
 from fmm.tuner.commands import bench, verify
 from fmm.tuner.devices.device import CPU_EFFORTS
 from fmm.tuner.devices.simulated import SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.report.plan_names import find_plan_texts, plan_names_table
-from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import TrialFile, frame
-from fmm.tuner.tune import JobResult, TuningJob
+from fmm.tuner.tune import JobResult, JobTime, TuningJob
 from tests.support import ROOT
 from tests.support import configs as tuned
-from tests.support.busy_device import BusyDevice
+from tests.support.busy_device import BusyDevice, tune_by_clock
 from tests.support.chips import H200
+from tests.support.configs import SMALL
 from tests.support.threads import at_once
 
 
@@ -109,7 +109,8 @@ def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tmp_path: Path) -> Non
         "sys.exit(cli.main(sys.argv[1:]))"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code, "--effort", "quick", "--dtype", "float64", "--output", str(tmp_path)]
+    options = ["--effort", "quick", "--dtype", "float64", "--time-limit", "600"]  # however slow the machine is
+    command = [sys.executable, "-c", code, *options, "--output", str(tmp_path)]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         wait_until(lambda: (tmp_path / "late").exists() or running.poll() is not None)
         time.sleep(0.1)
@@ -453,8 +454,7 @@ def test_a_tuning_says_what_it_found(fake: SimulatedDevice, tmp_path: Path, caps
 def clocked(fake: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> BusyDevice:
     """Tuned instead, by a clock of its own, which its samples move on."""
     device = BusyDevice()
-    monkeypatch.setattr(commands_tune, "select_devices", lambda name: [device])
-    monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
+    tune_by_clock(monkeypatch, device)
     return device
 
 
@@ -549,16 +549,40 @@ def test_show_verify_export_and_merge(
 
 def test_types_share_the_time_limit(fake: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one leaves is the next one's."""
-    limits = []
+    jobs, limits = [], []
 
-    def tuned(job: TuningJob, path: Path, options: Any, left: float, progress: Any) -> JobResult:
-        limits.append((job.dtype, job.effort, left))
+    def tuned(job: TuningJob, path: Path, options: Any, time: JobTime, progress: Any) -> JobResult:
+        jobs.append((job.dtype, job.effort))
+        limits.append(time.limit)
         return JobResult(0, "", 2.0)
 
     monkeypatch.setattr(commands_tune, "tune_job", tuned)
-    assert main(["--time-limit", "16", "--output", str(tmp_path)]) == 0
-    coarse = [("float32", "coarse", 8.0), ("float64", "coarse", 14.0)]  # these are certain to have their turn
-    assert limits == [*coarse, ("float32", "default", 6.0), ("float64", "default", 10.0)]
+    for module in (commands_tune, cli):
+        monkeypatch.setattr(module, "monotonic", lambda: 0.0)
+    assert main(["--time-limit", "16", "--quiet", "--output", str(tmp_path)]) == 0
+    coarse = [("float32", "coarse"), ("float64", "coarse")]  # these are certain to have their turn
+    assert jobs == [*coarse, ("float32", "default"), ("float64", "default")] and limits == [8.0, 14.0, 6.0, 10.0]
+
+
+def test_without_an_option_the_time_limit_is_of_the_efforts(
+    fake: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What starting, concluding and the table take is in it; a type that took longer leaves the others less."""
+    limits = []
+
+    def tuned(job: TuningJob, path: Path, options: Any, time: JobTime, progress: Any) -> JobResult:
+        limits.append(time)
+        return JobResult(0, "", 2 * time.limit, concluding=4.0)
+
+    monkeypatch.setattr(commands_tune, "tune_job", tuned)
+    for name, most in (("coarse", 10.0), ("default", 40.0)):
+        monkeypatch.setitem(CPU_EFFORTS, name, replace(SMALL, most=most))
+    for module in (commands_tune, cli):
+        monkeypatch.setattr(module, "monotonic", lambda: 0.0)
+    assert main(["--quiet", "--output", str(tmp_path)]) == 0
+    assert [time.limit for time in limits] == [10.0, 10.0, 30.0, 0.0]
+    assert [time.conclusion for time in limits] == [commands_tune.FIRST_LOOK_CONCLUSION_SECONDS, 4.0, 3.0, 4.0]
+    assert limits[2].measuring == 27.0
 
 
 @pytest.mark.parametrize(
@@ -572,7 +596,7 @@ def test_a_quick_tuning_of_a_cpu_is_one_pass(
     """Several types of a device have a first pass each before any is refined, if there is more to refine it with."""
     seen: list[tuple[str, str]] = []
 
-    def tuned(job: TuningJob, path: Path, options: Any, left: float, progress: Any) -> JobResult:
+    def tuned(job: TuningJob, path: Path, options: Any, time: JobTime, progress: Any) -> JobResult:
         seen.append((job.effort, job.dtype))
         return JobResult(0, "", 2.0)
 
@@ -589,7 +613,7 @@ def test_on_a_gpu_a_first_pass_that_waited_for_the_compiler_has_a_second_go(
     seen: list[tuple[str, str, bool]] = []
     fake.chip = H200
 
-    def tuned(job: TuningJob, path: Path, options: Any, left: float, progress: Any) -> JobResult:
+    def tuned(job: TuningJob, path: Path, options: Any, time: JobTime, progress: Any) -> JobResult:
         seen.append((job.dtype, job.effort, job.again))
         return JobResult(0, "" if job.again or job.dtype == "float64" else "the time limit was reached", 2.0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_s
 from fmm.tuner.findings import conclude
 from fmm.tuner.fit.model import Observation, has_too_few_plans, scale_calibration
 from fmm.tuner.trials.journal import Journal
-from tests.support.busy_device import decided_plan
+from tests.support.busy_device import decided_plan, tune_by_clock
 from tests.support.chips import H200
 from tests.support.cold_gpu import CANDIDATES, SHEET, STORED, TYPES, ColdGpu, ShortSession, ready_times, scaled
 from tests.support.marks import quick_and_slow
@@ -56,8 +55,7 @@ def cold(monkeypatch: pytest.MonkeyPatch, written: dict[str, float]) -> ColdGpu:
         device.now += CONCLUDED
         return concluded(journal, dtype)
 
-    monkeypatch.setattr(tune, "select_devices", lambda name: [device])
-    monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
+    tune_by_clock(monkeypatch, device)
     monkeypatch.setattr(tune, "_write_section", noted)
     for module in (tune, tune_type):
         monkeypatch.setattr(module, "conclude_section", slowly)

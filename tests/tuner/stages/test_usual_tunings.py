@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +26,7 @@ from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import TrialFile
 from fmm.tuner.tune_type import tune_type
 from tests.support import busy_device
-from tests.support.busy_device import BusyDevice, decided_plan
+from tests.support.busy_device import BusyDevice, decided_plan, tune_by_clock
 from tests.support.marks import quick_and_slow
 
 RATES = {"complex128": 1.4e11, "complex64": 2.8e11, "float64": 1.5e11, "float32": 3.0e11}
@@ -45,8 +44,7 @@ def test_a_quick_tuning_of_an_idle_processor_is_used(
 ) -> None:
     """Of each type; of all four within a minute and a half by the device's own clock."""
     device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=seed, memory_bytes=1 << 33)
-    monkeypatch.setattr(tune, "select_devices", lambda name: [device])
-    monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
+    tune_by_clock(monkeypatch, device)
     path = tmp_path / "config.json"
     chosen = ["--dtype", ",".join(dtypes)] if dtypes != list(RATES) else []  # all, of which nobody need speak
     assert main(["--device", "cpu", "--effort", "quick", "--quiet", "--output", str(path), *chosen]) == 0
@@ -101,8 +99,7 @@ def test_every_type_is_checked_before_one_is_refined(tmp_path: Path, monkeypatch
     leave what it found."""
     device = SlowlyAskedDevice(truth=TWO_CORES, noise=0.02, seed=1, memory_bytes=1 << 33)
     monkeypatch.setattr(busy_device, "OVERHEAD", 0.07)
-    monkeypatch.setattr(tune, "select_devices", lambda name: [device])
-    monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
+    tune_by_clock(monkeypatch, device)
     path, dtypes = tmp_path / "config.json", ["float64", "float32"]
     arguments = ["--device", "cpu", "--dtype", ",".join(dtypes), "--quiet", "--output", str(path)]
     assert main([*arguments, "--time-limit", "100"]) == 0
