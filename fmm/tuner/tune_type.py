@@ -18,8 +18,8 @@ from fmm.perfmodel.candidates import device_leaves
 from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Effort, TunableDevice
-from fmm.tuner.findings.conclude import HELD_OUT_STAGE, conclude_section, interim_calibration
-from fmm.tuner.findings.diagnostics import noise_floor
+from fmm.tuner.findings.conclude import HELD_OUT_STAGE, interim_calibration, conclude_section
+from fmm.tuner.findings.diagnostics import MIN_HELD_OUT_PAIRS, noise_floor
 from fmm.tuner.findings.ladder import LADDER_STAGE
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.certify import certify_best_plans
@@ -117,10 +117,13 @@ def measure_model(
 
 
 def is_model_checked(journal: Journal, effort: Effort) -> bool:
-    """Return True if plans were timed on a quarter of the effort's held-out shapes, with those of the first look."""
-    trials = (*journal.first_look, *journal.recorded)
-    sizes = {t.size for t in trials if t.stage == HELD_OUT_STAGE and t.plan != str(VENDOR) and t.seconds is not None}
-    return 4 * len(sizes) >= effort.held_out
+    """Return True if a quarter of the effort's held-out shapes is measured, and enough plans to check a model.
+
+    The held-out shapes of the first look count, too.
+    """
+    trials = [t for t in (*journal.first_look, *journal.recorded) if t.stage == HELD_OUT_STAGE]
+    pairs = {(t.size, t.plan) for t in trials if t.plan != str(VENDOR) and t.seconds is not None}
+    return len(pairs) >= MIN_HELD_OUT_PAIRS and 4 * len({size for size, _ in pairs}) >= effort.held_out
 
 
 def search_and_certify(

@@ -282,7 +282,7 @@ def test_who_ignores_ctrl_c_still_does_and_afterwards_it_is_an_exception(tmp_pat
 import signal, sys
 from fmm.tuner import cli
 from fmm_tune import main
-cli.main = lambda ignored: print(signal.getsignal(signal.SIGINT) is {0}) or 0
+cli.main = lambda **given: print(signal.getsignal(signal.SIGINT) is {0}) or 0
 signal.signal(signal.SIGINT, {0})
 sys.exit(main())
 """
