@@ -18,7 +18,7 @@ from fmm.perfmodel.candidates import device_leaves
 from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Effort, TunableDevice
-from fmm.tuner.findings.conclude import HELD_OUT_STAGE, interim_calibration, conclude_section
+from fmm.tuner.findings.conclude import HELD_OUT_STAGE, conclude_section, interim_calibration
 from fmm.tuner.findings.diagnostics import MIN_HELD_OUT_PAIRS, noise_floor
 from fmm.tuner.findings.ladder import LADDER_STAGE
 from fmm.tuner.fit import blocks

@@ -287,9 +287,9 @@ class DeviceSummary:
         rows = tuple((x.dtype, tuple(x.speedup_cells)) for x in self.types)
         vendor = self.vendor
         legend = (
-            f"speedup over {vendor} of n x n products; {{mark}}: measured here, else predicted{self._error_text}; "
-            f"{NO_NUMBER}: no gain, {vendor} computes; crossover: n from which fmm gains; error: expected, as a "
-            f"multiple of {vendor}'s; workspace: temporary memory; both for n = {DETAILED_SIDE} or the nearest gain"
+            f"speedup of n x n products over {vendor}; {{mark}}: measured here, else predicted{self._error_text}; "
+            f"{NO_NUMBER}: no gain, {vendor} computes; crossover: n of the first gain; error: expected, over "
+            f"{vendor}'s; workspace: temporary memory, both at {DETAILED_SIDE} or the nearest gain"
         )
         return SummaryTable("speedup, n =", heads, rows, legend, dropped_first=len(SUMMARY_SIDES))
 
@@ -310,10 +310,10 @@ class DeviceSummary:
         """The table of alpha/pi, n1, tau1 to tau3, levels and block strategy by type."""
         heads = ("alpha/pi", "n1", *TAU_NAMES, "levels", "block strategy")
         legend = (
-            "levels of Strassen's recursion: none up to n = tau1, one up to tau2, two up to tau3 (a measured tau "
-            f"bounds every choice); in the column: chosen for n = {DETAILED_SIDE}; indented rows: levels above fmm's "
-            f"own products, not {self.vendor}'s; alpha/pi: time of an addition over a flop's; n1 = 15 alpha/pi (complex: "
-            "15/4): recursion point of FMM_TUNING_MODE=hasa; block strategy: tiles of fmm's own kernel, by n"
+            "levels of Strassen's recursion: none up to n = tau1, one up to tau2, two up to tau3 (bounds where "
+            f"measured); in the column: at {DETAILED_SIDE}; indented rows: on fmm's own products, not {self.vendor}'s; "
+            "alpha/pi: an addition's time over a flop's; n1 = 15 alpha/pi (complex: 15/4): recursion point of "
+            "FMM_TUNING_MODE=hasa; block strategy: tiles of fmm's own kernel, by n"
         )
         rows = tuple(row for x in self.types for row in x.recursion_rows)
         return SummaryTable("recursion", heads, rows, legend, left_aligned=1)
