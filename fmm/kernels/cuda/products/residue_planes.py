@@ -17,7 +17,7 @@ from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.residues import imaginary_unit, max_scaled_norm, symmetric_residue
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
-from fmm.kernels.cuda.launch_list import AddressSlot, Kernel, Launch, TensorMap
+from fmm.kernels.cuda.launch_list import DEVICE_ARCHITECTURE, AddressSlot, Kernel, Launch, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOperand
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, ContiguousAxis
 from fmm.kernels.cuda.products.wgmma_tiles import TILE_LINE_BYTES
@@ -383,7 +383,8 @@ def norm_exponent_launch(
     kernels = [x.norm_exponent_kernel(wide, scaled) for x, wide in zip(sides, aligned, strict=True)]
     blocks = [x.norm_exponent_block_count(kernel, cluster, scaled) for x, kernel in zip(sides, kernels, strict=True)]
     parameters = b"".join(x.pack_parameters(count) for x, count in zip(sides, blocks, strict=True))
-    architecture, arguments = "sm_90a" if cluster > 1 else "", (*kernels, dtype, cluster)
+    architecture = "sm_90a" if cluster > 1 else DEVICE_ARCHITECTURE
+    arguments = (*kernels, dtype, cluster)
     kernel = Kernel(norm_exponent_kernel_source, arguments, ENTRY_NAME, RESIDUE_THREADS, architecture=architecture)
     slots = (*sides[0].address_slots(0), *sides[1].address_slots(OPERAND_WORDS))
     does = "norms of A's rows and B's columns" if scaled else "transposes operands that are not K-major"
@@ -398,7 +399,10 @@ def residue_split_launch(
     wide = tuple(x.can_split_by_vector_loads(each) for x, each in zip(sides, aligned, strict=True))
     parameters = b"".join(x.pack_parameters(x.split_block_count) for x in sides)
     parameters += moduli_table(moduli, for_complex) + struct.pack("<3i", len(moduli), *(x.conjugated for x in sides))
-    kernel = Kernel(residue_split_kernel_source, (levels, *wide, dtype), ENTRY_NAME, RESIDUE_THREADS)
+    arguments = levels, *wide, dtype
+    kernel = Kernel(
+        residue_split_kernel_source, arguments, ENTRY_NAME, RESIDUE_THREADS, architecture=DEVICE_ARCHITECTURE
+    )
     slots = (*sides[0].address_slots(0), *sides[1].address_slots(OPERAND_WORDS))
     sums = f", sums of {'two levels' if levels == 2 else 'a level'} of Strassen's algorithm" if levels else ""
     twice = ", two for each complex number" if for_complex else ""

@@ -18,7 +18,16 @@ from fmm.dtypes import BYTE_TYPE, DTYPES, RING_TYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.algorithms.residues import MAX_WEIGHT_PIECES, CrtWeightPieces, remainder_weights
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
-from fmm.kernels.cuda.launch_list import FLAG, TENSOR_MAP_WORDS, AddressSlot, Kernel, Launch, LaunchPurpose, TensorMap
+from fmm.kernels.cuda.launch_list import (
+    DEVICE_ARCHITECTURE,
+    FLAG,
+    TENSOR_MAP_WORDS,
+    AddressSlot,
+    Kernel,
+    Launch,
+    LaunchPurpose,
+    TensorMap,
+)
 from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.residue_planes import (
     MAX_MODULI,
@@ -413,7 +422,8 @@ def join_launch(op: ResidueOp, flagged: bool) -> Launch:
     slots = [*_result_slots(op), *(AddressSlot(7 + i, x.base, x.exponents) for i, x in enumerate(op.operands))]
     slots += [AddressSlot(9, FLAG)] if flagged else []
     arguments = g.levels, g.moduli, pieces.weight_piece_count, op.dtype
-    kernel = Kernel(join_kernel_source, arguments, ENTRY_NAME, join_threads(g.levels))
+    threads = join_threads(g.levels)
+    kernel = Kernel(join_kernel_source, arguments, ENTRY_NAME, threads, architecture=DEVICE_ARCHITECTURE)
     twice = "two times " if g.for_complex else ""
     label = f"residue_join: {op.dtype} by {twice}{g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), parameters, tuple(slots))
