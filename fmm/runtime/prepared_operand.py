@@ -39,7 +39,7 @@ class PreparedOperand:
     shape: tuple[int, ...]
     dtype: str
     nbytes: int  # size in bytes of the copy and the prepared form
-    keeps: str  # name of the leaf that stored a prepared form; empty without a form
+    prepared_leaf: str  # name of the leaf that stored a prepared form; empty without a form
     _array: Any = field(repr=False)
     _prepared_side: PreparedOperandLayout | None = field(repr=False)
 

@@ -47,7 +47,7 @@ def test_on_the_host_a_copy_is_kept(dtype: str) -> None:
     rng = np.random.default_rng(1)
     a, b = rng.integers(-9, 9, (30, 40)).astype(dtype), np.asfortranarray(rng.integers(-9, 9, (40, 20)).astype(dtype))
     p, q, expected = fmm.prepare(b), fmm.prepare(a, side="left"), a @ b
-    assert (p.shape, p.dtype, p.nbytes, p.keeps) == (b.shape, dtype, b.nbytes, "")
+    assert (p.shape, p.dtype, p.nbytes, p.prepared_leaf) == (b.shape, dtype, b.nbytes, "")
     before = a.copy(), b.copy()
     a[...], b[...] = 0, 0
     for x, y in ((before[0], p), (q, before[1]), (q, p)):
@@ -309,7 +309,7 @@ def test_copies_are_prepared_anew(copied: Any, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(prepared_operand, "_read_only_copy", counted)
     q = copied(p)
-    assert made == [1] and (q.side, q.shape, q.dtype, q.keeps) == (p.side, p.shape, p.dtype, "")
+    assert made == [1] and (q.side, q.shape, q.dtype, q.prepared_leaf) == (p.side, p.shape, p.dtype, "")
     assert not q._array.flags.writeable and q._array is not p._array
     np.testing.assert_array_equal(fmm.matmul(q, b.T), b @ b.T)
 

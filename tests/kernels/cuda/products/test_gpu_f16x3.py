@@ -247,7 +247,9 @@ def test_prepared_operands() -> None:
         a, b = cupy.asarray(normal((m, k)), order=order), cupy.asarray(normal((k, n), 1), order=order)
         expected = fmm.matmul(a, b, plan="f16x3")
         p, q = fmm.prepare(b), fmm.prepare(a, side="left")
-        assert p.keeps == "f16x3" and p.nbytes >= 2 * b.nbytes and q.keeps == ("f16x3" if m >= 64 else "")
+        assert (
+            p.prepared_leaf == "f16x3" and p.nbytes >= 2 * b.nbytes and q.prepared_leaf == ("f16x3" if m >= 64 else "")
+        )
         for x, y in ((a, p), (q, b), (q, p)):
             assert bool((fmm.matmul(x, y, plan="f16x3") == expected).all()), (order, m)
         again = a.copy(order="K"), b.copy(order="K")
@@ -275,12 +277,12 @@ def test_a_prepared_operand_with_inf() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "keeps"), [(np.float64, "residues(14) > bytes"), (np.float16, ""), (np.complex64, "")]
+    ("dtype", "leaf"), [(np.float64, "residues(14) > bytes"), (np.float16, ""), (np.complex64, "")]
 )
-def test_prepared_operands_of_other_types(dtype: Any, keeps: str) -> None:
+def test_prepared_operands_of_other_types(dtype: Any, leaf: str) -> None:
     a, b = normal((100, 200)).astype(dtype), normal((200, 150), 1).astype(dtype)
     p = fmm.prepare(b)
-    assert p.keeps == keeps and bool((fmm.matmul(a, p) == fmm.matmul(a, b)).all())
+    assert p.prepared_leaf == leaf and bool((fmm.matmul(a, p) == fmm.matmul(a, b)).all())
     single = fmm.prepare(normal((200, 150), 1))
     assert fmm.matmul(a, single).dtype == fmm.matmul(a, normal((200, 150), 1)).dtype
 
@@ -292,7 +294,7 @@ def test_prepared_tensors() -> None:
     weights = torch.randn(700, 800, device="cuda", generator=rng)
     p = fmm.prepare(weights.T)
     expected = fmm.matmul(a, weights.T, plan="f16x3")
-    assert p.keeps == "f16x3" and bool((fmm.matmul(a, p, plan="f16x3") == expected).all())
+    assert p.prepared_leaf == "f16x3" and bool((fmm.matmul(a, p, plan="f16x3") == expected).all())
     weights.zero_()
     assert bool((fmm.matmul(a, p, plan="f16x3") == expected).all())
     x = a.clone().requires_grad_()

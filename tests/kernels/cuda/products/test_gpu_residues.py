@@ -279,7 +279,7 @@ def test_prepared_operands_give_the_same_bits(side: Any, order: Any, dtype: str,
     x = a if side == "left" else b
     held = cupy.array(x, order=order)
     p = fmm.prepare(held, side=side)
-    assert p.keeps == plan
+    assert p.prepared_leaf == plan
     held[...] = cupy.nan
     expected = fmm.matmul(a, b, plan=plan)
     left, right = (p, b) if side == "left" else (a, p)
