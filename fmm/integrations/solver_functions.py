@@ -18,12 +18,12 @@ from fmm import linalg
 from fmm.integrations.product_functions import attributes_bound_to, replace_attributes, replacement_function
 from fmm.linalg.arguments import is_square
 from fmm.linalg.cholesky_recursion import cholesky_block_side
+from fmm.linalg.halving_rules import SMALLEST_GAINING_SIDE
 from fmm.linalg.inverse import inverse_panel_width
 from fmm.linalg.least_squares import is_tall_system
 from fmm.linalg.lu_recursion import lu_panel_width
 from fmm.linalg.qr_factors import QR_MODES, prefers_cholesky_qr
 from fmm.linalg.solver_library import SOLVER_TYPES, solver_library
-from fmm.linalg.split_levels import SMALLEST_GAINING_SIDE
 from fmm.linalg.triangular_recursion import triangular_levels
 
 SolverFunction = Callable[..., Any]  # returns the solver's result, or None if the library's own function must run

@@ -18,10 +18,10 @@ from fmm.linalg import qr_factors
 from fmm.linalg.arguments import is_square
 from fmm.linalg.cholesky_qr import qr_of_tall_stacks
 from fmm.linalg.cholesky_recursion import cholesky_block_side, cholesky_of_stacks
+from fmm.linalg.halving_rules import SMALLEST_GAINING_SIDE
 from fmm.linalg.inverse import inverse_panel_width, invert_stacks
 from fmm.linalg.lu_factors import lu_of_stacks, solve_by_factors
 from fmm.linalg.solver_library import TorchSolvers
-from fmm.linalg.split_levels import SMALLEST_GAINING_SIDE
 from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_without_gradient, triangular_levels
 
 SolverFunction = Callable[..., Any]  # returns the operator's result, or None if torch's own kernel must run

@@ -20,10 +20,10 @@ import numpy as np
 
 from fmm import api
 from fmm.linalg.cholesky_recursion import cholesky_of_stacks
+from fmm.linalg.halving_rules import first_half_rows
 from fmm.linalg.qr_steps import BLOCK_ROWS, column_blocks, inverse_halving_count, is_gram_summed_by_row_blocks
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.solver_steps import StepConditions
-from fmm.linalg.split_levels import first_half_rows
 from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_without_gradient
 
 MAX_PASSES = 3

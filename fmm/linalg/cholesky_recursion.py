@@ -16,9 +16,7 @@ import numpy as np
 from fmm import api
 from fmm.linalg.arguments import is_square
 from fmm.linalg.diagonal_inverses import MAX_SKEEL_CONDITION, block_skeel_conditions, write_inverses
-from fmm.linalg.products import aligned_copy, has_aligned_rows
-from fmm.linalg.solver_library import InvertedBlock, NumpySolvers
-from fmm.linalg.split_levels import (
+from fmm.linalg.halving_rules import (
     CHOLESKY_RULE,
     INVERTED_RULE,
     POSITIVE_RULE,
@@ -28,6 +26,8 @@ from fmm.linalg.split_levels import (
     first_half_rows_in_blocks,
     solver_levels,
 )
+from fmm.linalg.products import aligned_copy, has_aligned_rows
+from fmm.linalg.solver_library import InvertedBlock, NumpySolvers
 from fmm.linalg.triangular_recursion import TriangularBlocks, inverts_diagonal_blocks, solve_blocks
 
 

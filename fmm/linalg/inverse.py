@@ -9,10 +9,7 @@ import numpy as np
 from fmm import api
 from fmm.linalg.arguments import common_arrays, is_square, write_result
 from fmm.linalg.cholesky_factors import cholesky
-from fmm.linalg.lu_recursion import factor_matrix, lu_panel_width
-from fmm.linalg.products import aligned_copy, has_aligned_rows
-from fmm.linalg.solver_library import NumpySolvers
-from fmm.linalg.split_levels import (
+from fmm.linalg.halving_rules import (
     INVERSE_SIDES,
     POSITIVE_INVERSE_RULE,
     TRIANGULAR_RULE,
@@ -21,6 +18,9 @@ from fmm.linalg.split_levels import (
     first_half_rows_in_blocks,
     solver_levels,
 )
+from fmm.linalg.lu_recursion import factor_matrix, lu_panel_width
+from fmm.linalg.products import aligned_copy, has_aligned_rows
+from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.triangular_recursion import (
     TriangularBlocks,
     inverts_diagonal_blocks,

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from fmm.linalg.diagonal_inverses import MAX_SKEEL_CONDITION, block_skeel_conditions, write_inverses
-from fmm.linalg.products import ROW_ALIGNMENT, aligned_copy, multiply_in_place, subtract_product
-from fmm.linalg.solver_library import InvertedBlock, LuFactors, NumpySolvers
-from fmm.linalg.split_levels import (
+from fmm.linalg.halving_rules import (
     HOST_LU_RULE,
     LU_SIDES,
     SmallestSides,
@@ -23,6 +21,8 @@ from fmm.linalg.split_levels import (
     lu_split_column,
     solver_levels,
 )
+from fmm.linalg.products import ROW_ALIGNMENT, aligned_copy, multiply_in_place, subtract_product
+from fmm.linalg.solver_library import InvertedBlock, LuFactors, NumpySolvers
 from fmm.linalg.triangular_recursion import TriangularBlocks, inverts_diagonal_blocks, solve_blocks
 
 

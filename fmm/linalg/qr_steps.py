@@ -7,8 +7,8 @@ from functools import lru_cache
 from itertools import pairwise
 
 from fmm.kernels.plans.plan import VENDOR
+from fmm.linalg.halving_rules import first_half_rows
 from fmm.linalg.solver_steps import VENDOR_COSTS, Step, StepConditions, predicted_seconds, product_decision
-from fmm.linalg.split_levels import first_half_rows
 
 # Element types of the matrices that products factor. The vendor's Gram matrices of complex matrices are not accurate
 # enough: Q would be up to 20 times less orthogonal than the Q of Householder's method (complex64 on an H100).

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from fmm.linalg.halving_rules import first_half_rows_in_blocks, lu_split_column
 from fmm.linalg.solver_steps import Step
-from fmm.linalg.split_levels import first_half_rows_in_blocks, lu_split_column
 
 
 class DiagonalBlocks(NamedTuple):

@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmm.linalg.diagonal_inverses import MAX_SKEEL_CONDITION, block_skeel_conditions, invert_diagonal_blocks
-from fmm.linalg.products import aligned_copy, has_aligned_rows, multiply_in_place, subtract_product
-from fmm.linalg.solver_library import NumpySolvers
-from fmm.linalg.split_levels import (
+from fmm.linalg.halving_rules import (
     INVERTED_RULE,
     TRIANGULAR_RULE,
     block_side,
@@ -18,6 +16,8 @@ from fmm.linalg.split_levels import (
     first_half_rows_in_blocks,
     solver_levels,
 )
+from fmm.linalg.products import aligned_copy, has_aligned_rows, multiply_in_place, subtract_product
+from fmm.linalg.solver_library import NumpySolvers
 
 
 class TriangularForm(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fmm.linalg import triangular_recursion
-from fmm.linalg.split_levels import BlockInversionRule
+from fmm.linalg.halving_rules import BlockInversionRule
 from tests.support.solver_matrices import solve_everything_by_products
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import fmm
 from fmm.linalg import solver_library
-from fmm.linalg.split_levels import BlockInversionRule
+from fmm.linalg.halving_rules import BlockInversionRule
 from tests.support.device_arrays import CupyLibrary, TorchLibrary
 from tests.support.solver_matrices import DTYPES, backward_error, every_layout, positive_matrices, random_matrix
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.linalg import arguments, inverse, lu_recursion, solver_library, split_levels
+from fmm.linalg import arguments, halving_rules, inverse, lu_recursion, solver_library
+from fmm.linalg.halving_rules import BlockInversionRule, HalvingRule, first_half_rows
 from fmm.linalg.solver_library import NUMPY_SOLVERS
-from fmm.linalg.split_levels import BlockInversionRule, HalvingRule, first_half_rows
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_plan
@@ -281,7 +281,7 @@ def test_matrices_that_do_not_gain_are_the_librarys(monkeypatch: pytest.MonkeyPa
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("a product ran")
 
-    monkeypatch.setattr(split_levels, "product_speedup", lambda *_: 1.0)
+    monkeypatch.setattr(halving_rules, "product_speedup", lambda *_: 1.0)
     for name in ("gemm", "gram", "matmul"):
         monkeypatch.setattr(f"fmm.api.{name}", fail)
     a = positive_matrices(40, "float64")["normal"]
@@ -298,10 +298,10 @@ def test_the_model_decides_how_often_a_matrix_is_halved(monkeypatch: pytest.Monk
         seen.append(columns)
         return 1.2 if n >= 1000 else 1.01
 
-    monkeypatch.setattr(split_levels, "product_speedup", speedup)
+    monkeypatch.setattr(halving_rules, "product_speedup", speedup)
 
     def levels(n: int, columns: int | None, dtype: str = "float64", device: str = "cpu") -> int:
-        return split_levels.count_halvings(n, columns, dtype, device, None, HalvingRule(512, 1.05))
+        return halving_rules.count_halvings(n, columns, dtype, device, None, HalvingRule(512, 1.05))
 
     assert [levels(n, None) for n in (1000, 2000, 4096, 8192)] == [0, 1, 2, 3]
     assert levels(8192, 0) == levels(8192, None, "float16") == 0
@@ -313,15 +313,15 @@ def test_an_h200_computes_what_was_measured_to_gain(monkeypatch: pytest.MonkeyPa
     def speedup(n: int, columns: int, dtype: str, *_: Any) -> float:
         return decide_plan(Problem(n, n, columns, dtype), Limits(1 << 36, 16.0), H200).speedup
 
-    monkeypatch.setattr(split_levels, "product_speedup", speedup)
+    monkeypatch.setattr(halving_rules, "product_speedup", speedup)
 
     monkeypatch.setattr(NUMPY_SOLVERS, "device", lambda x: "cuda:0")
 
     def sides(rule: BlockInversionRule, dtype: str, *sizes: int, columns: int = 4096) -> list[int]:
         arrays = (np.broadcast_to(np.zeros(1, dtype), (n, n)) for n in sizes)
-        return [split_levels.diagonal_block_side(NUMPY_SOLVERS, a, columns, None, rule) for a in arrays]
+        return [halving_rules.diagonal_block_side(NUMPY_SOLVERS, a, columns, None, rule) for a in arrays]
 
-    triangular, positive = split_levels.INVERTED_RULE, split_levels.POSITIVE_RULE
+    triangular, positive = halving_rules.INVERTED_RULE, halving_rules.POSITIVE_RULE
     assert sides(triangular, "float32", 512, 4096) == [0, 0], "another GPU"
     assert sides(triangular, "float32", 16384, columns=16384) == [1024]
     monkeypatch.setattr(NUMPY_SOLVERS, "is_measured", lambda x: True)
@@ -338,7 +338,7 @@ def test_an_h200_computes_what_was_measured_to_gain(monkeypatch: pytest.MonkeyPa
 
 def test_the_speedup_is_that_of_the_products_decision() -> None:
     decision = fmm.plan(4096, 4096, 64, dtype="float32")
-    assert split_levels.product_speedup(4096, 64, "float32", "cpu", None) == decision.speedup
+    assert halving_rules.product_speedup(4096, 64, "float32", "cpu", None) == decision.speedup
     chosen = next(c for c in decision.candidates if c.plan == decision.plan)
     assert decision.speedup == pytest.approx(1 / chosen.time)
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fmm import api
-from fmm.linalg import qr_factors, solver_library, split_levels
-from fmm.linalg.split_levels import BlockInversionRule, HalvingRule, SmallestSides
+from fmm.linalg import halving_rules, qr_factors, solver_library
+from fmm.linalg.halving_rules import BlockInversionRule, HalvingRule, SmallestSides
 
 Array = np.ndarray[Any, Any]
 DTYPES = ("float32", "float64", "complex64", "complex128")
@@ -25,8 +25,8 @@ SPLIT_RULES = (
 
 def solve_everything_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Halve every matrix down to blocks of 2 or 4 rows and panels of 4 columns; factor tall ones by Cholesky QR."""
-    monkeypatch.setattr(split_levels, "product_speedup", lambda *_: 2.0)
-    monkeypatch.setattr(split_levels, "UNMEASURED_SMALLEST", 1)
+    monkeypatch.setattr(halving_rules, "product_speedup", lambda *_: 2.0)
+    monkeypatch.setattr(halving_rules, "UNMEASURED_SMALLEST", 1)
     monkeypatch.setattr(solver_library, "PANEL_WIDTH", 4)
     for name in SPLIT_RULES:
         monkeypatch.setattr(f"fmm.linalg.{name}", HalvingRule(2, 1.0))
