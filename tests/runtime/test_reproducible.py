@@ -14,9 +14,10 @@ from fmm.arrays.library import ProductSetting, contiguous_operand
 from fmm.kernels.algorithms.residues import max_scaled_norm
 from fmm.kernels.cpu.residue_product import exponents_for, ordered_norms, residue_product
 from fmm.kernels.cpu.thread_pool import ThreadGroup
+from fmm.kernels.plans.levels.residues import RELATIVE_ERROR_BY_MODULI
 from fmm.kernels.plans.plan import PlanError
 from fmm.perfmodel.choose import Limits
-from fmm.runtime.decisions.reproducible import reproducible_plan
+from fmm.runtime.decisions.reproducible import ERROR_BY_MODULI, reproducible_plan
 from fmm.runtime.prepare import ProblemQuery, prepare_query
 from tests.support import chips
 from tests.support.devices import H200
@@ -77,11 +78,17 @@ def test_the_type_determines_the_plan(dtype: str) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "limit", "moduli"),
-    [("float64", 1, 14), ("float64", 0.1, 15), ("float64", 0.05, 16), ("complex128", 0.5, 17), ("complex64", 20, 7)],
+    [("float64", 1, 14), ("float64", 0.1, 15), ("float64", 0.05, 16), ("complex128", 0.5, 17), ("complex64", 20, 8)],
 )
 def test_the_error_limit_selects_the_number_of_moduli(dtype: str, limit: float, moduli: int) -> None:
     a, b = fixed_operands(dtype)
     assert f"({moduli})" in str(fmm.explain(a, b, reproducible=True, max_error_growth=limit).plan)
+
+
+def test_the_table_of_errors_is_that_of_the_levels() -> None:
+    for dtype, errors in ERROR_BY_MODULI.items():
+        assert errors == {moduli: RELATIVE_ERROR_BY_MODULI[dtype].get(moduli, 1.0) for moduli in errors}
+        assert list(errors) == sorted(errors)
 
 
 def test_errors_name_the_type_and_the_valid_types() -> None:
