@@ -128,7 +128,7 @@ class CupyLibrary(NumpyLikeLibrary):
         self.options = options
         self.cached_calls = {}
 
-    def with_options(self, options: Mapping[str, Any]) -> Self:
+    def adapter_for_options(self, options: Mapping[str, Any]) -> Self:
         return type(self)(options) if options else self
 
     def fast_vendor_product(self, a: Any, b: Any) -> Any:

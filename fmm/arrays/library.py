@@ -144,7 +144,7 @@ class Library(Protocol):
         """
         ...
 
-    def with_options(self, options: Mapping[str, Any]) -> Self:
+    def adapter_for_options(self, options: Mapping[str, Any]) -> Self:
         """Return the adapter for a call with these options of numpy.matmul.
 
         Raise TypeError if the library does not support an option.

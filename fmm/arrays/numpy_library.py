@@ -181,7 +181,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         self.cached_calls = {}
         self.caches_calls = options.keys() <= {"casting", "order"}
 
-    def with_options(self, options: Mapping[str, Any]) -> Self:
+    def adapter_for_options(self, options: Mapping[str, Any]) -> Self:
         if not options:
             return self
         library = type(self)(options)

@@ -163,7 +163,7 @@ class _TorchLibraryBase:
         self.fast_vendor_product, self.is_observed, self.is_tracing = TORCH_MATMUL, is_observed, is_tracing
         self.fast_stack_product = TORCH_BMM
 
-    def with_options(self, options: Mapping[str, Any]) -> Self:
+    def adapter_for_options(self, options: Mapping[str, Any]) -> Self:
         if options:
             raise TypeError(f"torch.matmul takes no {', '.join(options)}")
         return self

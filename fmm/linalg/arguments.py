@@ -41,7 +41,7 @@ def is_square(a: Any) -> bool:
     return bool(a.ndim >= 2 and a.shape[-1] == a.shape[-2])
 
 
-def check_trans(trans: Any) -> str:
+def checked_trans_option(trans: Any) -> str:
     """Return "N", "T" or "C" for a value of SciPy's parameter `trans`; raise ValueError for any other value."""
     # isinstance gets a tuple, since `int | str` would create a union of types in each call
     if not isinstance(trans, (int, str)) or trans not in TRANS_CODES:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fmm.linalg.arguments import check_square, check_trans, common_arrays
+from fmm.linalg.arguments import check_square, checked_trans_option, common_arrays
 from fmm.linalg.cholesky_qr import step_conditions
 from fmm.linalg.cholesky_recursion import cholesky_block_side, inverted_block_side
 from fmm.linalg.inverse import LU_INVERTED_SIDE, inverse_panel_width, positive_definite_block_side
@@ -48,7 +48,7 @@ def explain_solve_triangular(
     if library.is_plain(a, b):
         blocks = diagonal_blocks_function(library, a, max_error_growth)(n, columns)
     vendor = Step("solve_triangular", columns, n, n)
-    is_lower = bool(lower) ^ (check_trans(trans) != "N") ^ (not left)
+    is_lower = bool(lower) ^ (checked_trans_option(trans) != "N") ^ (not left)
     steps = triangular_steps(n, columns, blocks, is_lower)
     return solver_decision("solve_triangular", library, a, max_error_growth, steps, vendor)
 

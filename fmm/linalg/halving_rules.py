@@ -102,7 +102,7 @@ def diagonal_block_side(
     n = a.shape[-1]
     if n < min(rule.single_smallest, rule.double_smallest) or n * columns < rule.fewest_entries:
         return 0
-    if not is_large_enough(library, a, SmallestSides(rule.single_smallest, rule.double_smallest)):
+    if not is_matrix_large_enough(library, a, SmallestSides(rule.single_smallest, rule.double_smallest)):
         return 0
     if library.is_measured(a):
         return diagonal_block_rows(library, a, rule)
@@ -111,7 +111,7 @@ def diagonal_block_side(
     return diagonal_block_rows(library, a, rule) if gain >= rule.gain else 0
 
 
-def is_large_enough(library: NumpySolvers, a: Any, smallest: SmallestSides) -> bool:
+def is_matrix_large_enough(library: NumpySolvers, a: Any, smallest: SmallestSides) -> bool:
     """Return True if solvers by products support the matrix's type, and the matrix has enough rows."""
     dtype = library.product_type(a)
     return dtype in SOLVER_TYPES and a.shape[-1] >= (smallest.single if dtype in SINGLE_TYPES else smallest.double)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.linalg.arguments import check_square, check_trans, common_arrays, is_square, write_result
+from fmm.linalg.arguments import check_square, checked_trans_option, common_arrays, is_square, write_result
 from fmm.linalg.lu_recursion import factor_matrix, lu_panel_width
 from fmm.linalg.solver_library import LuFactors, NumpySolvers
 from fmm.linalg.triangular import solve_triangular
@@ -129,7 +129,7 @@ def lu_solve(
     check_square(lu)
     column = b[:, None] if b.ndim == 1 else b
     factors = LuFactors(lu, library.cast(pivots, "int32") - library.first_pivot)
-    x = solve_by_factors(library, factors, column, max_error_growth, check_trans(trans))
+    x = solve_by_factors(library, factors, column, max_error_growth, checked_trans_option(trans))
     return write_result(library, out, x[:, 0] if b.ndim == 1 else x)
 
 

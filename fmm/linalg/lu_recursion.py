@@ -17,7 +17,7 @@ from fmm.linalg.halving_rules import (
     HOST_LU_RULE,
     LU_SIDES,
     SmallestSides,
-    is_large_enough,
+    is_matrix_large_enough,
     lu_split_column,
     solver_levels,
 )
@@ -30,7 +30,7 @@ def lu_panel_width(library: NumpySolvers, a: Any, limit: float | None, smallest:
     """Return the number of columns of a panel; 0 if the library's own function must factor the whole matrix."""
     if library.device(a) == "cpu":
         return library.panel_width(a) if solver_levels(library, a, None, limit, HOST_LU_RULE) else 0
-    return library.panel_width(a) if is_large_enough(library, a, smallest) else 0
+    return library.panel_width(a) if is_matrix_large_enough(library, a, smallest) else 0
 
 
 def factor_matrix(library: NumpySolvers, a: Any, width: int, limit: float | None, lu: Any = None) -> LuFactors | None:

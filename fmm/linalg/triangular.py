@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fmm.linalg.arguments import check_square, check_trans, common_arrays, write_result
+from fmm.linalg.arguments import check_square, checked_trans_option, common_arrays, write_result
 from fmm.linalg.solver_library import NumpySolvers, TorchSolvers
 from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_without_gradient, triangular_block_side
 
@@ -71,7 +71,7 @@ def solve_triangular(
     """
     library, (a, b) = common_arrays(a, b)
     check_square(a)
-    if (op := check_trans(trans)) != "N":
+    if (op := checked_trans_option(trans)) != "N":
         a, lower = (library.transpose if op == "T" else library.adjoint)(a), not lower
     form = TriangularForm(bool(lower), bool(unit_diagonal), bool(left))
     if b.ndim == 1:

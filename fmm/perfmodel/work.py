@@ -212,12 +212,12 @@ def _sum_traffic(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) 
 
 def _level_footprints(plan: Plan, problem: Problem) -> tuple[Footprint, ...] | None:
     """Return the footprints of a plan's levels from the outermost level inwards; None if a level has no footprint."""
-    return _stacked_footprints(plan.levels, problem.size) if plan.levels else ()
+    return _footprints_of_nested_levels(plan.levels, problem.size) if plan.levels else ()
 
 
 @clear_on_registration
 @lru_cache(maxsize=4096)  # cached: the work and the workspace of plans with the same levels need the same footprints
-def _stacked_footprints(levels: tuple[Level, ...], size: Shape) -> tuple[Footprint, ...] | None:
+def _footprints_of_nested_levels(levels: tuple[Level, ...], size: Shape) -> tuple[Footprint, ...] | None:
     found: list[Footprint] = []
     sides: Sides = (float(size[0]), float(size[1]), float(size[2]))
     for level in levels:

@@ -140,7 +140,7 @@ def _larger_number(x: Any, y: Any) -> Any:
 
 
 def _make_product_function(best: Any, number: Any) -> Any:
-    def update_rows(
+    def update_block_with_sums(
         a: Any, lda: int, b: Any, ldb: int, c: Any, ldc: int, steps: int, top: int, end: int, left: int, right: int
     ) -> None:
         """Update rows top:end and columns left:right of c with the sums of all indices k."""
@@ -169,11 +169,11 @@ def _make_product_function(best: Any, number: Any) -> Any:
                         x[n] = best(number(a0 + b0[n]), x[n])
                     step += 1
 
-    return update_rows
+    return update_block_with_sums
 
 
 def _make_product_with_arguments(better: Any, number: Any) -> Any:
-    def update_rows(
+    def update_block_with_sums(
         a: Any,
         lda: int,
         b: Any,
@@ -205,7 +205,7 @@ def _make_product_with_arguments(better: Any, number: Any) -> Any:
                         x[n] = s if won else x[n]
                         found[n] = np.int32(step) if won else found[n]
 
-    return update_rows
+    return update_block_with_sums
 
 
 def _make_close_tile_function(best: Any, number: Any) -> Any:

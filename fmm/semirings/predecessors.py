@@ -44,7 +44,9 @@ def repair_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predece
         for row, row_lost in zip(suspects, lost, strict=True):
             if row_lost.any():
                 row_lengths = _host_lengths(lengths[row], missing)
-                rebuilt = _rebuild_row(int(row), host_edges, row_lengths, to_numpy(predecessors[row]), row_lost)
+                rebuilt = _repaired_predecessor_row(
+                    int(row), host_edges, row_lengths, to_numpy(predecessors[row]), row_lost
+                )
                 predecessors[row] = xp.asarray(rebuilt)
 
 
@@ -60,7 +62,7 @@ def _broken_chain_mask(xp: Any, rows: Any, predecessors: Any) -> Any:
     return (predecessors >= 0) & (back != rows[:, None])
 
 
-def _rebuild_row(start: int, edges: Array, lengths: Array, predecessors: Array, lost: Array) -> Array:
+def _repaired_predecessor_row(start: int, edges: Array, lengths: Array, predecessors: Array, lost: Array) -> Array:
     """Return a row with new predecessors for the lost nodes, so that every chain of predecessors ends at `start`."""
     predecessors, lost_nodes = predecessors.copy(), np.flatnonzero(lost)
     fresh = np.flatnonzero((predecessors >= 0) & ~lost | (np.arange(len(predecessors)) == start))

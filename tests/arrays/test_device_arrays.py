@@ -1039,7 +1039,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def fast_vendor_product(self, a: Any, b: Any) -> None:
             taken.append("quick vendor")
 
-        def with_options(self, options: Any) -> Any:
+        def adapter_for_options(self, options: Any) -> Any:
             if options:
                 taken.append(", ".join(options))
             return self

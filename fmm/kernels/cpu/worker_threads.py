@@ -243,7 +243,7 @@ class CallerTask(Generic[ResultT]):
             if try_claim_job(self.claim):
                 self.run_and_store_result()
         finally:
-            retry_until_done(_become_idle)
+            retry_until_done(_return_to_idle_workers)
             self.ended = True
             retry_until_done(self.gate.open)
 
@@ -298,7 +298,7 @@ class CallerTask(Generic[ResultT]):
         return result
 
 
-def _become_idle() -> None:
+def _return_to_idle_workers() -> None:
     """Make this worker available to any caller; if MAX_IDLE_WORKERS workers are idle, let it end after its job."""
     if _this_thread.inbox is None:
         return

@@ -86,7 +86,7 @@ def stacked_decisions(problem: Problem, single: Decision, limits: Limits, device
     if calibration is None or problem.dtype not in calibration.rates or device.chip is None:
         return
     if problem.writes_triangle and problem.dtype in STACKED_TYPES and device.chip.has_warpgroups:
-        seconds, vendor_seconds = _triangle_seconds(problem, device.chip)
+        seconds, vendor_seconds = _stack_and_vendor_seconds(problem, device.chip)
         plans = [StackPlan(seconds, TILE_MARGIN, WARPGROUP_PLAN)]
     else:
         vendor_seconds = predict_vendor(replace(problem, op="product", beta=0), calibration).predicted_seconds
@@ -94,7 +94,7 @@ def stacked_decisions(problem: Problem, single: Decision, limits: Limits, device
     if problem.writes_triangle and (problem.has_factors or problem.op != "gram"):
         nbytes = problem.batch * problem.m * problem.n * problem.itemsize
         vendor_seconds += MIRROR_LAUNCH_SECONDS + MIRROR_PASSES * nbytes / calibration.stream
-    single_seconds = problem.batch * _single_seconds(single)
+    single_seconds = problem.batch * _seconds_of_single_plan(single)
     if single.plan == VENDOR:
         single_seconds = VENDOR_TRIANGLE_SLOWDOWN * single_seconds if problem.writes_triangle else inf
     allows_vendor = not limits.forbids_vendor or single.plan == VENDOR
@@ -105,7 +105,7 @@ def stacked_decisions(problem: Problem, single: Decision, limits: Limits, device
         if seconds > min((1 - margin) * vendor_seconds if allows_vendor else inf, single_seconds):
             continue
         gain = f"predicted {vendor_seconds / seconds:.2f}x the vendor's batch"
-        for count in group_sizes(problem, plan):
+        for count in stack_group_sizes(problem, plan):
             shared = "one launch" if count == problem.batch else f"launches for {count} of them"
             yield Decision(plan, replace(problem, batch=count), f"{shared} for {problem.batch} products, {gain}")
     if allows_vendor and (single_seconds > (1 - calibration.margin) * vendor_seconds or not is_worthwhile):
@@ -131,7 +131,7 @@ def _plans_for_stack(problem: Problem, calibration: Calibration, limits: Limits)
             yield StackPlan(seconds, STACK_MARGIN + required_margin(plan, problem, calibration), plan)
 
 
-def group_sizes(problem: Problem, plan: Plan) -> list[int]:
+def stack_group_sizes(problem: Problem, plan: Plan) -> list[int]:
     """Return the possible numbers of products in a group, the best first; all groups of a stack have the same number.
 
     Larger groups are faster, because at the start and at the end of each group the device is not filled.
@@ -142,13 +142,13 @@ def group_sizes(problem: Problem, plan: Plan) -> list[int]:
     return small or divisors[-1:]
 
 
-def _triangle_seconds(problem: Problem, chip: Chip) -> tuple[float, float]:
+def _stack_and_vendor_seconds(problem: Problem, chip: Chip) -> tuple[float, float]:
     """Return the predicted seconds of the stack's launch and of the vendor's batched product."""
     (op,) = (op for op in record_operations(WARPGROUP_PLAN, problem).ops if isinstance(op, GemmOp))
     return stack_seconds(op, chip.multiprocessors), vendor_stack_seconds(op, chip.multiprocessors)
 
 
-def _single_seconds(single: Decision) -> float:
+def _seconds_of_single_plan(single: Decision) -> float:
     """Return the predicted seconds of the plan for one matrix.
 
     For a plan that a certified entry chose, return the vendor's predicted seconds divided by the entry's speedup.

@@ -73,7 +73,7 @@ def tuning_compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterato
     """
     seen: set[KernelKey] = set()
     plans = list(plans)
-    covering = {t: _covering_plans([p for p in plans if p.is_candidate_for(t)], t, seen) for t in dtypes}
+    covering = {t: _plans_covering_all_kernels([p for p in plans if p.is_candidate_for(t)], t, seen) for t in dtypes}
     ranked = [(_compile_sort_key(p, rank), t, p) for t, found in covering.items() for rank, p in enumerate(found)]
     for _, dtype, plan in sorted(ranked, key=lambda x: x[0]):
         phase = compilation_phase(plan)
@@ -138,7 +138,7 @@ def uses_own_kernel(plan: Plan) -> bool:
     return plan.uses_tile_model or bool(plan.leaf_use.leaf.rate)
 
 
-def _covering_plans(plans: Iterable[Plan], dtype: str, seen: set[KernelKey]) -> list[Plan]:
+def _plans_covering_all_kernels(plans: Iterable[Plan], dtype: str, seen: set[KernelKey]) -> list[Plan]:
     """Return plans that together use every kernel of `plans` that is not in `seen`; quickly compiled plans come first.
 
     The kernels of the returned plans are added to `seen`.

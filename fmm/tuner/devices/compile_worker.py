@@ -22,7 +22,7 @@ from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import CompileJob
 
 
-def launched_kernels(job: CompileJob, chip: Chip) -> Iterator[Kernel]:
+def kernels_of_compile_job(job: CompileJob, chip: Chip) -> Iterator[Kernel]:
     """Yield the kernels that the job's plan launches on a chip; if the job has a label, only its sum kernels."""
     plan = Plan.parse(job.plan)
     target = chip_target(chip, flagged=job.flagged and may_create_nonfinite(plan))
@@ -100,7 +100,7 @@ def compile_requested_jobs(arguments: list[str]) -> int:
     for line in sys.stdin:
         try:
             dtype, plan, size, *how = json.loads(line)
-            for kernel in launched_kernels(CompileJob(dtype, plan, tuple(size), *how), chip_from_driver(device)):
+            for kernel in kernels_of_compile_job(CompileJob(dtype, plan, tuple(size), *how), chip_from_driver(device)):
                 if claim_kernel_source(text := kernel.cuda_source, folder):
                     compile_to_disk_cache(kernel, text, device)
             outcome = "done"

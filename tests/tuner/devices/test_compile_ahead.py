@@ -185,13 +185,13 @@ def test_the_jobs_of_calls_make_what_they_launch() -> None:
     calls = [("float32", plan, size) for plan in plans for size in sizes]
     jobs = list(call_compile_jobs([*calls, *calls]))
     assert len(jobs) == 2 * (1 + 1 + 4) and "^3" in jobs[0].plan, "the longest first"
-    made = {kernel for job in jobs for kernel in compile_worker.launched_kernels(job, H200)}
+    made = {kernel for job in jobs for kernel in compile_worker.kernels_of_compile_job(job, H200)}
     met = set[Kernel]()
     for dtype, plan, size in calls:
         met |= {
             x.kernel for x in record_launches(plan, Problem(*size, dtype), chip_target(H200, flagged=True)).launches
         }
-    plain = {k for job in jobs for k in compile_worker.launched_kernels(job._replace(flagged=False), H200)}
+    plain = {k for job in jobs for k in compile_worker.kernels_of_compile_job(job._replace(flagged=False), H200)}
     assert made == met != plain
 
 
@@ -211,7 +211,7 @@ def test_the_jobs_make_the_kernels_that_a_tuning_meets(does: str, least: int) ->
     plans = [p for p in probed_plans("cuda") if "^3" not in str(p) and p.is_candidate_for("float32")]
     plans = [p for p in plans if uses_own_kernel(p) == (does == "product") and (p.levels or uses_own_kernel(p))]
     jobs = list(tuning_compile_jobs(["float32"], plans))
-    made = {kernel for job in jobs for kernel in compile_worker.launched_kernels(job, H200)}
+    made = {kernel for job in jobs for kernel in compile_worker.kernels_of_compile_job(job, H200)}
     rng, met = random.Random(1), set[Kernel]()
     for step in (1, 32):
         m, k, n = (rng.randint(1000, 9000) // step * step for _ in range(3))
