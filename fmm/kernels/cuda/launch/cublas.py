@@ -175,14 +175,14 @@ def handle_setup_calls(context: StreamContext, math: MathMode, before: int) -> l
     calls: list[BoundCall] = [partial(_cublas_library().cublasSetStream_v2, context.handle, context.stream)]
     if before != _MATH_MODES[math]:
         calls.append(partial(_cublas.setMathMode, context.handle, _MATH_MODES[math]))
-    return calls + _strategy_calls(context, math, _EAGER_STRATEGY)
+    if math == "emulated":
+        calls.append(_strategy_call(context, _EAGER_STRATEGY))
+    return calls
 
 
-def _strategy_calls(context: StreamContext, math: MathMode, strategy: int) -> list[BoundCall]:
-    """Return the call that sets the strategy of cuBLAS's own emulation; none in the other math modes."""
-    if math != "emulated":
-        return []
-    return [partial(getattr(_cublas_library(), _STRATEGY_FUNCTION), context.handle, strategy)]
+def _strategy_call(context: StreamContext, strategy: int) -> BoundCall:
+    """Return the call that sets the strategy of cuBLAS's own emulation."""
+    return partial(getattr(_cublas_library(), _STRATEGY_FUNCTION), context.handle, strategy)
 
 
 def check_emulation() -> None:
@@ -195,8 +195,12 @@ def check_emulation() -> None:
 
 def math_mode_restore_calls(context: StreamContext, math: MathMode, before: int) -> list[BoundCall]:
     """Return the calls that set the handle's math mode from `math` back to `before`."""
-    calls = [partial(_cublas.setMathMode, context.handle, before)] if before != _MATH_MODES[math] else []
-    return calls + _strategy_calls(context, math, _DEFAULT_STRATEGY)
+    calls: list[BoundCall] = []
+    if before != _MATH_MODES[math]:
+        calls.append(partial(_cublas.setMathMode, context.handle, before))
+    if math == "emulated":
+        calls.append(_strategy_call(context, _DEFAULT_STRATEGY))
+    return calls
 
 
 def set_handle_stream(context: StreamContext) -> None:
