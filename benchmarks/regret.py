@@ -94,15 +94,15 @@ def tried_plans(
 
 @lru_cache(maxsize=1024)
 def comparable_plans(processor: str, size: Size, dtype: str) -> tuple[Plan, ...]:
-    """Return all candidates, without plans of tiny leaf products, of other types or of large errors."""
+    """Return the candidates of a default call, without plans of tiny leaf products, other types or large errors."""
     found, kind, limit = [], element_type(dtype), default_error_growth_limit(processor != "cpu")
     for plan in candidate_plans(processor):
         with suppress(PlanError):
             work = estimated_work(plan, Problem(*size, kind))
             is_emulated = dtype.endswith(OWN_ARITHMETIC) and plan.leaf_use.leaf.emulates
             is_large = not plan.levels or work.smallest_leaf_side >= SMALLEST_LEAF
-            is_candidate = plan.is_candidate_for(kind) and is_large and not is_emulated
-            if is_candidate and expected_error_growth(plan, kind) <= limit:
+            is_default = plan.is_candidate_for(kind) and not plan.is_for_smaller_errors
+            if is_default and is_large and not is_emulated and expected_error_growth(plan, kind) <= limit:
                 found.append(plan)
     return tuple(found)
 

@@ -266,6 +266,7 @@ def test_of_every_family_a_plan_is_tried(dtype: str) -> None:
     emulated = [plan for plan in everything if plan.leaf_use.leaf.emulates]
     may = dtype in ("float32", "float64", "complex64", "complex128")
     assert bool(emulated) == may, "what a call may not choose is nothing to regret"
+    assert not any(plan.is_for_smaller_errors for plan in everything)
     found = plans_by_family(everything[-1], dict.fromkeys(everything[:3], 1.0), everything)
     assert found[0] == everything[-1], "the chosen plan comes first"
     families = {plan_family(plan) for plan in everything if plan != Plan()}
