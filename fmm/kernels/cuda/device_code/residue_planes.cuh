@@ -10,9 +10,9 @@
 //   split    Scale and round numbers, compute the sums of submatrices ("blocks") for the levels of a fast scheme, and
 //            store the residues of these sums modulo each modulus.
 //
-// A line is a row of A or a column of B, so lines run along the inner dimension. Index map: in measure_lines, GROUP
-// threads process a line. In measure_and_transpose, a cluster of 8 thread blocks, or one thread block, processes 64
-// lines. In split_both, a thread processes four adjacent numbers of every block.
+// A line is a row of A or a column of B, so lines run along the inner dimension. Index map: in norm_exponents_of_lines,
+// GROUP threads process a line. In norm_exponents_and_transpose, a cluster of 8 thread blocks, or one thread block,
+// processes 64 lines. In split_both, a thread processes four adjacent numbers of every block.
 //
 // Planes are K-major: lines are contiguous. They are padded with zeros to a multiple of 16 bytes.
 #pragma once
@@ -220,7 +220,7 @@ __device__ __forceinline__ Squares sum_of_group(Squares sum, Squares* shared) {
 }
 
 template <int GROUP, bool WIDE, class Element>
-__device__ __forceinline__ void measure_lines(const Operand<Element>& p, int block) {
+__device__ __forceinline__ void norm_exponents_of_lines(const Operand<Element>& p, int block) {
     __shared__ Squares shared[THREADS / 32];
     const int number = block * (THREADS / GROUP) + threadIdx.x / GROUP, mine = threadIdx.x % GROUP;
     const int layer = number / p.lines;
@@ -361,7 +361,7 @@ __device__ __forceinline__ void transpose_numbers(const Operand<Element>& p, int
 }
 
 template <bool WIDE, int CLUSTER, class Element>
-__device__ __forceinline__ void measure_and_transpose(const Operand<Element>& p, int block) {
+__device__ __forceinline__ void norm_exponents_and_transpose(const Operand<Element>& p, int block) {
     if constexpr (WIDE && sizeof(Element) == 1)
         transpose_bytes<CLUSTER>(p, block);
     else

@@ -116,8 +116,8 @@ class NormExponentKernel:
     def call_cpp(self, operand: str, block: str, cluster: int) -> str:
         """Return the C++ statement that calls the measuring function of residue_planes.cuh."""
         wide = str(self.wide).lower()
-        lines, transposed = f"measure_lines<{self.group}, {wide}>", f"measure_and_transpose<{wide}, {cluster}>"
-        named = lines if self.along == "inner" else transposed
+        lines = f"norm_exponents_of_lines<{self.group}, {wide}>"
+        named = lines if self.along == "inner" else f"norm_exponents_and_transpose<{wide}, {cluster}>"
         return f"{RESIDUE_NAMESPACE}{named}({operand}, {block});"
 
 
