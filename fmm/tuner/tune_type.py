@@ -119,10 +119,11 @@ def measure_model(
 def is_model_checked(journal: Journal, effort: Effort) -> bool:
     """Return True if a quarter of the effort's held-out shapes is measured, and enough plans to check a model.
 
-    The held-out shapes of the first look count, too.
+    The held-out shapes of the first look count, too. The last shape does not count, since its rounds may be incomplete.
     """
     trials = [t for t in (*journal.first_look, *journal.recorded) if t.stage == HELD_OUT_STAGE]
-    pairs = {(t.size, t.plan) for t in trials if t.plan != str(VENDOR) and t.seconds is not None}
+    complete = [t for t in trials if t.size != trials[-1].size]
+    pairs = {(t.size, t.plan) for t in complete if t.plan != str(VENDOR) and t.seconds is not None}
     return len(pairs) >= MIN_HELD_OUT_PAIRS and 4 * len({size for size, _ in pairs}) >= effort.held_out
 
 
@@ -155,8 +156,8 @@ def search_squares(
     """Search and certify plans for each wanted shape or square, for small squares without workspace, and for gram."""
     left = TIME_SHARES["search"] * effort.seconds  # seconds of samples that are left for searches
     problems = [Problem(*size, dtype) for size in wanted or shapes.square_ladder(side, effort.stride)]
-    if not wanted:  # the largest square is searched in any case: the model may be too pessimistic
-        problems = [p for p in problems if may_beat_vendor(journal, p, calibration)] or problems[:1]
+    if not wanted:
+        problems = [p for p in problems if may_beat_vendor(journal, p, calibration)]
         problems = search_order(problems, calibration, effort, left)
     noise = noise_floor(journal.recorded) or 0.0
     time_products_on_idle_device(journal, dtype)
