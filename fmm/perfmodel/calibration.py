@@ -147,7 +147,7 @@ class Calibration:
     # `thresholds`.
     level_bounds: tuple[LevelBounds, ...] = ()
 
-    def side_for_level_bounds(self, problem: Problem) -> float:
+    def matrix_side_for_crossovers(self, problem: Problem) -> float:
         """Return the effective side that is compared with the level bounds; infinity if the bounds do not apply.
 
         On a GPU, the bounds on the number of levels were measured on aligned rows. On unaligned rows the vendor is
@@ -167,7 +167,7 @@ class Calibration:
     def exceeds_level_bounds(self, plan: Plan, problem: Problem) -> bool:
         """Return True if the measured bounds exclude the plan's number of levels for this problem."""
         bounds = self.level_bounds_of(plan)
-        return bounds is not None and count_levels(plan) > bounds.max_levels(self.side_for_level_bounds(problem))
+        return bounds is not None and count_levels(plan) > bounds.max_levels(self.matrix_side_for_crossovers(problem))
 
     def require_rate(self, dtype: str) -> ProductRate:
         """Return the rate of an element type, or of a leaf with its own rate; raise ValueError for a missing rate."""

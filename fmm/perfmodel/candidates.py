@@ -215,7 +215,7 @@ def _plans_of_forms(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[s
 # For each device, the numbers of cuts that candidates try for a self-adjoint product. A CPU's BLAS gains nothing from
 # more cuts into small blocks.
 GRAM_CUT_COUNTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}
-# names of the forms of plans for the products below the diagonal
+# Blocks of C below the diagonal are general products. Their candidates are the plans of the forms with these names.
 GRAM_FORM_NAMES: Final = ("nested", "one pass", "outer")
 GRAM_ALGORITHM_COUNT: Final = 1  # number of algorithms that are tried for the products below the diagonal
 # The name of the form of plans for a leaf that computes the whole lower triangle of C, but cannot compute a single

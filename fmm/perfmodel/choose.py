@@ -250,7 +250,7 @@ class EligiblePlan(NamedTuple):
 
 def filter_candidates(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> Iterator[Plan]:
     """Yield the plans in `plans` (if empty: the candidates) that may be chosen for the problem on this device."""
-    side = calibration.side_for_level_bounds(problem)
+    side = calibration.matrix_side_for_crossovers(problem)
     for x in (
         _filter_eligible_plans(plans, problem, calibration) if plans else _eligible_candidates(problem, calibration)
     ):

@@ -119,8 +119,8 @@ def predict_from_work(plan: Plan, problem: Problem, work: PlanWork, calibration:
     for term in leaf_time_terms(plan, problem, work, calibration, lanes):
         products, calls, starts = (
             products + term.product_seconds,
-            calls + term.batch_start_count,
-            starts + term.batch_start_count * term.launches,
+            calls + term.batch_count,
+            starts + term.batch_count * term.launches,
         )
     moved = weighted_sum_bytes(plan, problem, work, calibration, lanes)
     sums = (moved + calibration.small * work.passes) / calibration.stream
@@ -208,7 +208,7 @@ class LeafTerm(NamedTuple):
     launches: int  # number of kernel launches of each start of a batch
 
     @property
-    def batch_start_count(self) -> float:
+    def batch_count(self) -> float:
         """The number of starts of batches: `number` products start in batches of `batch` products."""
         return self.number / self.batch
 
@@ -216,7 +216,7 @@ class LeafTerm(NamedTuple):
     def product_seconds(self) -> float:
         """The seconds of all leaf products of this shape."""
         each = max(self.flops / self.rate * self.slowdown, self.moved / self.memory)
-        return self.number * each + self.batch_start_count * self.start
+        return self.number * each + self.batch_count * self.start
 
 
 def leaf_time_terms(

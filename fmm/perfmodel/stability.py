@@ -68,7 +68,7 @@ class _ErrorWalk:
         self.atoms: dict[object, tuple[float, float]] = {}
         self.held: dict[PlaceKey, _SymbolicBlock] = {}
 
-    def add_symbolic_atom(self, key: object, size: float = 1.0, error: float = 0.0) -> _SymbolicBlock:
+    def add_block_with_bounds(self, key: object, size: float = 1.0, error: float = 0.0) -> _SymbolicBlock:
         self.atoms[key] = (size, error)
         return _SymbolicBlock({key: 1.0})
 
@@ -100,7 +100,7 @@ class _ErrorWalk:
         """Return the product of two values over the inner size k by an algorithm with the bound `inner`."""
         x, y = self.magnitude_bound(left), self.magnitude_bound(right)
         error = inner * x * y + k * (left.rounding * y + x * right.rounding)
-        return self.add_symbolic_atom(("product", len(self.atoms)), k * x * y, error)
+        return self.add_block_with_bounds(("product", len(self.atoms)), k * x * y, error)
 
     def run_sum_program(
         self, program: AdditionProgram, values: Sequence[_SymbolicBlock], aliases: tuple[tuple[int, int], ...]
@@ -148,7 +148,7 @@ class _ErrorWalk:
         """Return the value of a place; if the place covers several blocks, the value with the largest error."""
         place = place.untransposed_place
         if place.name in ("A", "B"):
-            return self.add_symbolic_atom(place.origin)
+            return self.add_block_with_bounds(place.origin)
         same = [
             (origin, value) for origin, value in self.held.items() if (origin[0], origin[3]) == (place.name, place.part)
         ]
@@ -179,8 +179,8 @@ def error_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", f
 def scheme_error_bounds(scheme: Scheme, k: float, inner: float) -> list[float]:
     """Return the bounds f of the blocks of C for one level of a scheme; products over k have the bound `inner`."""
     walk, p = _ErrorWalk(), scheme.addition_programs
-    lefts = walk.run_sum_program(p.left, [walk.add_symbolic_atom(("A", i)) for i in range(p.left.inputs)], ())
-    rights = walk.run_sum_program(p.right, [walk.add_symbolic_atom(("B", i)) for i in range(p.right.inputs)], ())
+    lefts = walk.run_sum_program(p.left, [walk.add_block_with_bounds(("A", i)) for i in range(p.left.inputs)], ())
+    rights = walk.run_sum_program(p.right, [walk.add_block_with_bounds(("B", i)) for i in range(p.right.inputs)], ())
     products = [walk.multiply_values(x, y, k, inner) for x, y in zip(lefts, rights, strict=True)]
     return [walk.accumulated_error(value) for value in walk.run_sum_program(p.join, products, ())]
 

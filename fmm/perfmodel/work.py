@@ -306,7 +306,7 @@ def _alignment_fields(plan: Plan, problem: Problem, direct: float) -> dict[str, 
 @clear_on_registration
 @lru_cache(maxsize=1024)
 def _leaf_tiles(plan: Plan, dtype: str) -> LeafTiles | None:
-    """Return the tiles of the plan's leaf products by the tiled kernel.
+    """Return the tile sizes and counts with which the tiled kernel computes the plan's leaf products.
 
     The result is None if the vendor multiplies, or if the tiled kernel takes about the vendor's time in this type.
     """
@@ -379,7 +379,10 @@ class _GramParts:
         self.triangles: Counter[tuple[Shape, int, str, bool]] = Counter()
 
     def add_parts(self, plan: Plan, size: Shape, params: GemmParams, together: int = 1) -> None:
-        """Add the parts into which the plan cuts a product; `together` products of this size start together."""
+        """Add the products, triangles and sums into which the plan cuts a product.
+
+        A batch has `together` products of this size, which start together.
+        """
         steps = lower_level(plan, *size, *params) if params.op != "product" else None
         if params.op == "product":
             self.products[plan, size, 1 if plan.levels else together] += 1

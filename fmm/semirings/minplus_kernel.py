@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.launch_list import AddressSlot, Kernel, Launch
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
-from fmm.kernels.cuda.products.tiling import strategy_cpp
+from fmm.kernels.cuda.products.tiling import cpp_strategy_type
 from fmm.semirings.path_request import EdgeRule
 
 ENTRY_POINT = "fmm_minplus"
@@ -224,7 +224,7 @@ def minplus_source(kernel: MinplusKernel) -> str:
     """Return the CUDA source of a kernel for products over a ring."""
     ring, s = TROPICAL_RINGS[kernel.ring], kernel.sizes
     body = (
-        f"using Sizes = {strategy_cpp(s)};",
+        f"using Sizes = {cpp_strategy_type(s)};",
         "extern __shared__ float4 memory[];",
         f"fmm::tropical::minplus<fmm::tropical::{ring.cpp}, Sizes, {str(kernel.with_arguments).lower()}>(",
         f"    p, reinterpret_cast<{ring.word}*>(memory));",

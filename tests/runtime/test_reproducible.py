@@ -12,7 +12,7 @@ import pytest
 import fmm
 from fmm.arrays.library import ProductSetting, contiguous_operand
 from fmm.kernels.algorithms.residues import max_scaled_norm
-from fmm.kernels.cpu.residue_product import exponents_for, ordered_norms, residue_product
+from fmm.kernels.cpu.residue_product import residue_product, row_norm_bounds, scaling_exponents
 from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.plans.levels.residues import RELATIVE_ERROR_BY_MODULI
 from fmm.kernels.plans.plan import PlanError
@@ -206,13 +206,13 @@ def test_exponents_do_not_depend_on_the_order_of_sums(dtype: str, length: int) -
     numbers = real_numbers(lines)
     forward, backward = (exponents(numbers, top, backwards, checked=False) for backwards in (False, True))
     assert (forward != backward).any()  # the order does select the exponent of some of these lines
-    expected = exponents_for(ordered_norms(lines), top)
+    expected = scaling_exponents(row_norm_bounds(lines), top)
     for backwards in (False, True):
         np.testing.assert_array_equal(exponents(numbers, top, backwards), expected)
     for ends in (-1060, -1000, -700, 700, 1000):  # smaller norms are sums of subnormal numbers
         scaled = numbers * 2.0 ** (ends // 2) * 2.0 ** (ends - ends // 2)
         with np.errstate(all="ignore"):
-            expected = exponents_for(ordered_norms(scaled), top)
+            expected = scaling_exponents(row_norm_bounds(scaled), top)
         for backwards in (False, True):
             np.testing.assert_array_equal(exponents(scaled, top, backwards), expected)
 

@@ -26,7 +26,7 @@ from fmm.kernels.cuda.record import OperationList
 from fmm.kernels.cuda.sums.mirror_rescale import LineExponentsOp, RescaleOp
 from fmm.kernels.cuda.sums.sum_kernel import BlockIndex
 from fmm.kernels.cuda.sums.sum_launch import BlockArray, SumOp
-from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient
+from fmm.kernels.cuda.sums.sum_order import RuntimeCoefficient
 from fmm.problem import Problem
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
@@ -75,7 +75,7 @@ def _sum(op: SumOp, memory: Memory) -> None:
 
 
 def _number(factor: Any, op: SumOp) -> Any:
-    c = op.scalars[factor.number] if isinstance(factor, LaunchCoefficient) else complex(factor)
+    c = op.scalars[factor.number] if isinstance(factor, RuntimeCoefficient) else complex(factor)
     return c if op.kernel.element.startswith("complex") else c.real
 
 

@@ -15,7 +15,7 @@ from fmm.kernels.algorithms.residues import max_scaled_norm
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.residue_planes import (
     ResidueOperand,
-    operand_type_cpp,
+    cpp_operand_type,
     residue_split_launch,
 )
 from fmm.kernels.cuda.products.residues import NO_ALIGNMENT, ResidueOp, integer_join_launch, join_launch, residue_op
@@ -103,7 +103,7 @@ def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Mat
     for chosen in op.modulus_groups:
         play(
             residue_split_launch(op.operands, op.dtype, (aligned, aligned), chosen),
-            f"fmm::residues::Split<{operand_type_cpp(op.dtype)}>",
+            f"fmm::residues::Split<{cpp_operand_type(op.dtype)}>",
             bases,
         )
         multiplied(op, first, chosen, memory)

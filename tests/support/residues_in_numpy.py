@@ -27,7 +27,7 @@ def product_by_residues(a: Matrix, b: Matrix, moduli: int) -> Matrix:
         residues = centred_residues(products.astype(np.int64), p)
         for total, piece in zip(sums, pieces.split_number(weight), strict=False):
             total += residues * piece
-    c: Matrix = np.ldexp(joined_value(sums, pieces), -rows[:, None] - columns).astype(a.dtype)
+    c: Matrix = np.ldexp(integers_from_residue_sums(sums, pieces), -rows[:, None] - columns).astype(a.dtype)
     return c
 
 
@@ -51,7 +51,7 @@ def centred_residues(x: Matrix, p: int) -> Matrix:
     return found
 
 
-def joined_value(sums: Matrix, pieces: CrtWeightPieces) -> Matrix:
+def integers_from_residue_sums(sums: Matrix, pieces: CrtWeightPieces) -> Matrix:
     """Return the integers that the sums over the pieces represent, minus multiples of M; rounded once or twice."""
     unit, product = 2.0**pieces.piece_bits, pieces.numbers.product
     inverse = 2 ** (pieces.piece_bits * (pieces.weight_piece_count - 1)) / product

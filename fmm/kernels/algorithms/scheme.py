@@ -266,13 +266,13 @@ def _composed_programs(factors: tuple[Scheme, ...]) -> SchemePrograms:
     m, k, n = outer.size
     p, q, r = (prod(sides) for sides in zip(*(f.size for f in rest), strict=True))
     return SchemePrograms(
-        _compose_splits(outer.addition_programs.left, inner.left, (m, k), (p, q), outer.rank),
-        _compose_splits(outer.addition_programs.right, inner.right, (k, n), (q, r), outer.rank),
-        _compose_joins(inner.join, outer.addition_programs.join, (m, n), (p, r), outer.rank),
+        _compose_operand_programs(outer.addition_programs.left, inner.left, (m, k), (p, q), outer.rank),
+        _compose_operand_programs(outer.addition_programs.right, inner.right, (k, n), (q, r), outer.rank),
+        _compose_output_programs(inner.join, outer.addition_programs.join, (m, n), (p, r), outer.rank),
     )
 
 
-def _compose_splits(
+def _compose_operand_programs(
     first: AdditionProgram, second: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
 ) -> AdditionProgram:
     """Return the program that forms the outer scheme's sums, and then the inner scheme's sums for every outer product.
@@ -286,7 +286,7 @@ def _compose_splits(
     return renumber_inputs(program, _blocks_by_inner_position(outer, inner))
 
 
-def _compose_joins(
+def _compose_output_programs(
     first: AdditionProgram, second: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
 ) -> AdditionProgram:
     """Return the program that forms each product of the outer scheme from inner products, and then forms C from them.

@@ -67,7 +67,7 @@ class _BlockedProduct:
     def compute_product(self) -> None:
         (m, k), n = self.a.shape, self.b.shape[1]
         top = max(max_scaled_norm(self.pieces.moduli, k, self.pieces.for_complex), 0.0)
-        rows, columns = (self._line_exponents(x, top) for x in (self.a, self.b.T))
+        rows, columns = (self._row_scaling_exponents(x, top) for x in (self.a, self.b.T))
         for j in range(0, n, BLOCK_SIDE):
             block_columns = slice(j, min(j + BLOCK_SIDE, n))
             y = self._scaled_integer_lines(self.b.T[block_columns], columns[block_columns])
@@ -76,15 +76,15 @@ class _BlockedProduct:
                 x = self._scaled_integer_lines(self.a[block_rows], rows[block_rows])
                 sums = self._weighted_sums(x, y)
                 by = -rows[block_rows, None] - columns[None, block_columns]
-                self._join(sums, by, self.c[block_rows, block_columns])
+                self._store_product(sums, by, self.c[block_rows, block_columns])
 
-    def _line_exponents(self, lines: Array, top: float) -> Array:
+    def _row_scaling_exponents(self, lines: Array, top: float) -> Array:
         found = np.empty(len(lines), np.int64)
 
-        def find_exponents(band: slice) -> None:
-            found[band] = exponents_for(ordered_norms(lines[band]), top)
+        def find_band_exponents(band: slice) -> None:
+            found[band] = scaling_exponents(row_norm_bounds(lines[band]), top)
 
-        self._run_bands(find_exponents, lines.shape)
+        self._run_bands(find_band_exponents, lines.shape)
         if (found == NO_EXPONENT).any():
             raise NonfiniteError
         return found
@@ -97,7 +97,7 @@ class _BlockedProduct:
             by = exponents[band, None]
             half = np.trunc(by / 2).astype(np.int64)  # toward zero, as in C++
             first, second = powers_of_two(half), powers_of_two(by - half)
-            for to, part in zip(found[:, band], _parts(lines[band]), strict=True):
+            for to, part in zip(found[:, band], _real_and_imaginary_views(lines[band]), strict=True):
                 np.multiply(part, first, out=to)
                 np.multiply(to, second, out=to)
                 np.rint(to, out=to)
@@ -120,7 +120,7 @@ class _BlockedProduct:
                     self._run_bands(partial(_store_residues, lines, p, root, plane), plane.shape)
                 self._multiply_planes(*planes, total, p)
             split = [pieces.split_number(w[number])[: pieces.weight_piece_count] for w in weights]
-            self._run_bands(partial(_add_weighted, found, split, sums), (m, n))
+            self._run_bands(partial(_add_weighted_residues, found, split, sums), (m, n))
         return sums
 
     def _multiply_planes(self, left: Array, right: Array, total: Array, p: int) -> None:
@@ -130,41 +130,43 @@ class _BlockedProduct:
         for start in range(0, k, SUM_LENGTH):
             matmul(left[:, start : start + SUM_LENGTH], right[:, start : start + SUM_LENGTH].T, out=part)
             is_last = start + SUM_LENGTH >= k
-            self._run_bands(partial(_add_part, part, total, start == 0, p if is_last else 0), total.shape)
+            self._run_bands(partial(_add_partial_product, part, total, start == 0, p if is_last else 0), total.shape)
 
-    def _join(self, sums: Array, exponents: Array, c: Array) -> None:
+    def _store_product(self, sums: Array, exponents: Array, c: Array) -> None:
         finite: list[bool] = []
 
-        def join_band(band: slice) -> None:
-            parts = [scaled_by(joined_value(x[:, band], self.pieces), exponents[band]) for x in sums]
+        def store_band(band: slice) -> None:
+            parts = [
+                times_power_of_two(integers_from_residue_sums(x[:, band], self.pieces), exponents[band]) for x in sums
+            ]
             if self.pieces.for_complex:
                 re, im = parts  # the kernel multiplies by alpha = 1 + 0i, which makes -0 to +0 in some places
                 parts = [re - 0.0 * im, im + 0.0 * re]
-            for to, part in zip(_parts(c[band]), parts, strict=True):
+            for to, part in zip(_real_and_imaginary_views(c[band]), parts, strict=True):
                 np.copyto(to, part, casting="same_kind")
                 finite.append(bool(np.isfinite(to).all()))
 
-        self._run_bands(join_band, c.shape)
+        self._run_bands(store_band, c.shape)
         if not all(finite):
             raise NonfiniteError
 
     def _run_bands(self, work: Callable[[slice], Any], shape: Sequence[int]) -> None:
         """Call `work` for each band of rows of a matrix, on all threads."""
-        self.threads.run_tasks([partial(_run_quietly, work, band) for band in _bands(*shape)])
+        self.threads.run_tasks([partial(_run_without_float_warnings, work, band) for band in _row_band_slices(*shape)])
 
 
-def _run_quietly(work: Callable[[slice], Any], band: slice) -> None:
+def _run_without_float_warnings(work: Callable[[slice], Any], band: slice) -> None:
     with np.errstate(all="ignore"):  # the setting belongs to the thread
         work(band)
 
 
-def _bands(rows: int, cols: int) -> Iterator[slice]:
+def _row_band_slices(rows: int, cols: int) -> Iterator[slice]:
     height = max(PANEL_NUMBERS // max(cols, 1), 1)
     for start in range(0, rows, height):
         yield slice(start, min(start + height, rows))
 
 
-def _parts(x: Array) -> tuple[Array, ...]:
+def _real_and_imaginary_views(x: Array) -> tuple[Array, ...]:
     """Return views of the real and of the imaginary parts of a complex array; a real array itself."""
     return (x.real, x.imag) if x.dtype.kind == "c" else (x,)
 
@@ -174,9 +176,11 @@ def _parts(x: Array) -> tuple[Array, ...]:
 NO_EXPONENT: Final = 1 << 20  # as NOT_FINITE in residue_planes.cuh
 
 
-def ordered_norms(lines: Array) -> Array:
+def row_norm_bounds(lines: Array) -> Array:
     """Return an upper bound of the 2-norm of each row, with its squares summed in the order of the row."""
-    size = np.abs(np.stack(_parts(lines), axis=-1).astype(np.float64, copy=False)).reshape(len(lines), -1)
+    size = np.abs(np.stack(_real_and_imaginary_views(lines), axis=-1).astype(np.float64, copy=False)).reshape(
+        len(lines), -1
+    )
     if bool(((size <= LARGE) & ((size >= SMALL) | (size == 0))).all()):
         total = np.add.accumulate(size * size, axis=1)[:, -1]
         found = np.sqrt(total)
@@ -196,7 +200,7 @@ def ordered_norms(lines: Array) -> Array:
     return norms
 
 
-def exponents_for(norms: Array, top: float) -> Array:
+def scaling_exponents(norms: Array, top: float) -> Array:
     """Return for each norm the largest exponent e with norm 2^e <= top.
 
     The exponent is 0 for a zero norm, and NO_EXPONENT for a norm that is too large, infinite or NaN.
@@ -213,7 +217,7 @@ def powers_of_two(exponents: Array) -> Array:
     return np.ldexp(1.0, exponents.astype(np.int32))
 
 
-def scaled_by(x: Array, exponents: Array) -> Array:
+def times_power_of_two(x: Array, exponents: Array) -> Array:
     """Return x 2^e by the same multiplications as the GPU kernel: one multiplication, and three more if e is large."""
     most = int(np.abs(exponents).max(initial=0))
     if most <= MAX_EXPONENT_STEP:
@@ -232,16 +236,16 @@ def scaled_by(x: Array, exponents: Array) -> Array:
 
 def _store_residues(lines: Array, p: int, root: int, plane: Array, band: slice) -> None:
     """Store the residues modulo p of x, or for complex numbers of re + root im, with magnitudes up to 128."""
-    total = _small_congruent(lines[0, band], p)
+    total = _smaller_congruent_integers(lines[0, band], p)
     if len(lines) > 1:
-        imaginary = _small_congruent(lines[1, band], p)
+        imaginary = _smaller_congruent_integers(lines[1, band], p)
         np.multiply(imaginary, symmetric_residue(root, p), out=imaginary)
         np.add(total, imaginary, out=total)
-    _reduce(total, p)
+    _reduce_modulo(total, p)
     np.copyto(plane[band], total, casting="same_kind")
 
 
-def _small_congruent(x: Array, p: int) -> Array:
+def _smaller_congruent_integers(x: Array, p: int) -> Array:
     """Return integers below 2^39 in magnitude that are congruent to the integers x modulo p; x is below 2^61."""
     high = np.multiply(x, 2.0**-LOW_BITS)
     np.rint(high, out=high)
@@ -250,7 +254,7 @@ def _small_congruent(x: Array, p: int) -> Array:
     return np.add(low, high, out=low)
 
 
-def _reduce(x: Array, p: int) -> None:
+def _reduce_modulo(x: Array, p: int) -> None:
     """Replace integers below 2^47 in magnitude by their residues modulo p in [-p/2, p/2).
 
     The quotient x / p + (p // 2 + 1/2) / p is at least 1 / (2p) away from an integer, and its rounding errors are below
@@ -263,17 +267,17 @@ def _reduce(x: Array, p: int) -> None:
     np.subtract(x, quotient, out=x)
 
 
-def _add_part(part: Array, total: Array, first: bool, p: int, band: slice) -> None:
+def _add_partial_product(part: Array, total: Array, first: bool, p: int, band: slice) -> None:
     """Add a part of a sum of products; with `p`, reduce the total modulo p."""
     if first:
         np.copyto(total[band], part[band])
     else:
         np.add(total[band], part[band], out=total[band])
     if p:
-        _reduce(total[band], p)
+        _reduce_modulo(total[band], p)
 
 
-def _add_weighted(found: Array, split: Sequence[Sequence[float]], sums: Array, band: slice) -> None:
+def _add_weighted_residues(found: Array, split: Sequence[Sequence[float]], sums: Array, band: slice) -> None:
     """Add residues times the pieces of one modulus's weights; all sums are exact."""
     values = [x[band] for x in found]
     if len(values) == 2:
@@ -285,7 +289,7 @@ def _add_weighted(found: Array, split: Sequence[Sequence[float]], sums: Array, b
             np.add(total[band], work, out=total[band])
 
 
-def joined_value(sums: Array, pieces: CrtWeightPieces) -> Array:
+def integers_from_residue_sums(sums: Array, pieces: CrtWeightPieces) -> Array:
     """Return each entry's integer modulo M, joined from the sums for the pieces of weights; rounded about once."""
     unit = 2.0**pieces.piece_bits
     multiples = np.rint((sums[0] + sums[1] / unit) * pieces.inverse_product)

@@ -44,7 +44,7 @@ def count_launches(scheme: Scheme, options: tuple[str, ...] = ()) -> int:
     return sum(len(tasks) for stage in launch_stages(scheme, options) for tasks in stage)
 
 
-def count_streams(scheme: Scheme, options: tuple[str, ...] = ()) -> int:
+def count_cuda_streams(scheme: Scheme, options: tuple[str, ...] = ()) -> int:
     """Return the largest number of concurrent streams of a fused level."""
     return max(len(stage) for stage in launch_stages(scheme, options))
 

@@ -131,9 +131,8 @@ class Leaf:
     # A leaf can run a level together with everything below it, such as `residues(14) > bytes`.
     # True if the leaf can only follow a level that one leaf runs, as `bytes` follows `residues`
     only_below_levels: bool = False
-    # For a leaf that runs a level: this level, and the name of the last leaf below the level (`bytes`).
-    level: Level | None = None
-    end: str = ""
+    level: Level | None = None  # the level that the leaf runs, such as `residues(14)`; None for other leaves
+    end: str = ""  # the name after the last `>` in the text of such a leaf, such as `bytes`; empty for other leaves
 
     def is_candidate_on(self, device: str) -> bool:
         """Return True if plans that the model compares on this device may end in the leaf."""

@@ -192,8 +192,8 @@ def level_speedups(
 ) -> tuple[float, ...]:
     """Return sp_1, sp_2, ...: the shares of the classical time that the levels save; negative if a level costs time.
 
-    The sum of the shares sp_i is the estimated speedup. The paper gives only sp_1 and says that sp_2 and sp_3 are
-    smaller. In this function sp_i is the share that level i saves; level i splits products**(i-1) products.
+    All levels together save sp_1 + sp_2 + ... of the classical time. The paper gives only sp_1 and says that sp_2 and
+    sp_3 are smaller. In this function sp_i is the share that level i saves; level i splits products**(i-1) products.
     """
     m, k, n = check_positive_shape(shape)
     shares: list[float] = []

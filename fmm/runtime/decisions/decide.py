@@ -175,7 +175,7 @@ class Decision:
         if not self.candidates or calibration is None or problem is None or problem.writes_triangle:
             return []
         bounds, levels = calibration.level_bounds_of(self.plan), count_levels(self.plan)
-        side = calibration.side_for_level_bounds(problem)
+        side = calibration.matrix_side_for_crossovers(problem)
         position = bounds.crossover_position_text(side) if bounds else ""
         if not bounds or not position:
             return []

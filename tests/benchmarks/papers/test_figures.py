@@ -14,7 +14,7 @@ from benchmarks.papers.command import NAMES, main
 from benchmarks.papers.experiment import Experiment, Results, planned_parts, read_results, write_results
 from benchmarks.papers.figure import Figure, draw_figure, figure_table, quantity_column
 from benchmarks.papers.figures import EXPERIMENTS, FIGURES
-from fmm.perfmodel.papers.inventory import INVENTORY_ROWS, SourceEntry, inventory_table, table_names
+from fmm.perfmodel.papers.inventory import INVENTORY_ROWS, PaperFigure, inventory_table, table_names
 from fmm.tuner.commands.paper import PAPER_TABLES
 from tests.support import ROOT
 from tests.support.laboratory import measure_small, sample_files
@@ -45,7 +45,7 @@ def test_measured_is_what_can_be_measured() -> None:
 @pytest.mark.parametrize(
     "entry", [x for x in INVENTORY_ROWS if x.done == "measured"], ids=lambda x: f"{x.source} {x.figure}"
 )
-def test_the_list_says_on_which_devices_a_figure_was_measured(entry: SourceEntry) -> None:
+def test_the_list_says_on_which_devices_a_figure_was_measured(entry: PaperFigure) -> None:
     """All parts of the experiments are in the device's files, or some of them."""
     said = []
     for name, folder, on_host in (("CPU", "cpu-*", True), ("H200", "nvidia-h200", False)):

@@ -66,7 +66,7 @@ class SplitKernel:
     register_loads: int  # number of a line's loads that a thread holds in registers
     wide: bool  # True if each load reads 16 bytes
 
-    def function_cpp(self, rule: ScalingRule, cluster: int) -> str:
+    def cpp_split_function_name(self, rule: ScalingRule, cluster: int) -> str:
         """Return the name and template arguments of the C++ function of f16_planes.cuh that splits the operand."""
         own = f"{self.group}, {self.register_loads}, " if self.along == "inner" else ""
         function = "split_by_line" if self.along == "inner" else "split_by_position"
@@ -222,7 +222,7 @@ def plane_split_kernel_source(kernels: tuple[SplitKernel, ...], rule: ScalingRul
     body.append("int block = blockIdx.x;")
     for name, kernel in zip(names, kernels, strict=True):
         forgets = f"fmm::planes::reset_inner(p.{name}, block), " if rule == "recorded" else ""
-        split = f"fmm::planes::{kernel.function_cpp(rule, cluster)}(p.{name}, block)"
+        split = f"fmm::planes::{kernel.cpp_split_function_name(rule, cluster)}(p.{name}, block)"
         body += [
             f"if (block < p.{name}.blocks) return {forgets}{split};",
             f"block -= p.{name}.blocks;",

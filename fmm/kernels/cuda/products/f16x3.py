@@ -41,7 +41,7 @@ from fmm.kernels.cuda.products.tiling import (
     TRIANGLE_LABELS,
     ContiguousAxis,
     TriangleTiles,
-    contiguous_axes_cpp,
+    cpp_contiguous_axes,
     triangle_tiles,
 )
 from fmm.kernels.cuda.products.wgmma_tiles import (
@@ -82,7 +82,7 @@ class F16x3Kernel:
 def f16x3_kernel_source(kernel: F16x3Kernel) -> str:
     """Return the CUDA source of a kernel that multiplies planes; its entry point is `ENTRY_NAME`."""
     s = kernel.sizes
-    left, right = contiguous_axes_cpp(kernel.along)
+    left, right = cpp_contiguous_axes(kernel.along)
     sizes = f"{s.m_s}, {s.n_s}, {s.cluster}, {s.stages}"
     mirrors = str(kernel.triangle == "full").lower()
     body = (

@@ -36,7 +36,7 @@ from fmm.kernels.cuda.products.tiling import (
     TRIANGLE_LABELS,
     ContiguousAxis,
     TriangleTiles,
-    contiguous_axes_cpp,
+    cpp_contiguous_axes,
     triangle_tiles,
 )
 
@@ -60,9 +60,9 @@ class F16x3MmaKernel:
 @lru_cache(maxsize=64)
 def f16x3_mma_kernel_source(kernel: F16x3MmaKernel) -> str:
     """Return the CUDA source of a kernel that multiplies planes; its entry point is `ENTRY_NAME`."""
-    left, right = contiguous_axes_cpp(kernel.along)
+    left, right = cpp_contiguous_axes(kernel.along)
     body = (
-        f"using Sizes = {kernel.sizes.sizes_cpp(kernel.triangle)};",
+        f"using Sizes = {kernel.sizes.cpp_sizes_type(kernel.triangle)};",
         "extern __shared__ __align__(128) char memory[];",
         f"fmm::multiply_f16x3_by_warps<Sizes, {left}, {right}, {str(kernel.checked).lower()}>(p, memory);",
     )

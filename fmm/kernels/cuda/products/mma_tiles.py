@@ -50,7 +50,7 @@ class MmaSizes:
         """Bytes of shared memory of a thread block."""
         return self.stages * self.stage_bytes
 
-    def sizes_cpp(self, triangle: str | None) -> str:
+    def cpp_sizes_type(self, triangle: str | None) -> str:
         """Return the C++ type that describes these sizes for all of C, or for a triangle ("lower" or "full")."""
         sizes = f"{self.m_s}, {self.n_s}, {self.m_w}, {self.n_w}, {self.stages}"
         if triangle is None:

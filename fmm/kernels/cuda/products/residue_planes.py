@@ -113,7 +113,7 @@ class NormExponentKernel:
     group: int
     wide: bool  # True if each load reads 16 bytes
 
-    def call_cpp(self, operand: str, block: str, cluster: int) -> str:
+    def cpp_norm_call(self, operand: str, block: str, cluster: int) -> str:
         """Return the C++ statement that calls the measuring function of residue_planes.cuh."""
         wide = str(self.wide).lower()
         lines = f"norm_exponents_of_lines<{self.group}, {wide}>"
@@ -292,12 +292,12 @@ def norm_exponent_kernel_source(
     body = (
         "const int block = blockIdx.x;",
         "if (block < p.left.blocks) {",
-        *([f"    {left.call_cpp('p.left', 'block', cluster)}"] if left else []),
+        *([f"    {left.cpp_norm_call('p.left', 'block', cluster)}"] if left else []),
         "} else {",
-        *([f"    {right.call_cpp('p.right', 'block - p.left.blocks', cluster)}"] if right else []),
+        *([f"    {right.cpp_norm_call('p.right', 'block - p.left.blocks', cluster)}"] if right else []),
         "}",
     )
-    parameters = f"{RESIDUE_NAMESPACE}Operands<{operand_type_cpp(dtype)}>"
+    parameters = f"{RESIDUE_NAMESPACE}Operands<{cpp_operand_type(dtype)}>"
     clusters = cluster if cluster > 1 else 0
     return entry_source(parameters, body, "residue_planes.cuh", (RESIDUE_THREADS,), clusters=clusters)
 
@@ -309,8 +309,8 @@ def residue_split_kernel_source(levels: int, left_wide: bool, right_wide: bool, 
     least_blocks = "" if DTYPES[dtype].is_complex and levels else MIN_SPLIT_BLOCKS_PER_SM[levels]
     bounds = tuple(filter(None, (str(RESIDUE_THREADS), least_blocks)))
     body = (f"{RESIDUE_NAMESPACE}split_both<Sums, {levels}, {wide}>(p);",)
-    parameters = f"{RESIDUE_NAMESPACE}Split<{operand_type_cpp(dtype)}>"
-    return entry_source(parameters, body, "residue_planes.cuh", bounds, before=[inner_scheme_sums_cpp()])
+    parameters = f"{RESIDUE_NAMESPACE}Split<{cpp_operand_type(dtype)}>"
+    return entry_source(parameters, body, "residue_planes.cuh", bounds, before=[cpp_inner_scheme_sums()])
 
 
 @lru_cache(maxsize=64)
@@ -341,18 +341,18 @@ def line_split_kernel_source(left: NormExponentKernel | None, right: NormExponen
         *line_split_call(sides[1][1], sides[1][2], second, f"block - p.{first}.blocks"),
         "}",
     )
-    parameters = f"{RESIDUE_NAMESPACE}Split<{operand_type_cpp(dtype)}>"
+    parameters = f"{RESIDUE_NAMESPACE}Split<{cpp_operand_type(dtype)}>"
     return entry_source(parameters, body, "residue_lines.cuh", (RESIDUE_THREADS,), clusters=RESIDUE_CLUSTER_BLOCKS)
 
 
-def operand_type_cpp(dtype: str) -> str:
+def cpp_operand_type(dtype: str) -> str:
     """Return the C++ type of an operand's elements; for unsigned integers, the signed integer type of the same size."""
     found = DTYPES[dtype]
     return SIGNED_CPP_TYPES[found.itemsize] if found.exact else found.cpp
 
 
 @lru_cache(maxsize=1)
-def inner_scheme_sums_cpp() -> str:
+def cpp_inner_scheme_sums() -> str:
     """Return C++ that defines type Sums by fast_sums.cuh, with the coefficients of the scheme INNER_ALGORITHM."""
     found = scheme(INNER_ALGORITHM)
     code = {0: 0, 1: 1, -1: 2}

@@ -40,7 +40,7 @@ from fmm.kernels.cuda.products.residue_planes import (
     byte_matrix_tensor_map,
     byte_plane_tensor_map,
     can_split_lines,
-    inner_scheme_sums_cpp,
+    cpp_inner_scheme_sums,
     line_split_launch,
     moduli_table,
     norm_exponent_launch,
@@ -462,7 +462,7 @@ def integer_join_kernel_source(levels: int, moduli: int, dtype: str) -> str:
 
 def _join_source_text(parameters: str, body: tuple[str, ...], levels: int) -> str:
     struct_cpp, bounds = f"{RESIDUE_NAMESPACE}{parameters}", (join_threads(levels),)
-    return entry_source(struct_cpp, body, "residue_join.cuh", bounds, before=[inner_scheme_sums_cpp()])
+    return entry_source(struct_cpp, body, "residue_join.cuh", bounds, before=[cpp_inner_scheme_sums()])
 
 
 def join_threads(levels: int) -> int:

@@ -46,7 +46,7 @@ def residue_mma_kernel_source(kernel: ResidueMmaKernel) -> str:
     """Return the CUDA source of the kernel that multiplies planes of bytes; its entry point is `ENTRY_NAME`."""
     s = kernel.sizes
     body = (
-        f"using Sizes = {s.sizes_cpp('lower' if kernel.lower_only else None)};",
+        f"using Sizes = {s.cpp_sizes_type('lower' if kernel.lower_only else None)};",
         "extern __shared__ __align__(128) char memory[];",
         f"fmm::multiply_residues_by_warps<Sizes, {str(kernel.reduces).lower()}>(p, memory);",
     )

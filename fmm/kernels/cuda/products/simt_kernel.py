@@ -20,10 +20,10 @@ from fmm.kernels.cuda.products.tiling import (
     VECTOR_BYTES,
     ContiguousAxis,
     TriangleTiles,
-    contiguous_axes_cpp,
-    strategy_cpp,
+    cpp_contiguous_axes,
+    cpp_strategy_type,
+    cpp_triangle_value,
     template_arguments,
-    triangle_cpp,
 )
 
 MemoryAccess = Literal["vector", "scalar"]  # each access moves 16 bytes ("vector") or one element ("scalar")
@@ -202,16 +202,16 @@ def simt_kernel_source(kernel: TileKernel, access: MemoryAccess) -> str:
         "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {}, PRODUCTS = {};".format(*counts),
         f"    static constexpr bool RAISES = {str(kernel.flag == 'raises').lower()};",
         f"    static constexpr bool SHORT = {str(obeys).lower()};",
-        f"    static constexpr fmm::Triangle TRIANGLE = {triangle_cpp(kernel.triangle)};",
+        f"    static constexpr fmm::Triangle TRIANGLE = {cpp_triangle_value(kernel.triangle)};",
         "    static constexpr fmm::Path LEFT_PATH = {}, RIGHT_PATH = {};".format(*paths),
         *_epilogue_struct(kernel.epilogue),
         "};",
         f"using Number = {number};",
         "",
     ]
-    variant = f"{', '.join(contiguous_axes_cpp(kernel.along))}, fmm::Access::{access.upper()}"
+    variant = f"{', '.join(cpp_contiguous_axes(kernel.along))}, fmm::Access::{access.upper()}"
     body = [
-        f"using Sizes = {strategy_cpp(s)};",
+        f"using Sizes = {cpp_strategy_type(s)};",
         "extern __shared__ float4 memory[];",
         *_product_call(kernel, call, variant, tile),
     ]

@@ -59,18 +59,18 @@ def count_triangle_tiles(tiles: tuple[int, int], height: int, width: int) -> int
 # ---- C++ names for generated source
 
 
-def contiguous_axes_cpp(along: tuple[ContiguousAxis, ContiguousAxis]) -> tuple[str, str]:
+def cpp_contiguous_axes(along: tuple[ContiguousAxis, ContiguousAxis]) -> tuple[str, str]:
     """Return the C++ enumerators of fmm::Along for A and B."""
     left, right = (f"fmm::Along::{x.upper()}" for x in along)
     return left, right
 
 
-def triangle_cpp(triangle: TriangleTiles | None) -> str:
+def cpp_triangle_value(triangle: TriangleTiles | None) -> str:
     """Return the C++ enumerator of fmm::Triangle for these tiles."""
     return f"fmm::Triangle::{(triangle or 'none').upper()}"
 
 
-def strategy_cpp(s: TileSizes) -> str:
+def cpp_strategy_type(s: TileSizes) -> str:
     """Return the C++ type that describes these tile sizes."""
     sizes = s.m_s, s.n_s, s.k_s, s.m_r, s.n_r, s.warp_m, s.warp_n, s.stages, int(s.transposed_sums)
     return f"fmm::Strategy<{template_arguments(sizes)}>"

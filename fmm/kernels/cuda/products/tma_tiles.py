@@ -38,11 +38,11 @@ from fmm.kernels.cuda.products.tiling import (
     VECTOR_BYTES,
     ContiguousAxis,
     TriangleTiles,
-    contiguous_axes_cpp,
     count_triangle_tiles,
-    strategy_cpp,
+    cpp_contiguous_axes,
+    cpp_strategy_type,
+    cpp_triangle_value,
     template_arguments,
-    triangle_cpp,
 )
 
 SM90_SHARED_BYTES = 227 << 10  # largest shared memory of a thread block in bytes, on compute capability 9.0
@@ -87,16 +87,16 @@ class TmaKernel:
 def tma_kernel_source(kernel: TmaKernel) -> str:
     """Return the CUDA source of a kernel; its entry point is `ENTRY_NAME`."""
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
-    left, right = contiguous_axes_cpp(kernel.along)
+    left, right = cpp_contiguous_axes(kernel.along)
     shapes = sum(1 << (2 * a + b) for a, b in kernel.shapes)
-    order, triangle = f"fmm::Order::{kernel.order.upper()}", triangle_cpp(kernel.triangle)
+    order, triangle = f"fmm::Order::{kernel.order.upper()}", cpp_triangle_value(kernel.triangle)
     before = (
         f"using Task = fmm::Task<{element}, {template_arguments(kernel.terms)}>;",
         f"using Launch = fmm::Launch<{element}, Task, {template_arguments((*kernel.blocks, kernel.tasks))}>;",
         "",
     )
     body = (
-        f"using Sizes = {strategy_cpp(s)};",
+        f"using Sizes = {cpp_strategy_type(s)};",
         f"extern __shared__ __align__(1024) {element} memory[];",
         f"fmm::multiply_all<{element}, Sizes, {left}, {right}, {template_arguments(kernel.terms[:2])}, {shapes},",
         f"                  {order}, {triangle}>(p, memory);",

@@ -23,8 +23,8 @@ from fmm.kernels.cuda.products.tiling import (
     TRIANGLE_LABELS,
     VECTOR_BYTES,
     ContiguousAxis,
-    contiguous_axes_cpp,
     count_triangle_tiles,
+    cpp_contiguous_axes,
     row_major_operands,
     triangle_tiles,
 )
@@ -93,7 +93,7 @@ class WgmmaKernel:
 def wgmma_kernel_source(kernel: WgmmaKernel) -> str:
     """Return the CUDA source of a kernel; its entry point is `ENTRY_NAME`."""
     s, element = kernel.sizes, DTYPES[kernel.element]
-    left, right = contiguous_axes_cpp(kernel.along)
+    left, right = cpp_contiguous_axes(kernel.along)
     sizes = f"Element, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}"
     mirrors = str(kernel.triangle == "full").lower()
     body = (

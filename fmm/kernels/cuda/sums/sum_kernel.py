@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.cuda.device_code.entry_source import entry_source
-from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient, SumStatement, best_statement_order, peak_live_values
+from fmm.kernels.cuda.sums.sum_order import RuntimeCoefficient, SumStatement, best_statement_order, peak_live_values
 
 AccessWidth = Literal["vector", "scalar"]  # "vector": each memory access moves several elements; "scalar": one
 SUM_THREADS, WARP_THREADS = 128, 32  # threads of a thread block and of a warp, as in block_sums.cuh
@@ -61,7 +61,7 @@ class SumKernel:
     The blocks are in arrays: an array is a grid of blocks of one matrix, or equal blocks at a constant distance.
     """
 
-    program: AdditionProgram  # coefficients are literals, or launch parameters of type LaunchCoefficient
+    program: AdditionProgram  # coefficients are literals, or launch parameters of type RuntimeCoefficient
     scalars: int  # number of coefficients that are launch parameters
     reads: tuple[BlockIndex, ...]
     writes: tuple[BlockIndex, ...]
@@ -201,10 +201,11 @@ def program_struct_lines(kernel: SumKernel) -> Iterator[str]:
         f"    static constexpr bool TRANSPOSES = {str(bool(kernel.column_major)).lower()};",
         f"    static constexpr int WARP_ROWS = {CROSSWISE_WARP_ROWS};",
         f"    static constexpr int SLOTS = {kernel.prefetch_slots_per_thread};",
-        f"    __device__ static constexpr bool unchecked(int array) {{ return {_is_one_of_cpp(kernel.unchecked)}; }}",
+        "    __device__ static constexpr bool unchecked(int array) "
+        f"{{ return {_cpp_index_condition(kernel.unchecked)}; }}",
         "    __device__ static constexpr bool column_major(int array) "
-        f"{{ return {_is_one_of_cpp(kernel.column_major)}; }}",
-        f"    __device__ static constexpr bool parts(int array) {{ return {_is_one_of_cpp(kernel.in_parts)}; }}",
+        f"{{ return {_cpp_index_condition(kernel.column_major)}; }}",
+        f"    __device__ static constexpr bool parts(int array) {{ return {_cpp_index_condition(kernel.in_parts)}; }}",
         "    template <class Io>",
         "    __device__ static __forceinline__ void run(Io& io) {",
         "        using Values = typename Io::Values;",
@@ -215,7 +216,7 @@ def program_struct_lines(kernel: SumKernel) -> Iterator[str]:
     )
 
 
-def _is_one_of_cpp(arrays: frozenset[int]) -> str:
+def _cpp_index_condition(arrays: frozenset[int]) -> str:
     """Return a C++ condition that is true if the C++ variable `array` is one of these indices."""
     return " || ".join(f"array == {a}" for a in sorted(arrays)) or "false"
 
@@ -318,8 +319,8 @@ def _next_term_text(event: SumStatement) -> str:
     return f"+ {_factor_text(event.factor)} * v{event.source}"
 
 
-def _factor_text(c: Coefficient | LaunchCoefficient) -> str:
+def _factor_text(c: Coefficient | RuntimeCoefficient) -> str:
     """Return a coefficient as a C++ expression."""
-    if isinstance(c, LaunchCoefficient):
+    if isinstance(c, RuntimeCoefficient):
         return f"io.scalar({c.number})"
     return f"io.constant({float(c.real)!r})"

@@ -19,7 +19,7 @@ from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.cuda.launch_list import FLAG, MAX_PARAMETER_BYTES, AddressSlot, Kernel, Launch
 from fmm.kernels.cuda.ops import DeviceView, distance_between_views, is_column_major, transposed_view
 from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY_NAME, SUM_THREADS, AccessWidth, BlockIndex, SumKernel, sum_source
-from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient
+from fmm.kernels.cuda.sums.sum_order import RuntimeCoefficient
 from fmm.kernels.plans.plan import PlanError
 from fmm.kernels.plans.sums import ADDEND, COPY_PROGRAM, Place, whole_matrix
 
@@ -158,14 +158,14 @@ def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[co
 
     The second item that is returned contains the values of the launch parameters.
     """
-    scalars: dict[complex | str, tuple[LaunchCoefficient, complex]] = {}
+    scalars: dict[complex | str, tuple[RuntimeCoefficient, complex]] = {}
 
     def launch_parameter(c: Coefficient) -> Coefficient:
         value = complex(c)
         if value in LITERAL_COEFFICIENTS:
             return c
         key = value if value == value else repr(value)  # a NaN is not equal to itself, so its text is the key
-        return cast(Coefficient, scalars.setdefault(key, (LaunchCoefficient(len(scalars)), value))[0])
+        return cast(Coefficient, scalars.setdefault(key, (RuntimeCoefficient(len(scalars)), value))[0])
 
     lines = tuple(tuple((launch_parameter(c), v) for c, v in terms) for terms in program.lines)
     if not scalars:

@@ -20,7 +20,7 @@ MAX_TRIED_ORDERS = 1000
 MAX_ORDERED_INPUTS = 40_000
 
 
-class LaunchCoefficient(NamedTuple):
+class RuntimeCoefficient(NamedTuple):
     """A coefficient that is a launch parameter, such as alpha or beta: a new value needs no new compilation."""
 
     number: int
@@ -36,7 +36,7 @@ class SumStatement(NamedTuple):
     kind: Literal["load", "start", "add", "store"]
     value: int
     source: int = -1  # `start` and `add`: index of the term's value, -1 for an empty sum; `store`: index of the output
-    factor: Coefficient | LaunchCoefficient = 1
+    factor: Coefficient | RuntimeCoefficient = 1
 
 
 @lru_cache(maxsize=1024)
@@ -129,8 +129,8 @@ def _find_best_order(
 ) -> tuple[SumStatement, ...]:
     """Return the best statement order that a search by exchanges of two digits finds.
 
-    `system` lists the bases of the digits of an input's number. The search ends when no exchange lowers the register
-    pressure.
+    The index of each input is written with several digits; `system` has the base of each digit. The search ends when
+    no exchange lowers the register pressure.
     """
     digits = {radix: tuple(range(radix)) for radix in system}
     best = _ForwardingScheduler(program, aliases, _sort_by_digits(free, system, digits)).ordered_statements()

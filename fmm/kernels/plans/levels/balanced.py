@@ -82,7 +82,7 @@ def balanced_level(gamma: float = 2) -> BalancedLevel:
 _BALANCED_PATTERN = re.compile(r"balanced(?:\(([^()]*)\))?")
 
 
-def _parse_balanced(text: str) -> BalancedLevel | None:
+def _parse_balanced_level(text: str) -> BalancedLevel | None:
     match = _BALANCED_PATTERN.fullmatch(text)
     if match is None:
         return None
@@ -95,7 +95,7 @@ def _parse_balanced(text: str) -> BalancedLevel | None:
     return balanced_level(gamma)
 
 
-register_level(LevelKind("balanced", _parse_balanced, lambda: ("balanced",)))
+register_level(LevelKind("balanced", _parse_balanced_level, lambda: ("balanced",)))
 
 
 # ---- quarters
@@ -128,7 +128,7 @@ class QuartersLevel(LevelWithSteps):
         return "blocks of C, one after the other"
 
 
-def _parse_quarters(text: str) -> QuartersLevel | None:
+def _parse_quarters_level(text: str) -> QuartersLevel | None:
     if text != QUARTERS_TEXT:
         return None
     # Each product computes a whole block of C, over all of k. Each product therefore has the alpha and beta of the
@@ -148,4 +148,4 @@ def _candidate_levels() -> Iterator[CandidateLevel]:
     yield CandidateLevel(QUARTERS_TEXT, (FORM_ABOVE_WITHOUT_OPTIONS,), 1, lean=True)
 
 
-register_level(LevelKind(QUARTERS_TEXT, _parse_quarters, lambda: (QUARTERS_TEXT,), _candidate_levels))
+register_level(LevelKind(QUARTERS_TEXT, _parse_quarters_level, lambda: (QUARTERS_TEXT,), _candidate_levels))

@@ -234,7 +234,7 @@ def _remove_unused_reads(step: Sum) -> Sum:
 _COMPLEX_3M_PATTERN = re.compile(r"3m((?:\.[\w-]+)*)")
 
 
-def _parse_complex_3m(text: str) -> Complex3mLevel | None:
+def _parse_complex_3m_level(text: str) -> Complex3mLevel | None:
     match = _COMPLEX_3M_PATTERN.fullmatch(text)
     if match is None:
         return None
@@ -257,4 +257,4 @@ def _candidate_levels() -> Iterator[CandidateLevel]:
     yield CandidateLevel("3m.sequential", (), 3, lean=True, above=True)
 
 
-register_level(LevelKind("3m", _parse_complex_3m, lambda: ("3m",), _candidate_levels))
+register_level(LevelKind("3m", _parse_complex_3m_level, lambda: ("3m",), _candidate_levels))

@@ -170,7 +170,7 @@ def _whole_number_as_int(x: Coefficient) -> Coefficient:
 _COMPLEX_BLOCKS_PATTERN = re.compile(r"3m\(([^()]*)\)((?:\.[\w-]+)*)")
 
 
-def _parse_complex_blocks(text: str) -> Complex3mSchemeLevel | None:
+def _parse_complex_blocks_level(text: str) -> Complex3mSchemeLevel | None:
     match = _COMPLEX_BLOCKS_PATTERN.fullmatch(text)
     if match is None:
         return None
@@ -192,4 +192,4 @@ def _candidate_levels() -> Iterator[CandidateLevel]:
                     yield CandidateLevel(f"3m({text}.pad16)", (), 3 * count, above=True)
 
 
-register_level(LevelKind("3m()", _parse_complex_blocks, lambda: (), _candidate_levels))
+register_level(LevelKind("3m()", _parse_complex_blocks_level, lambda: (), _candidate_levels))

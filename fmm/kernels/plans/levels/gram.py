@@ -138,9 +138,9 @@ def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> GramLevel:
 _GRAM_PATTERN = re.compile(r"gram(?:\^(\d+))?(?:\.(.+))?")
 
 
-def _parse_gram(text: str) -> GramLevel | None:
+def _parse_gram_level(text: str) -> GramLevel | None:
     match = _GRAM_PATTERN.fullmatch(text)
     return gram_level(int(match[1] or 1), match[2] or "") if match else None
 
 
-register_level(LevelKind("gram", _parse_gram, lambda: ("gram",)))
+register_level(LevelKind("gram", _parse_gram_level, lambda: ("gram",)))

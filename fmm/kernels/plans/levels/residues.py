@@ -318,7 +318,7 @@ def _strassen_product_count_text(depth: int) -> str:
 _RESIDUES_PATTERN = re.compile(r"(residues(?:2m)?)(?:\(([^()]*)\))?((?:\.[\w-]+)*)")
 
 
-def _parse_residues(text: str) -> ResiduesLevel | None:
+def _parse_residues_level(text: str) -> ResiduesLevel | None:
     match = _RESIDUES_PATTERN.fullmatch(text)
     if match is None:
         return None
@@ -334,4 +334,4 @@ def _parse_residues(text: str) -> ResiduesLevel | None:
     return residues_level(int(moduli), for_complex, ("conj-a" in options, "conj-b" in options))
 
 
-register_level(LevelKind("residues", _parse_residues, lambda: (LEVEL_NAME, COMPLEX_LEVEL_NAME)))
+register_level(LevelKind("residues", _parse_residues_level, lambda: (LEVEL_NAME, COMPLEX_LEVEL_NAME)))

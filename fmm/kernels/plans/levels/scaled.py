@@ -90,7 +90,7 @@ def scaled_level(sides: ScaledSides = "both") -> ScaledLevel:
 _SCALED_PATTERN = re.compile(r"scaled((?:\.[\w-]+)*)")
 
 
-def _parse_scaled(text: str) -> ScaledLevel | None:
+def _parse_scaled_level(text: str) -> ScaledLevel | None:
     match = _SCALED_PATTERN.fullmatch(text)
     if match is None:
         return None
@@ -101,4 +101,4 @@ def _parse_scaled(text: str) -> ScaledLevel | None:
     raise PlanError(f"unknown option {'.'.join(options)!r} of scaled; valid: {', '.join(SCALED_SIDES[1:])}, or none")
 
 
-register_level(LevelKind("scaled", _parse_scaled, lambda: ("scaled",)))
+register_level(LevelKind("scaled", _parse_scaled_level, lambda: ("scaled",)))

@@ -207,7 +207,7 @@ class SchemeLevel(LevelWithSteps):
         if not self.needs_fusing_leaf or self.scheme is None:
             return ""
         stages = fused_order.launch_stages(self.scheme, self.tasks)
-        streams = fused_order.count_streams(self.scheme, self.tasks)
+        streams = fused_order.count_cuda_streams(self.scheme, self.tasks)
         how = f"on {streams} streams in {len(stages)} stages" if len(stages) > 1 else f"on {streams} streams"
         kernels = fused_order.fused_variants_text(
             fused_order.count_touched_blocks(self.scheme, p) for p in range(self.products)

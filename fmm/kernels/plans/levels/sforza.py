@@ -156,7 +156,7 @@ def sforza_level(recursion: int = 1, cutoff: int = 0) -> SforzaLevel:
 _SFORZA_PATTERN = re.compile(r"sforza(?:\(([^()]*)\))?")
 
 
-def _parse_sforza(text: str) -> SforzaLevel | None:
+def _parse_sforza_level(text: str) -> SforzaLevel | None:
     match = _SFORZA_PATTERN.fullmatch(text.replace(" ", ""))
     if match is None or match[1] is None:
         return sforza_level() if match else None
@@ -166,4 +166,4 @@ def _parse_sforza(text: str) -> SforzaLevel | None:
     return sforza_level(*map(int, numbers))
 
 
-register_level(LevelKind("sforza", _parse_sforza, lambda: ("sforza",)))
+register_level(LevelKind("sforza", _parse_sforza_level, lambda: ("sforza",)))
