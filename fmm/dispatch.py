@@ -126,7 +126,7 @@ def multiply_with_options(a: Any, b: Any, out: Any, casting: Any, order: Any, dt
     """Return the product of two numpy.ndarray objects, with numpy.matmul's options casting, order and dtype."""
     if a.size < early_declines.MIN_PLAN_ENTRIES or is_small_on_host(a, b):
         return numpy_matmul(a, b, out, casting=casting, order=order, dtype=dtype)
-    library = NUMPY.adapter_for_options(matmul_options(casting, order, dtype, {}))
+    library = NUMPY.adapter_for_matmul_options(matmul_options(casting, order, dtype, {}))
     return matmul.run_matmul(library, a, b, out, NO_CONSTRAINTS)
 
 
@@ -137,7 +137,7 @@ def dispatch_matmul(request: MatmulRequest) -> Any:
 
         _refuse_reproducible_streaming(request)
         a, b, _ = unwrap_operands(request.a, request.b, request.constraints)
-        library = NUMPY.adapter_for_options(request.options)
+        library = NUMPY.adapter_for_matmul_options(request.options)
         return product.streamed_matmul(library, a, b, request.out, machine, request.constraints, request.progress)
     if not request.progress:
         return _multiply_on_own_device(request)
@@ -149,7 +149,7 @@ def _multiply_on_own_device(request: MatmulRequest) -> Any:
     """Return the product of a checked call, computed on the device that holds the arrays."""
     try:
         a, b, constraints = unwrap_operands(request.a, request.b, request.constraints)
-        library = library_of(a, b, request.out).adapter_for_options(request.options)
+        library = library_of(a, b, request.out).adapter_for_matmul_options(request.options)
         if library.is_observed():
             # In a process's first call, fmm.matmul calls `_multiply_on_own_device`; in later calls, fmm.matmul calls
             # multiply_without_options. torch.jit.trace compares two traces of one call, so both calls must record the
@@ -182,9 +182,9 @@ def dispatch_explain_matmul(request: MatmulRequest) -> Decision:
 
         _refuse_reproducible_streaming(request)
         return product.explain_streamed_matmul(
-            NUMPY.adapter_for_options(request.options), a, b, request.out, machine, constraints
+            NUMPY.adapter_for_matmul_options(request.options), a, b, request.out, machine, constraints
         )
-    library = library_of(a, b, request.out).adapter_for_options(request.options)
+    library = library_of(a, b, request.out).adapter_for_matmul_options(request.options)
     if library.is_differentiable:
         explained: Decision = torch_functions_module().explain_tensors(a, b, request.out, constraints)
         return explained

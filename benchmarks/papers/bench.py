@@ -15,7 +15,7 @@ import numpy as np
 
 import fmm
 from benchmarks.harness import environment_variable, host_seconds, samples_with_first_call
-from fmm.arrays.host_memory import borrowed_block
+from fmm.arrays.host_memory import borrow_cached_memory
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, matmul
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
@@ -178,7 +178,7 @@ class HostBench:
             matmul(a, b, out=c)
             return
         (m, k), n = a.shape, b.shape[1]
-        with borrowed_block(plan_workspace_bytes(plan, m, k, n, c.itemsize)) as block:
+        with borrow_cached_memory(plan_workspace_bytes(plan, m, k, n, c.itemsize)) as block:
             execute_plan(plan, a, b, c, NumpyBackend(ThreadGroup(blas_threads())), Arena(block, c.dtype))
 
     def prepare(self, products: Sequence[tuple[Plan, Problem]]) -> None:

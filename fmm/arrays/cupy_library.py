@@ -18,7 +18,7 @@ from cupy_backends.cuda.libs import cublas
 
 from fmm.arrays.detect import array_kind, device_mismatch_error
 from fmm.arrays.library import (
-    MemoryNeeds,
+    CallAllocations,
     Operand,
     Processor,
     ProductSetting,
@@ -26,7 +26,7 @@ from fmm.arrays.library import (
     occupied_bytes,
     product_shape,
 )
-from fmm.arrays.numpy_library import NumpyLikeLibrary, write_cancelling_halves
+from fmm.arrays.numpy_library import NumpyLikeLibrary, make_order_sensitive_values
 from fmm.dtypes import DTYPES, INTEGERS, STORED_TYPES, DType
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
 
@@ -128,7 +128,7 @@ class CupyLibrary(NumpyLikeLibrary):
         self.options = options
         self.cached_calls = {}
 
-    def adapter_for_options(self, options: Mapping[str, Any]) -> Self:
+    def adapter_for_matmul_options(self, options: Mapping[str, Any]) -> Self:
         return type(self)(options) if options else self
 
     def fast_vendor_product(self, a: Any, b: Any) -> Any:
@@ -176,7 +176,7 @@ class CupyLibrary(NumpyLikeLibrary):
             return False
         try:
             x = cupy.sin(1e3 * cupy.arange(a.size, dtype=np.float64)).reshape(shape).astype(a.dtype)
-            x = write_cancelling_halves(x.swapaxes(-1, -2) if is_transposed else x)
+            x = make_order_sensitive_values(x.swapaxes(-1, -2) if is_transposed else x)
             product = self.vendor_product(x, x.swapaxes(-1, -2))
             return bool((product == product.swapaxes(-1, -2)).all())
         except self.out_of_memory_error:
@@ -211,7 +211,7 @@ class CupyLibrary(NumpyLikeLibrary):
         of_c = None if c is None else (c.shape, c.strides, c.dtype, c.data.device_id, c is out)
         return self.call_key(a, b, out), of_c
 
-    def type_key(self, a: Any, b: Any) -> Hashable:
+    def decline_type_key(self, a: Any, b: Any) -> Hashable:
         dtype, left = a.dtype, a.data
         mode = get_compute_type(dtype) if get_compute_type and dtype.kind in "fc" else 0
         # If A and B have one address, B may be A's transposed view, and the product may have a plan of its own.
@@ -261,7 +261,7 @@ class CupyLibrary(NumpyLikeLibrary):
         except (AttributeError, TypeError):  # an operand is no array, or the operands have no common type
             return False
 
-    def allocate_arrays(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+    def allocate_arrays(self, call: CallAllocations, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         dtype = _NUMPY_TYPES.get(call.dtype, a.dtype)
         if call.copies:
             a, b = (x.astype(dtype, order="C") if pack else x for x, pack in zip((a, b), call.packs, strict=True))
@@ -279,7 +279,7 @@ class CupyLibrary(NumpyLikeLibrary):
     def copy_into(self, source: Any, out: Any) -> None:
         out[...] = source
 
-    def record_write(self, out: Any) -> None:
+    def record_array_change(self, out: Any) -> None:
         pass
 
     def free_bytes(self, number: int) -> int:

@@ -86,7 +86,7 @@ def _installed_bytes() -> int:
 
 
 @contextmanager
-def borrowed_block(nbytes: int) -> Iterator[Array]:
+def borrow_cached_memory(nbytes: int) -> Iterator[Array]:
     """Yield an allocation of at least `nbytes`: the cached allocation if it is large enough, else a new one.
 
     The first write to newly allocated memory takes about as long as a matrix addition, so later calls reuse the

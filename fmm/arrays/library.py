@@ -59,7 +59,7 @@ class ProductSetting(NamedTuple):
     may_emulate: bool = True
 
 
-class MemoryNeeds(Protocol):
+class CallAllocations(Protocol):
     """The arrays that a call allocates: the result, copies of operands, and the workspace."""
 
     @property
@@ -144,7 +144,7 @@ class Library(Protocol):
         """
         ...
 
-    def adapter_for_options(self, options: Mapping[str, Any]) -> Self:
+    def adapter_for_matmul_options(self, options: Mapping[str, Any]) -> Self:
         """Return the adapter for a call with these options of numpy.matmul.
 
         Raise TypeError if the library does not support an option.
@@ -168,7 +168,7 @@ class Library(Protocol):
         """
         ...
 
-    def type_key(self, a: Any, b: Any) -> Hashable:
+    def decline_type_key(self, a: Any, b: Any) -> Hashable:
         """Return the part of a declined product's cache key that does not depend on sizes, for example the types."""
         ...
 
@@ -237,7 +237,7 @@ class Library(Protocol):
         """Copy `source` into `out`; the types may differ if the library casts arrays when it copies them."""
         ...
 
-    def record_write(self, out: Any) -> None:
+    def record_array_change(self, out: Any) -> None:
         """Record that a kernel of fmm writes into `out`, for libraries that count the changes of each array."""
         ...
 
@@ -333,7 +333,7 @@ class HostLibrary(Library, Protocol):
 class DeviceLibrary(Library, Protocol):
     """The adapter of a library whose arrays are on a CUDA device."""
 
-    def allocate_arrays(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+    def allocate_arrays(self, call: CallAllocations, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         """Return the addresses of A, B, C and the workspace, the array C, and the objects that own these arrays.
 
         The caller holds the objects until the last launch. An operand is copied if its value in `call.packs` is True.

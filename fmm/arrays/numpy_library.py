@@ -108,7 +108,7 @@ class NumpyLikeLibrary(ABC):
         """
         module = self.module
         kind = product.dtype.kind
-        alpha, beta = (as_int_if_integral(x) if kind in "iub" else float(x) for x in (alpha, beta))
+        alpha, beta = (scalar_as_int_if_integral(x) if kind in "iub" else float(x) for x in (alpha, beta))
         if kind == "b" == out.dtype.kind:  # alpha and beta are True or False
             alpha, beta = bool(alpha), bool(beta)
         value = product if alpha == 1 else product * alpha
@@ -124,7 +124,7 @@ class NumpyLikeLibrary(ABC):
             module.copyto(out, value, where=module.tri(out.shape[-1], dtype=bool))
 
 
-def as_int_if_integral(x: float) -> float:
+def scalar_as_int_if_integral(x: float) -> float:
     """Return alpha or beta of an integer product as an int, if the number is an integer."""
     return int(x) if isinstance(x, int) or x.is_integer() else x
 
@@ -149,7 +149,7 @@ ndarray = np.ndarray
 PLAIN_ARRAY_CLASSES = ndarray, np.memmap  # other subclasses have masks, or products of their own class
 
 
-def write_cancelling_halves(x: Any) -> Any:
+def make_order_sensitive_values(x: Any) -> Any:
     """Make numbers whose products reveal a kernel's order of additions: change x in place, and return it.
 
     The second half of each row is replaced by the first half, multiplied by -1 in every second row. The exact dot
@@ -181,7 +181,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         self.cached_calls = {}
         self.caches_calls = options.keys() <= {"casting", "order"}
 
-    def adapter_for_options(self, options: Mapping[str, Any]) -> Self:
+    def adapter_for_matmul_options(self, options: Mapping[str, Any]) -> Self:
         if not options:
             return self
         library = type(self)(options)
@@ -221,7 +221,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         of_c = None if c is None else (c.shape, c.dtype)
         return a.shape, a.strides, a.dtype, of_b, of_c, None if out is None else (out.shape, out.dtype)
 
-    def type_key(self, a: Any, b: Any) -> Hashable:
+    def decline_type_key(self, a: Any, b: Any) -> Hashable:
         return a.dtype, b.dtype
 
     def product_setting(self, a: Any, b: Any, out: Any) -> ProductSetting:
@@ -249,10 +249,10 @@ class NumpyLibrary(NumpyLikeLibrary):
         )
 
     def _common_type(self, a: Array, b: Array) -> tuple[np.dtype[Any], str, bool]:
-        """Return the product's type, the reason why only NumPy can compute the product, and `refuses_plans`.
+        """Return three values: the element type of the product, a reason, and `refuses_plans`.
 
-        The reason is an empty text if a plan can compute the product. `refuses_plans` is True if NumPy must compute the
-        product even if the caller names a plan.
+        The reason is a text that says why only NumPy can compute the product; it is empty if a plan can compute the
+        product. `refuses_plans` is True if NumPy must compute the product even if the caller names a plan.
         """
         requested, dtype = self.options.get("dtype"), a.dtype
         try:
@@ -345,7 +345,7 @@ class NumpyLibrary(NumpyLikeLibrary):
     def copy_into(self, source: Any, out: Any) -> None:
         np.copyto(out, source, casting=self.casting)
 
-    def record_write(self, out: Any) -> None:
+    def record_array_change(self, out: Any) -> None:
         pass
 
     def free_bytes(self, number: int) -> int:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from fmm.arrays import host_memory
-from fmm.arrays.library import MemoryNeeds, Operand, Processor, ProductSetting, contiguous_operand, product_shape
-from fmm.arrays.numpy_library import as_int_if_integral, tensor_as_numpy, write_cancelling_halves
+from fmm.arrays.library import CallAllocations, Operand, Processor, ProductSetting, contiguous_operand, product_shape
+from fmm.arrays.numpy_library import make_order_sensitive_values, scalar_as_int_if_integral, tensor_as_numpy
 from fmm.arrays.torch_calls import (
     PLAIN_DISPATCH_KEYS,
     TORCH_BMM,
@@ -163,7 +163,7 @@ class _TorchLibraryBase:
         self.fast_vendor_product, self.is_observed, self.is_tracing = TORCH_MATMUL, is_observed, is_tracing
         self.fast_stack_product = TORCH_BMM
 
-    def adapter_for_options(self, options: Mapping[str, Any]) -> Self:
+    def adapter_for_matmul_options(self, options: Mapping[str, Any]) -> Self:
         if options:
             raise TypeError(f"torch.matmul takes no {', '.join(options)}")
         return self
@@ -246,7 +246,7 @@ class _TorchLibraryBase:
             raise RuntimeError(f"out is of {out.dtype}, the product of {product.dtype}")
         if alpha != 1 or beta != 0:
             if not (product.is_floating_point() or product.is_complex()):
-                alpha, beta = as_int_if_integral(alpha), as_int_if_integral(beta)
+                alpha, beta = scalar_as_int_if_integral(alpha), scalar_as_int_if_integral(beta)
                 check_integer_factors(product, alpha, beta)
             alpha, beta = as_torch_factor(product, alpha), as_torch_factor(product, beta)
         value = product if alpha == 1 else product * alpha
@@ -268,10 +268,10 @@ class _TorchLibraryBase:
     def copy_into(self, source: Any, out: Any) -> None:
         out.copy_(source)
 
-    def record_write(self, out: Any) -> None:
+    def record_array_change(self, out: Any) -> None:
         torch.autograd.graph.increment_version(out)  # a backward pass that needs the values before this write fails
 
-    def type_key(self, a: Any, b: Any) -> Hashable:
+    def decline_type_key(self, a: Any, b: Any) -> Hashable:
         dtype, device = a.dtype, a.get_device()
         try:  # a matrix times its own transpose (in the same memory) may have another plan
             same_address = device >= 0 and a.data_ptr() == b.data_ptr()
@@ -286,7 +286,7 @@ class _TorchLibraryBase:
         target = None if out is None else (out.shape, out.stride(), out.dtype)
         if b is None:
             return math, a.shape, a.stride(), dtype, a.get_device(), target
-        where = a.get_device(), _same_address(a, b)
+        where = a.get_device(), _have_same_address(a, b)
         return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, where, target
 
     def array_signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
@@ -337,7 +337,7 @@ class TorchLibrary(_TorchLibraryBase):
     def device_number(self, x: Any) -> int:
         return int(x.get_device())
 
-    def allocate_arrays(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+    def allocate_arrays(self, call: CallAllocations, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         if call.copies:
             row_major = torch.contiguous_format
             a, b = (x.clone(memory_format=row_major) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
@@ -381,7 +381,7 @@ def is_gram_symmetric(a: Any, multiply: Callable[[Any, Any], Any]) -> bool:
     try:
         x = torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device)
         x.normal_(generator=torch.Generator(a.device).manual_seed(0))
-        write_cancelling_halves(x)
+        make_order_sensitive_values(x)
         product = multiply(x, x.mT)
         return bool(torch.equal(product, product.mT))
     except RuntimeError:  # the memory ran out, or elements share memory
@@ -453,7 +453,7 @@ class TorchHostLibrary(_TorchLibraryBase):
             out.copy_(product)
 
 
-def _same_address(a: Any, b: Any) -> bool:
+def _have_same_address(a: Any, b: Any) -> bool:
     """Return True if two tensors begin at the same address; False for tensors of transforms, which have no address."""
     try:
         return bool(a.data_ptr() == b.data_ptr())
@@ -463,7 +463,7 @@ def _same_address(a: Any, b: Any) -> bool:
 
 def same_memory_transposed(a: Any, b: Any) -> bool:
     """Return True if `b` is a transposed view of `a`, in the same memory."""
-    if a.dim() < 2 or a.dim() != b.dim() or not _same_address(a, b):
+    if a.dim() < 2 or a.dim() != b.dim() or not _have_same_address(a, b):
         return False
     transpose = a.mT
     return bool(transpose.shape == b.shape and transpose.stride() == b.stride())
@@ -482,12 +482,12 @@ def torch_library_of(x: Any) -> TorchLibrary | TorchHostLibrary:
 
 def _cupy_device(device: int) -> AbstractContextManager[Any] | None:
     """Return a context that selects the device in CuPy; None if the device is selected already."""
-    cuda = _cupy().cuda
+    cuda = _imported_cupy().cuda
     return None if cuda.runtime.getDevice() == device else cuda.Device(device)
 
 
 @lru_cache(maxsize=1)
-def _cupy() -> Any:
+def _imported_cupy() -> Any:
     import cupy
 
     return cupy

@@ -47,7 +47,7 @@ def is_certified(vendor: Sequence[float], candidate: Sequence[float], noise: flo
     return len(ratios) >= MIN_ROUNDS and median_interval(ratios)[0] > 1 and median(ratios) > max(MIN_SPEEDUP, 1 + noise)
 
 
-def entry_from_rounds(
+def config_entry_from_rounds(
     size: Size, plan: str, vendor: Sequence[float], candidate: Sequence[float], noise: float, origin: str
 ) -> Entry:
     """Return a config entry for the measured shape; its plan is `plan` if the rounds certify `plan`, else `vendor`."""

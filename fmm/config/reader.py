@@ -170,7 +170,7 @@ def check_bool(value: JsonValue, json_path: str) -> bool:
     return value
 
 
-def accept_any(value: JsonValue, json_path: str) -> JsonValue:
+def accept_any_value(value: JsonValue, json_path: str) -> JsonValue:
     """Return the value unchecked, for a field that the runtime does not read or that another function checks."""
     return value
 

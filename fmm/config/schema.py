@@ -35,7 +35,7 @@ from fmm.config.reader import (
     ConfigError,
     JsonCheck,
     JsonValue,
-    accept_any,
+    accept_any_value,
     check_bool,
     check_text,
     check_text_list,
@@ -291,17 +291,17 @@ ENTRY_CHECKS: Mapping[str, JsonCheck] = {
 }
 SECTION_CHECKS: Mapping[str, JsonCheck] = {
     "versions": check_text_values,
-    "conditions": accept_any,
-    "tuned": accept_any,
-    "calibration": accept_any,  # read by read_calibration
-    "intervals": accept_any,
-    "error": accept_any,
-    "thresholds": accept_any,  # read by read_thresholds
-    "blocks": accept_any,  # read by read_block_terms
+    "conditions": accept_any_value,
+    "tuned": accept_any_value,
+    "calibration": accept_any_value,  # read by read_calibration
+    "intervals": accept_any_value,
+    "error": accept_any_value,
+    "thresholds": accept_any_value,  # read by read_thresholds
+    "blocks": accept_any_value,  # read by read_block_terms
     "noise": optional_number_check(0, MAX_NOISE),
     "doubts": check_text_list,
     "failed": check_text_list,
-    "entries": accept_any,  # entries are read one by one
+    "entries": accept_any_value,  # entries are read one by one
 }
 OPTIONAL_SECTION_FIELDS = frozenset({"doubts", "blocks", "failed"})  # fields that sections may lack
 # Checks of the numbers of a calibration: _CHECKS_BY_NAME for numbers by which the model divides and for shares,
@@ -450,7 +450,7 @@ def read_calibration(raw: JsonValue, json_path: str, dtype: str, name: str, sour
     """
     checks, optional = _number_checks(Calibration)
     rates, rate_optional = _number_checks(ProductRate)
-    allowed = {**checks, "rate": accept_any, "leaf_rates": accept_any, "datasheet": check_text}
+    allowed = {**checks, "rate": accept_any_value, "leaf_rates": accept_any_value, "datasheet": check_text}
     found = read_fields(raw, json_path, allowed, optional | {"leaf_rates", "datasheet"})
     leaf_rates = found.pop("leaf_rates", {})
     if not isinstance(leaf_rates, dict):

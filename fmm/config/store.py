@@ -29,7 +29,7 @@ def merge_section(path: Path, device: str, dtype: str, section: dict[str, JsonVa
         _remove_leftovers(path)
         devices = _read_devices(path)
         types = devices.setdefault(device, {})
-        types[dtype] = join_sections(types.get(dtype), section)
+        types[dtype] = keep_old_section_entries(types.get(dtype), section)
         write_file(path, config_text(devices))
 
 
@@ -43,7 +43,7 @@ def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
     merge_section(path, identity.key, dtype, {**new, "entries": [found.json_fields]})
 
 
-def join_sections(old: JsonValue, new: dict[str, JsonValue]) -> dict[str, JsonValue]:
+def keep_old_section_entries(old: JsonValue, new: dict[str, JsonValue]) -> dict[str, JsonValue]:
     """Return the new section, with the old section's entries of other shapes added.
 
     If the version of a library or driver has changed, the added entries are marked as unverified.
@@ -88,7 +88,7 @@ def write_file(path: Path, content: str | bytes) -> None:
     is written to and never replaced.
     """
     data = content.encode() if isinstance(content, str) else content
-    if _is_special(path):
+    if _is_device_or_pipe(path):
         with open(path, "ab") as file:
             file.write(data)
         return
@@ -112,7 +112,7 @@ def write_file(path: Path, content: str | bytes) -> None:
     _sync_folder(target.parent)
 
 
-def _is_special(path: Path) -> bool:
+def _is_device_or_pipe(path: Path) -> bool:
     """Return True if the path is a device, a pipe or a socket, or an open stream such as /dev/stdout.
 
     The result is True for an open stream even if the stream is redirected to a regular file.

@@ -16,7 +16,7 @@ import numpy as np
 
 from fmm.arrays.detect import array_kind, is_on_device
 from fmm.contractions.array_module import array_module, as_array, has_plain_layout, permute_dimensions, write_to
-from fmm.contractions.pairs import LabeledArray, Labels, NextPair, contract_pair, library_einsum, reduce_operand
+from fmm.contractions.pairs import ConsumingPair, LabeledArray, Labels, contract_pair, library_einsum, reduce_operand
 from fmm.runtime.decisions.early_declines import SMALL_MULTIPLY_ADDS
 
 # If the largest pair of a contraction on a CPU has fewer multiply-adds, the library's own einsum computes each pair: no
@@ -87,7 +87,7 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
     if is_small and is_cupy and not is_faster_than_cupy_einsum(terms, plan) and subscripts.isascii():
         path = ["einsum_path", *plan.path]
         return write_to(out, array_module(arrays[0]).einsum(subscripts, *arrays, optimize=path))
-    return write_to(out, ordered_result(contract_terms(terms, plan, is_small and not is_cupy), plan.output))
+    return write_to(out, result_in_output_order(contract_terms(terms, plan, is_small and not is_cupy), plan.output))
 
 
 class ContractionPlan(NamedTuple):
@@ -100,7 +100,7 @@ class ContractionPlan(NamedTuple):
     path: tuple[tuple[int, ...], ...]
     needed_labels: tuple[frozenset[str], ...]  # for each step, the labels that later steps or the output need
     results: tuple[Labels, ...]  # for each step, the labels of the result if the library's einsum computes the step
-    next_pairs: tuple[NextPair | None, ...]  # for each step, the later pair that contracts the step's result
+    consuming_pairs: tuple[ConsumingPair | None, ...]  # for each step, the later pair that contracts the step's result
     # True if each step is one product of two matrices or stacks, and no operand must first be reduced to fewer labels
     has_only_products: bool
     largest_multiply_adds: int  # number of multiply-adds of the largest step
@@ -132,12 +132,12 @@ def plan_contraction(subscripts: str, shapes: tuple[tuple[int, ...], ...], optim
     for step in path:
         chosen = [left.pop(i) for i in sorted(step, reverse=True)]
         kept.append(frozenset(output).union(*left))
-        has_only_products &= is_product(chosen, kept[-1])
+        has_only_products &= is_single_product(chosen, kept[-1])
         labels = tuple(dict.fromkeys(label for term in chosen for label in term if label in kept[-1]))
         results.append(labels if left else tuple(output))
         left.append(labels)
         work.append(prod(sizes[label] for label in set().union(*chosen)))
-    following = next_pairs(terms, path, kept, results)
+    following = consuming_pairs(terms, path, kept, results)
     steps = tuple(path), tuple(kept), tuple(results), following
     return ContractionPlan(tuple(terms), tuple(output), *steps, has_only_products, max(work))
 
@@ -151,12 +151,12 @@ def is_faster_than_cupy_einsum(terms: Sequence[LabeledArray], plan: ContractionP
         return plan.has_only_products
     (kept,) = plan.needed_labels
     return not any(
-        prod(x.array.shape) >= LARGE_COPY and NextPair(frozenset(other.labels), kept).must_copy(x.layout)
+        prod(x.array.shape) >= LARGE_COPY and ConsumingPair(frozenset(other.labels), kept).must_copy_operand(x.layout)
         for x, other in (terms, terms[::-1])
     )
 
 
-def is_product(terms: Sequence[Labels], kept: frozenset[str]) -> bool:
+def is_single_product(terms: Sequence[Labels], kept: frozenset[str]) -> bool:
     """Return True if the contraction is one product: there are two operands, and both have all summed labels."""
     if len(terms) != 2 or any(len(set(labels)) < len(labels) for labels in terms):
         return False
@@ -164,14 +164,14 @@ def is_product(terms: Sequence[Labels], kept: frozenset[str]) -> bool:
     return kept >= a ^ b and bool(a & b - kept) and a != b
 
 
-def next_pairs(
+def consuming_pairs(
     inputs: Sequence[Labels],
     path: Sequence[tuple[int, ...]],
     needed_labels: Sequence[frozenset[str]],
     results: Sequence[Labels],
-) -> tuple[NextPair | None, ...]:
+) -> tuple[ConsumingPair | None, ...]:
     """Return, for each step, the later pair that has the step's result as an operand; None for the last step."""
-    found: list[NextPair | None] = [None] * len(path)
+    found: list[ConsumingPair | None] = [None] * len(path)
     # labels of an operand, and the step that computes the operand (None for an input)
     left: list[tuple[Labels, int | None]] = [(labels, None) for labels in inputs]
     for i, (step, kept) in enumerate(zip(path, needed_labels, strict=True)):
@@ -179,14 +179,14 @@ def next_pairs(
         if len(chosen) == 2:
             for (_, source), (other, _) in (chosen, chosen[::-1]):
                 if source is not None:
-                    found[source] = NextPair(frozenset(other), kept)
+                    found[source] = ConsumingPair(frozenset(other), kept)
         left.append((results[i], i))
     return tuple(found)
 
 
 def contract_terms(terms: list[LabeledArray], plan: ContractionPlan, by_library: bool) -> LabeledArray:
     """Return the contraction of all terms, pair by pair; `by_library`: the library's own einsum computes each pair."""
-    steps = zip(plan.path, plan.needed_labels, plan.results, plan.next_pairs, strict=True)
+    steps = zip(plan.path, plan.needed_labels, plan.results, plan.consuming_pairs, strict=True)
     for step, kept, labels, next_pair in steps:
         chosen = [terms.pop(i) for i in sorted(step, reverse=True)][::-1]
         if by_library or len(chosen) > 2:
@@ -199,7 +199,7 @@ def contract_terms(terms: list[LabeledArray], plan: ContractionPlan, by_library:
     return result
 
 
-def ordered_result(result: LabeledArray, output: Labels) -> Any:
+def result_in_output_order(result: LabeledArray, output: Labels) -> Any:
     """Return the result's array with its dimensions in the order of the output subscripts."""
     if not output:
         return result.array[()] if isinstance(result.array, np.ndarray) else result.array
@@ -242,7 +242,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     free_a = tuple(label for i, label in enumerate(labels_a) if i not in summed_a)
     output = free_a + tuple(label for j, label in enumerate(labels_b) if j not in summed_b)
     found = contract_pair(LabeledArray(a, tuple(labels_a)), LabeledArray(b, tuple(labels_b)), frozenset(output))
-    return ordered_result(found, output)
+    return result_in_output_order(found, output)
 
 
 def _summed_axes(a: Any, b: Any, axes: Any) -> tuple[list[int], list[int]]:

@@ -91,18 +91,18 @@ class MatrixView(NamedTuple):
     order: tuple[int, ...]
     shape: tuple[int, ...]
 
-    def apply(self, array: Any) -> Any:
+    def matrix_from_array(self, array: Any) -> Any:
         """Return the array as a matrix or stack: as a view if the strides allow a view, else as a copy."""
         return permute_dimensions(array, self.order).reshape(self.shape)
 
 
-class NextPair(NamedTuple):
+class ConsumingPair(NamedTuple):
     """The later pair that has a result as an operand: the labels of the pair's other operand and of its result."""
 
     other: frozenset[str]
     kept: frozenset[str]
 
-    def must_copy(self, operand: LabeledLayout) -> bool:
+    def must_copy_operand(self, operand: LabeledLayout) -> bool:
         """Return True if this pair must copy the operand: its row or summed labels cannot become one dimension."""
         rows = operand.stored_order(set(operand.labels) - self.other)
         summed = operand.stored_order(self.other - self.kept)
@@ -158,7 +158,7 @@ def reduce_operand(operand: LabeledArray, needed: Collection[str], sizes: dict[s
 
 
 def contract_pair(
-    a: LabeledArray, b: LabeledArray, kept: frozenset[str], next_pair: NextPair | None = None
+    a: LabeledArray, b: LabeledArray, kept: frozenset[str], next_pair: ConsumingPair | None = None
 ) -> LabeledArray:
     """Return the contraction of two arrays; the result has the arrays' labels that are in `kept`, in any order.
 
@@ -168,12 +168,12 @@ def contract_pair(
         Arrays of one library.
     kept : frozenset of str
         The labels that the result or a later contraction needs. All other labels are summed.
-    next_pair : NextPair, optional
+    next_pair : ConsumingPair, optional
         The pair that contracts the result later. If possible, the result is stored in an order that `next_pair` can use
         without a copy.
     """
     layout_a, layout_b = a.layout, b.layout
-    if must_reduce(layout_a, layout_b, kept):
+    if must_reduce_operand(layout_a, layout_b, kept):
         sizes = layout_a.sizes
         sizes |= {label: max(n, sizes.get(label, 1)) for label, n in layout_b.sizes.items()}
         a = reduce_operand(a, {*b.labels, *kept}, sizes)
@@ -187,17 +187,17 @@ def contract_pair(
     plan = plan_pair(layout_a, layout_b, kept, can_use_gram, not is_jax, next_pair)
     if plan.kind == "einsum":
         return library_einsum([a, b], plan.labels)
-    left = plan.a.apply(a.array)
+    left = plan.a.matrix_from_array(a.array)
     if plan.kind == "gram":
         result = api.gram(left)
     else:
-        right = plan.b.apply(b.array)
+        right = plan.b.matrix_from_array(b.array)
         result = multiply_matrices(right, left) if plan.is_transposed else multiply_matrices(left, right)
     return LabeledArray(result.reshape(plan.shape), plan.labels)
 
 
 @lru_cache(maxsize=4096)
-def must_reduce(a: LabeledLayout, b: LabeledLayout, kept: frozenset[str]) -> bool:
+def must_reduce_operand(a: LabeledLayout, b: LabeledLayout, kept: frozenset[str]) -> bool:
     """Return True if an operand must be reduced (see `reduce_operand`) before the two arrays can be multiplied."""
     sizes_a, sizes_b = a.sizes, b.sizes
     is_repeated = len(sizes_a) < len(a.labels) or len(sizes_b) < len(b.labels)
@@ -221,21 +221,21 @@ def plan_pair(
     kept: frozenset[str],
     can_use_gram: bool,
     can_stack: bool,
-    next_pair: NextPair | None = None,
+    next_pair: ConsumingPair | None = None,
 ) -> PairPlan:
     """Return the plan for the contraction of two arrays.
 
     Parameters
     ----------
     a, b : LabeledLayout
-        The layouts of the operands; `must_reduce` is False for these layouts.
+        The layouts of the operands; `must_reduce_operand` is False for these layouts.
     kept : frozenset of str
         The labels of the result.
     can_use_gram : bool
         True if both operands are the same real array: the product of a matrix and its transpose is symmetric.
     can_stack : bool
         True if the product may become a stack of products where the strides of row labels do not nest.
-    next_pair : NextPair, optional
+    next_pair : ConsumingPair, optional
         The pair that contracts the result later.
     """
     shared = [label for label in a.labels if label in b.labels]
@@ -253,7 +253,7 @@ def plan_pair(
     outer_columns, columns = split_stack(b, columns, summed) if can_stack and not outer_rows else ((), columns)
     stack = batch + outer_rows + outer_columns
     natural, transposed = (contiguous_layout(x, sizes) for x in (stack + rows + columns, stack + columns + rows))
-    if next_pair and next_pair.must_copy(natural) and not next_pair.must_copy(transposed):
+    if next_pair and next_pair.must_copy_operand(natural) and not next_pair.must_copy_operand(transposed):
         left, right = matrix_view(a, stack, summed, rows), matrix_view(b, stack, columns, summed)
         return PairPlan("product", transposed.labels, transposed.shape, left, right, is_transposed=True)
     left, right = matrix_view(a, stack, rows, summed), matrix_view(b, stack, summed, columns)

@@ -31,7 +31,7 @@ class CannotCompileError(OSError):
 
 
 @dataclass(frozen=True)
-class CompiledLibrary:
+class CLibrarySource:
     """A library to compile: the title in messages, the source, and the compiler options before and after the source."""
 
     title: str

@@ -20,7 +20,7 @@ import numpy as np
 
 from fmm.arrays.numpy_library import BLAS_DTYPES, INTEGER_DTYPES, NUMPY, TYPE_NAMES, NumpyLibrary
 from fmm.config.environment import log_once
-from fmm.integrations.compiled_library import CompiledLibrary
+from fmm.integrations.compiled_library import CLibrarySource
 from fmm.integrations.report import (
     ProductKind,
     ProductOutcome,
@@ -147,7 +147,7 @@ def load_compiled_loops() -> CompiledLoops:
     options = ["-std=c++17", "-O2", "-shared", "-fPIC"]
     options += ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
     return CompiledLoops(
-        CompiledLibrary("fmm's loop for numpy.matmul", CPP_SOURCE, options).load_library(needs_cache=False)
+        CLibrarySource("fmm's loop for numpy.matmul", CPP_SOURCE, options).load_library(needs_cache=False)
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from fmm.config.environment import log_once
-from fmm.integrations.compiled_library import CompiledLibrary
+from fmm.integrations.compiled_library import CLibrarySource
 
 CPP_SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -64,11 +64,11 @@ def load_compiled_hook() -> CompiledHook | None:
         return None
 
 
-def _compiled_hook_library() -> CompiledLibrary:
+def _compiled_hook_library() -> CLibrarySource:
     home = Path(torch.__file__).parent
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     options = ["-std=c++20", "-O2", "-shared", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
     folders = [f"-I{home}/include", f"-I{home}/include/torch/csrc/api/include", f"-L{home}/lib"]
     libraries = ["-ltorch_cpu", "-lc10"]
     version = torch.__version__
-    return CompiledLibrary(f"the hook for torch {version}", CPP_SOURCE, [*options, *folders], libraries, version)
+    return CLibrarySource(f"the hook for torch {version}", CPP_SOURCE, [*options, *folders], libraries, version)

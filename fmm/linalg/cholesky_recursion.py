@@ -23,7 +23,7 @@ from fmm.linalg.halving_rules import (
     block_side,
     diagonal_block_rows,
     diagonal_block_side,
-    first_half_rows_in_blocks,
+    first_half_rows_rounded,
     solver_levels,
 )
 from fmm.linalg.products import aligned_copy, has_aligned_rows
@@ -87,7 +87,7 @@ class CholeskyFactorization:
         if last - first <= self.side:
             self._factor_block(first, last)
             return
-        middle = first + first_half_rows_in_blocks(last - first, self.side)
+        middle = first + first_half_rows_rounded(last - first, self.side)
         left, rest = slice(first, middle), slice(middle, last)
         self.factor_diagonal_block(first, middle)
         self._solve_panel(left, rest)

@@ -70,7 +70,7 @@ def first_half_rows(n: int) -> int:
     return -(-half // ALIGNMENT) * ALIGNMENT if n >= 8 * ALIGNMENT else half
 
 
-def first_half_rows_in_blocks(n: int, side: int) -> int:
+def first_half_rows_rounded(n: int, side: int) -> int:
     """Return the number of rows of the first half of n rows, a multiple of `side`; n is larger than `side`."""
     return (-(-n // side) // 2 or 1) * side
 

@@ -15,7 +15,7 @@ from fmm.linalg.halving_rules import (
     TRIANGULAR_RULE,
     block_side,
     diagonal_block_side,
-    first_half_rows_in_blocks,
+    first_half_rows_rounded,
     solver_levels,
 )
 from fmm.linalg.lu_recursion import factor_matrix, lu_panel_width
@@ -163,7 +163,7 @@ def invert_triangle_in_place(blocks: TriangularBlocks, a: Any, index: int = 0) -
             library.solve_block(a, inverse, True, False)
         library.write(a, inverse)
         return
-    h = first_half_rows_in_blocks(n, side)
+    h = first_half_rows_rounded(n, side)
     first, panel, rest = a[:h, :h], a[h:, :h], a[h:, h:]
     invert_triangle_in_place(blocks, rest, index + h // side)
     library.write(panel, api.gemm(rest, panel, alpha=-1, max_error_growth=blocks.limit))

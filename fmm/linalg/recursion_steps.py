@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from fmm.linalg.halving_rules import first_half_rows_in_blocks, lu_split_column
+from fmm.linalg.halving_rules import first_half_rows_rounded, lu_split_column
 from fmm.linalg.solver_steps import Step
 
 
@@ -26,7 +26,7 @@ def triangular_steps(n: int, columns: int, blocks: DiagonalBlocks, lower: bool =
         is_product = blocks.are_inverted and n == blocks.side
         yield Step("product", n, n, columns) if is_product else Step("solve_triangular", columns, n, n)
         return
-    h = first_half_rows_in_blocks(n, side)
+    h = first_half_rows_rounded(n, side)
     first, second = (h, n - h) if lower else (n - h, h)
     yield from triangular_steps(first, columns, blocks, lower)
     yield Step("product", second, first, columns)
@@ -43,7 +43,7 @@ def cholesky_steps(n: int, side: int, blocks: DiagonalBlocks) -> Iterator[Step]:
     if n <= side:
         yield Step("cholesky", n, n, n)
         return
-    h = first_half_rows_in_blocks(n, side)
+    h = first_half_rows_rounded(n, side)
     yield from cholesky_steps(h, side, blocks)
     yield from triangular_steps(h, n - h, blocks)
     yield Step("gram", n - h, h, n - h)
@@ -64,7 +64,7 @@ def triangle_inverse_steps(n: int, blocks: DiagonalBlocks) -> Iterator[Step]:
         if not (blocks.are_inverted and n == side):
             yield Step("solve_triangular", n, n, n)
         return
-    h = first_half_rows_in_blocks(n, side)
+    h = first_half_rows_rounded(n, side)
     yield from triangle_inverse_steps(n - h, blocks)
     yield Step("product", n - h, n - h, h)
     yield from triangular_steps(h, n - h, blocks, lower=False)

@@ -13,7 +13,7 @@ from fmm.linalg.halving_rules import (
     TRIANGULAR_RULE,
     block_side,
     diagonal_block_side,
-    first_half_rows_in_blocks,
+    first_half_rows_rounded,
     solver_levels,
 )
 from fmm.linalg.products import aligned_copy, has_aligned_rows, multiply_in_place, subtract_product
@@ -116,7 +116,7 @@ def solve_blocks(blocks: TriangularBlocks, a: Any, x: Any, index: int = 0) -> No
     if n <= side:
         _solve_diagonal_block(blocks, a, x, index)
         return
-    h = first_half_rows_in_blocks(n, side)
+    h = first_half_rows_rounded(n, side)
     parts = (slice(0, h), index), (slice(h, n), index + h // side)
     (first, first_index), (second, second_index) = parts if blocks.lower else parts[::-1]
     solve_blocks(blocks, a[first, first], x[first], first_index)

@@ -127,7 +127,7 @@ class PreparedIteration:
         a, c, w = (library.data_pointer(y) for y in (first, second, workspace))
         self.launches.launch_all((a, a, c, w), stream)
         if writes_out:
-            library.record_write(out)
+            library.record_array_change(out)
             return out
         if is_padded:
             result = _without_padding(result, rows, cols)

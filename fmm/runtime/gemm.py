@@ -101,7 +101,7 @@ def run_gemm(
     a, b, c = library.promote_operands(a, b, c if params.beta else None)
     operands = _arrange_operands(library, a, b, c, out, params)
     operands = operands._replace(recurring=recurring)
-    own = _constraints_with_params(library, operands, params, constraints)
+    own = _add_gemm_params_to_constraints(library, operands, params, constraints)
     if constraints is NO_CONSTRAINTS and _has_small_matrices(library, operands):
         remember_declined_call(recurring, library)
         result = _run_library_gemm(library, operands, own)
@@ -297,7 +297,7 @@ def explain_gemm(
     if _is_empty_product(operands, params.alpha) and product_shape(*shapes):
         why = f"{library.name} multiplies: there is nothing to multiply"
         return Decision(VENDOR, None, why, kernels=(library.gemm_name or library.vendor_name,))
-    constraints = _constraints_with_params(library, operands, params, constraints)
+    constraints = _add_gemm_params_to_constraints(library, operands, params, constraints)
     call = prepare_uncached(library, operands.a, operands.b, operands.target, constraints)
     if any(operands.conjugates):
         plan = call.plan.with_conjugation(*operands.conjugates) if call.plan is not None else None
@@ -312,7 +312,7 @@ def explain_gemm(
 def gemm_constraints(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> PlanConstraints:
     """Return the constraints with which `run_gemm` prepares a call if the caller sets no constraints."""
     operands = _arrange_explained_operands(library, a, b, c, out, params)
-    return _constraints_with_params(library, operands, params, NO_CONSTRAINTS)
+    return _add_gemm_params_to_constraints(library, operands, params, NO_CONSTRAINTS)
 
 
 # ---- the operands, and the array for C
@@ -398,7 +398,7 @@ def addend_strides(library: Library, addend: Any) -> tuple[int, ...] | None:
     return tuple(0 if n == 1 else step for n, step in zip(addend.shape, strides, strict=True))
 
 
-def _constraints_with_params(
+def _add_gemm_params_to_constraints(
     library: Library, operands: GemmOperands, params: BlasGemmParams, constraints: PlanConstraints
 ) -> PlanConstraints:
     strides = addend_strides(library, operands.addend)
@@ -527,5 +527,5 @@ def _run_library_gemm(library: Library, operands: GemmOperands, constraints: Pla
         a, b, alpha = a[..., :0], b[..., :0, :], 1
     c = library.vendor_gemm(a, b, operands.target, alpha, constraints.params.beta)
     if operands.target is not None:
-        library.record_write(operands.target)
+        library.record_array_change(operands.target)
     return c

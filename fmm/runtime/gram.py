@@ -475,7 +475,7 @@ def _write_result(library: Library, operands: GramOperands, product: Any) -> Any
     out = product if operands.out is None else operands.out
     alpha, beta = (x if type(x) is int else _as_real_number(x) for x in (params.alpha, params.beta))
     library.write_triangle(product, out, alpha, beta, params.fill)
-    library.record_write(out)
+    library.record_array_change(out)
     return out
 
 

@@ -92,7 +92,7 @@ def _run_on_stream(
         return None
     p, q, r, workspace, c, memory = library.allocate_arrays(call, a, b, out)
     if out is not None:
-        library.record_write(out)
+        library.record_array_change(out)
     try:
         at_addend = 0 if addend is None else library.data_pointer(addend)
         stream_call.run_at_addresses(p, q, r, workspace, at_addend, visible=out is not None)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.arrays.host_memory import borrowed_block
+from fmm.arrays.host_memory import borrow_cached_memory
 from fmm.arrays.library import HostLibrary
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.exact_product import describe_digits
@@ -72,7 +72,7 @@ def run_call(
     c = library.new_array(call.result) if out is None else out
     x, y, z = (library.as_numpy(v) for v in (a, b, c))
     if out is not None:
-        library.record_write(out)
+        library.record_array_change(out)
     multiplier = _PlanMultiplier(call, None if addend is None else library.as_numpy(addend))
     try:
         if call.plan == VENDOR and not (multiplier.writes_triangle or multiplier.has_factors):
@@ -235,7 +235,7 @@ class _PlanMultiplier:
         quiet = np.errstate(all="ignore") if self.plan != VENDOR else nullcontext()
         if self.progress is not None:
             self._begin_progress(self.progress, c.size)
-        with borrowed_block(self.call.workspace) as memory, quiet:
+        with borrow_cached_memory(self.call.workspace) as memory, quiet:
             if self.in_place:  # all products are checked for overflow before the first product is added
                 for x, y, _ in _split_stack(self.call, a, b, c):
                     arena = Arena(memory, self.dtype)

@@ -22,7 +22,7 @@ from fmm.semirings.minplus_kernel import (
     SemiringProduct,
     TropicalRing,
     close_tile_launch,
-    entry_doubling_launch,
+    duplicate_entries_launch,
     fastest_minplus_sizes,
     largest_tile_side,
     minplus_launch,
@@ -52,7 +52,7 @@ class ClosureLaunches:
 def closure_launches(ring: TropicalRing, n: int, with_predecessors: bool, multiprocessors: int) -> ClosureLaunches:
     """Return all launches that compute the closure of an n x n matrix."""
     steps = closure_steps(closure_table(), n, largest_tile_side(with_predecessors))
-    return _ClosureRecorder(ring, steps, with_predecessors, multiprocessors).record_launches()
+    return _ClosureLaunchBuilder(ring, steps, with_predecessors, multiprocessors).record_launches()
 
 
 def padded_leading_dimension(cols: int) -> int:
@@ -60,7 +60,7 @@ def padded_leading_dimension(cols: int) -> int:
     return -(-cols // VECTOR_BYTES) * VECTOR_BYTES
 
 
-class _ClosureRecorder:
+class _ClosureLaunchBuilder:
     """Converts closure steps to launches, and assigns each temporary a region of one workspace."""
 
     def __init__(self, ring: TropicalRing, steps: ClosureSteps, with_predecessors: bool, multiprocessors: int) -> None:
@@ -78,10 +78,10 @@ class _ClosureRecorder:
         self.doubled = max(sizes, default=0) if ring.per_word > 1 else 0
 
     def record_launches(self) -> ClosureLaunches:
-        launches = tuple(x for step in self.steps.rounds for x in self._launches_of_step_round(step))
+        launches = tuple(x for step in self.steps.rounds for x in self._step_round_launches(step))
         return ClosureLaunches(self.steps, launches, self.numbers, 2 * self.doubled * self.ring.word_bytes)
 
-    def _launches_of_step_round(self, step: CloseTileStep | tuple[ProductStep, ...]) -> Iterator[Launch]:
+    def _step_round_launches(self, step: CloseTileStep | tuple[ProductStep, ...]) -> Iterator[Launch]:
         if isinstance(step, CloseTileStep):
             yield close_tile_launch(self.ring, self._device_matrix(step.place), self._predecessor_matrix(step.place))
             return
@@ -94,7 +94,7 @@ class _ClosureRecorder:
                     *product.left[2:4],
                     padded_leading_dimension(product.left.cols),
                 )
-                yield entry_doubling_launch(product.left, dest)
+                yield duplicate_entries_launch(product.left, dest)
                 products[i] = product._replace(left=dest)
         product_sizes = [(p.left.rows, p.left.cols, p.dest.cols) for p in products]
         sizes = fastest_minplus_sizes(self.ring, self.with_predecessors, product_sizes, self.multiprocessors)

@@ -30,7 +30,7 @@ from fmm.semirings.minplus_kernel import (
     DeviceMatrix,
     SemiringProduct,
     TropicalRing,
-    entry_doubling_launch,
+    duplicate_entries_launch,
     fastest_minplus_sizes,
     graph_edges_launch,
     minplus_launch,
@@ -116,7 +116,7 @@ def _product_launches(
     launches = []
     if ring.per_word > 1:
         words = DeviceMatrix(DOUBLED_BUFFER, 0, m, k, padded_leading_dimension(k))
-        launches.append(entry_doubling_launch(left, words))
+        launches.append(duplicate_entries_launch(left, words))
         left = words
     sizes = fastest_minplus_sizes(ring, with_arguments, [size], chip_of(device).multiprocessors)
     args = DeviceMatrix(ARGUMENT_BUFFER_PREFIX, 0, m, n, padded_leading_dimension(n)) if with_arguments else None
@@ -136,7 +136,10 @@ def _compiled_graph_edges_launch(
 def _closure_launches(
     ring: TropicalRing, n: int, with_predecessors: bool, device: int
 ) -> tuple[LaunchSequence, int, int]:
-    """Return the compiled launches of a closure, the entries of its temporaries, and the bytes of doubled copies."""
+    """Return three values: the compiled launches of a closure, its number of workspace entries, and `doubled_bytes`.
+
+    `doubled_bytes` is the number of bytes for copies in which each 16-bit entry is written twice.
+    """
     closure = closure_launches(ring, n, with_predecessors, chip_of(device).multiprocessors)
     return LaunchSequence(closure.launches, device), closure.numbers, closure.doubled_bytes
 

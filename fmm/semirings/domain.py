@@ -18,7 +18,7 @@ MAX_INT32_RING_MAGNITUDE = 1 << 28  # largest magnitude of an entry in the ring 
 MIN_SUMS_FOR_SIGN_TEST = 2048**3
 
 
-class RingDomain(NamedTuple):
+class SemiringType(NamedTuple):
     """A ring's name, array type, and value for "no edge"; if `sign` is -1, the conversion negates all entries."""
 
     ring: str
@@ -36,9 +36,9 @@ def no_edge_value(dtype: Any, maximum: bool) -> Any:
     return numpy_type.type(limits.min if maximum else limits.max)
 
 
-def choose_ring_domain(
+def choose_semiring_without_overflow(
     xp: Any, arrays: tuple[Any, ...], maximum: bool, device: bool, with_arguments: bool, terms: int, work: int
-) -> RingDomain:
+) -> SemiringType:
     """Return the ring with the fastest kernels among the rings in which no sum of these arrays overflows.
 
     The arrays, one or two, have the same type. The caller computes `work` sums, and no sum has more than `terms`
@@ -48,16 +48,16 @@ def choose_ring_domain(
     if dtype.kind == "f":
         tests_sign = device and dtype == np.float32 and not maximum and work >= MIN_SUMS_FOR_SIGN_TEST
         suffix = ", greatest" if maximum else ", none negative" if tests_sign and _is_nonnegative(arrays) else ""
-        return RingDomain(f"{dtype.name}{suffix}", dtype.name, no_edge_value(dtype, maximum))
+        return SemiringType(f"{dtype.name}{suffix}", dtype.name, no_edge_value(dtype, maximum))
     natural = not maximum and _is_nonnegative(arrays)
     if natural and (dtype == np.int32 or (with_arguments and device)):
-        return RingDomain("int32, none negative", "uint32", np.uint32(2**31 - 1))
+        return SemiringType("int32, none negative", "uint32", np.uint32(2**31 - 1))
     if natural:
-        return RingDomain("int16, none negative", "uint16", np.uint16(2**15 - 1))
+        return SemiringType("int16, none negative", "uint16", np.uint16(2**15 - 1))
     sign = -1 if maximum else 1
     if device and all(_largest_magnitude(xp, x, maximum) * terms <= 2 * MAX_INT32_RING_MAGNITUDE for x in arrays):
-        return RingDomain("int32", "int32", np.int32(2**30 - 1), sign)
-    return RingDomain("float64", "float64", np.float64(np.inf), sign)  # float64 adds integers of these types exactly
+        return SemiringType("int32", "int32", np.int32(2**30 - 1), sign)
+    return SemiringType("float64", "float64", np.float64(np.inf), sign)  # float64 adds integers of these types exactly
 
 
 def _is_nonnegative(arrays: tuple[Any, ...]) -> bool:
@@ -72,7 +72,7 @@ def _largest_magnitude(xp: Any, x: Any, maximum: bool) -> int:
     return max(int(edges.max()), -int(edges.min()))
 
 
-def convert_to_domain(x: Any, domain: RingDomain, maximum: bool) -> Any:
+def convert_to_semiring_type(x: Any, domain: SemiringType, maximum: bool) -> Any:
     """Return x in the type of the domain; a view if the bits do not change."""
     missing = no_edge_value(x.dtype, maximum)
     if x.dtype == domain.dtype and missing == domain.missing:
@@ -86,7 +86,7 @@ def convert_to_domain(x: Any, domain: RingDomain, maximum: bool) -> Any:
     return values
 
 
-def convert_from_domain(xp: Any, x: Any, domain: RingDomain, dtype: Any, maximum: bool) -> Any:
+def convert_from_semiring_type(xp: Any, x: Any, domain: SemiringType, dtype: Any, maximum: bool) -> Any:
     """Return a result of the domain in the user's type `dtype`; integers beyond the type's range saturate."""
     target = np.dtype(dtype)
     if x.dtype == target and no_edge_value(target, maximum) == domain.missing:

@@ -2,7 +2,7 @@
 
 A product updates the whole result once for each index k of the inner dimension. The result is cut into pieces that fit
 in a processor's second-level cache. All threads compute pieces concurrently, since NumPy's loops release the GIL.
-`close_matrix` executes a closure table's steps, with NumPy or with Numba (numba_kernels.py).
+`write_closure_in_place` executes a closure table's steps, with NumPy or with Numba (numba_kernels.py).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Semiring(Protocol):
     def close_tile(self, d: Array, predecessors: Array | None = None) -> None: ...
 
 
-def close_matrix(
+def write_closure_in_place(
     semiring: Semiring, d: Array, predecessors: Array | None = None, tile_side: int = HOST_TILE_SIDE
 ) -> None:
     """Replace the matrix d by its closure, and update `predecessors`, the last node but one of each path."""
@@ -83,23 +83,23 @@ def close_matrix(
         values[name] = np.empty((rows, cols), d.dtype)
         nodes[name] = None if predecessors is None else np.empty((rows, cols), predecessors.dtype)
 
-    def block_at(place: Place, arrays: dict[str, Array]) -> Array:
+    def block_at_place(place: Place, arrays: dict[str, Array]) -> Array:
         return arrays[place.name][place.row : place.row + place.rows, place.col : place.col + place.cols]
 
     for step in steps.rounds:
         if isinstance(step, CloseTileStep):
-            tile_nodes = None if predecessors is None else block_at(step.place, nodes)  # type: ignore[arg-type]
-            semiring.close_tile(block_at(step.place, values), tile_nodes)
+            tile_nodes = None if predecessors is None else block_at_place(step.place, nodes)  # type: ignore[arg-type]
+            semiring.close_tile(block_at_place(step.place, values), tile_nodes)
             continue
         for p in step:
             arguments = None
             if predecessors is not None:
-                arguments = BestIndexRecord(*(block_at(x, nodes) for x in (p.dest, p.old, p.right)))  # type: ignore[arg-type]
+                arguments = BestIndexRecord(*(block_at_place(x, nodes) for x in (p.dest, p.old, p.right)))  # type: ignore[arg-type]
             semiring.multiply_and_add(
-                block_at(p.left, values),
-                block_at(p.right, values),
-                block_at(p.old, values),
-                block_at(p.dest, values),
+                block_at_place(p.left, values),
+                block_at_place(p.right, values),
+                block_at_place(p.old, values),
+                block_at_place(p.dest, values),
                 arguments,
             )
 
@@ -113,12 +113,12 @@ class NumpySemiring:
     threads: int
 
     @property
-    def choose_better(self) -> Any:
+    def better_value_ufunc(self) -> Any:
         """The ufunc of NumPy that returns the better of two values; NaN is never the better value."""
         return np.fmax if self.maximum else np.fmin
 
     @property
-    def is_better(self) -> Any:
+    def is_better_ufunc(self) -> Any:
         return np.greater if self.maximum else np.less
 
     def multiply_and_add(
@@ -150,7 +150,7 @@ class NumpySemiring:
             sums = np.empty_like(c)
             for k in range(left.shape[1]):
                 np.add(left[:, k, None], right[k], out=sums)
-                self.choose_better(c, sums, out=c)
+                self.better_value_ufunc(c, sums, out=c)
         else:
             arguments.record_of_block(rows, cols).write_best_steps(self._find_best_steps(left, right, c))
         dest[rows, cols] = c
@@ -163,7 +163,7 @@ class NumpySemiring:
         sums, won, step = np.empty_like(c), np.empty(c.shape, bool), np.full(c.shape, -1, np.int32)
         for k in range(left.shape[1]):
             np.add(left[:, k, None], right[k], out=sums)
-            self.is_better(sums, c, out=won)
+            self.is_better_ufunc(sums, c, out=won)
             np.copyto(c, sums, where=won)
             np.copyto(step, np.int32(k), where=won)
         return step
@@ -175,9 +175,9 @@ class NumpySemiring:
             for k in range(len(d)):
                 np.add(d[:, k, None], d[k], out=sums)
                 if predecessors is None:
-                    self.choose_better(d, sums, out=d)
+                    self.better_value_ufunc(d, sums, out=d)
                     continue
-                self.is_better(sums, d, out=won)
+                self.is_better_ufunc(sums, d, out=won)
                 np.copyto(d, sums, where=won)
                 np.copyto(predecessors, np.broadcast_to(predecessors[k].copy(), predecessors.shape), where=won)
 

@@ -8,7 +8,12 @@ import numpy as np
 
 from fmm.arrays.detect import check_dense
 from fmm.semirings import placement
-from fmm.semirings.domain import choose_ring_domain, convert_from_domain, convert_to_domain, no_edge_value
+from fmm.semirings.domain import (
+    choose_semiring_without_overflow,
+    convert_from_semiring_type,
+    convert_to_semiring_type,
+    no_edge_value,
+)
 from fmm.semirings.host import BestIndexRecord
 from fmm.semirings.placement import (
     COMPUTED_TYPES,
@@ -66,8 +71,10 @@ def _compute_product(place: ArrayPlacement, x: Any, y: Any, maximum: bool, with_
     if 0 in (*shape, x.shape[1]):
         return xp.full(shape, no_edge_value(dtype, maximum), dtype), xp.full(shape, -1, np.int32)
     work = x.shape[0] * x.shape[1] * y.shape[1]
-    domain = choose_ring_domain(xp, (x, y), maximum, place.is_on_device, with_arguments, terms=2, work=work)
-    left, right = (convert_to_domain(v, domain, maximum) for v in (x, y))
+    domain = choose_semiring_without_overflow(
+        xp, (x, y), maximum, place.is_on_device, with_arguments, terms=2, work=work
+    )
+    left, right = (convert_to_semiring_type(v, domain, maximum) for v in (x, y))
     if place.is_on_device:
         values, args = placement.load_device_module().device_product(domain.ring, left, right, with_arguments)
     else:
@@ -75,7 +82,7 @@ def _compute_product(place: ArrayPlacement, x: Any, y: Any, maximum: bool, with_
         semiring = host_semiring(domain, maximum, work)
         arguments = None if args is None else BestIndexRecord(args)
         semiring.multiply_and_add(np.ascontiguousarray(left), np.ascontiguousarray(right), None, values, arguments)
-    result = convert_from_domain(xp, values, domain, dtype, maximum)
+    result = convert_from_semiring_type(xp, values, domain, dtype, maximum)
     if with_arguments and result.dtype != values.dtype and dtype.kind == "i":
         # a saturated sum means "no edge", so its entry gets the index -1
         args[result == no_edge_value(dtype, maximum)] = -1

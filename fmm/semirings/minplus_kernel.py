@@ -184,11 +184,11 @@ def close_tile_launch(ring: TropicalRing, tile: DeviceMatrix, args: DeviceMatrix
     return Launch("product", label, kernel, (1, 1, 1), parameters, tuple(slots))
 
 
-def entry_doubling_launch(source: DeviceMatrix, dest: DeviceMatrix) -> Launch:
+def duplicate_entries_launch(source: DeviceMatrix, dest: DeviceMatrix) -> Launch:
     """Return the launch that writes each 16-bit entry twice, as one 32-bit word."""
     parameters = struct.pack("<4q2i", 0, 0, source.leading, dest.leading, source.rows, source.cols)
     slots = AddressSlot(0, source.base, source.offset), AddressSlot(1, dest.base, dest.offset)
-    kernel = Kernel(entry_doubling_source, (), ENTRY_POINT, TILE_THREADS)
+    kernel = Kernel(duplicate_entries_source, (), ENTRY_POINT, TILE_THREADS)
     blocks = min(max(-(-source.rows * source.cols // (8 * TILE_THREADS)), 1), 4096)
     return Launch("sums", "write_twice: numbers of 16 bits", kernel, (blocks, 1, 1), parameters, slots)
 
@@ -248,7 +248,7 @@ def close_tile_source(ring_name: str, side: int, with_arguments: bool) -> str:
 
 
 @lru_cache(maxsize=1)
-def entry_doubling_source() -> str:
+def duplicate_entries_source() -> str:
     """Return the CUDA source of the kernel that writes each 16-bit entry twice."""
     body = ("fmm::tropical::write_twice(p);",)
     return entry_source("fmm::tropical::Doubling", body, "minplus.cuh", (TILE_THREADS,), entry=ENTRY_POINT)

@@ -14,7 +14,7 @@ from fmm.arrays.numpy_library import tensor_as_numpy
 from fmm.arrays.select_library import cupy_library
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.semirings import numba_kernels
-from fmm.semirings.domain import RingDomain
+from fmm.semirings.domain import SemiringType
 from fmm.semirings.host import NumpySemiring, Semiring
 from fmm.semirings.numba_kernels import NumbaSemiring
 
@@ -102,7 +102,7 @@ def write_result(out: Any, target: Any, result: Any) -> Any:
     return out
 
 
-def host_semiring(domain: RingDomain, maximum: bool, work: int) -> Semiring:
+def host_semiring(domain: SemiringType, maximum: bool, work: int) -> Semiring:
     """Return the host's fastest semiring implementation (Numba or NumPy) for `work` sums."""
     compiled = work >= MIN_SUMS_TO_COMPILE and numba_kernels.is_numba_installed()
     chosen: type[NumbaSemiring] | type[NumpySemiring] = NumbaSemiring if compiled else NumpySemiring

@@ -40,10 +40,10 @@ def repair_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predece
         if not lost.any():
             continue
         if host_edges is None:
-            host_edges = _host_lengths(edges, missing)
+            host_edges = _lengths_on_host(edges, missing)
         for row, row_lost in zip(suspects, lost, strict=True):
             if row_lost.any():
-                row_lengths = _host_lengths(lengths[row], missing)
+                row_lengths = _lengths_on_host(lengths[row], missing)
                 rebuilt = _repaired_predecessor_row(
                     int(row), host_edges, row_lengths, to_numpy(predecessors[row]), row_lost
                 )
@@ -91,7 +91,7 @@ def _nodes_leading_to(node: Any, predecessors: Array, lost_nodes: Array) -> Arra
         follows[more] = True
 
 
-def _host_lengths(x: Any, missing: Any) -> Array:
+def _lengths_on_host(x: Any, missing: Any) -> Array:
     """Return the lengths as a float64 array on the host, with inf for "no edge"."""
     values = to_numpy(x)
     return np.where(values == missing, np.inf, values.astype(np.float64))

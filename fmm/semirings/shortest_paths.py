@@ -9,8 +9,13 @@ import numpy as np
 
 from fmm.arrays.detect import array_kind
 from fmm.semirings import placement
-from fmm.semirings.domain import choose_ring_domain, convert_from_domain, convert_to_domain, no_edge_value
-from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
+from fmm.semirings.domain import (
+    choose_semiring_without_overflow,
+    convert_from_semiring_type,
+    convert_to_semiring_type,
+    no_edge_value,
+)
+from fmm.semirings.host import HOST_TILE_SIDE, write_closure_in_place
 from fmm.semirings.path_request import PATH_METHOD_NAMES, EdgeRule, NegativeCycleError, PathRequest
 from fmm.semirings.placement import (
     COMPUTED_TYPES,
@@ -43,7 +48,7 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
         dtype = np.dtype(weights.dtype.name if weights.dtype.name in COMPUTED_TYPES else np.float64)
         result = d if out is None and request.overwrite and _can_overwrite(d, weights, dtype) else out
         target = None if result is None else writable_target(place, result, weights.shape, dtype)
-        edges, predecessors = _find_edges(place, graph, dtype, request)
+        edges, predecessors = _edge_lengths_and_predecessors(place, graph, dtype, request)
         lengths, predecessors = _close_graph(place, edges, predecessors, request)
         result = place.to_caller(lengths) if target is None else write_result(result, target, lengths)
         return (result, place.to_caller(predecessors)) if request.predecessors else result
@@ -83,7 +88,9 @@ def _can_overwrite(d: Any, weights: Any, dtype: Any) -> bool:
     return bool(weights.dtype == dtype) and as_readable_array(d) is d
 
 
-def _find_edges(place: ArrayPlacement, graph: _Graph, dtype: Any, request: PathRequest) -> tuple[Any, Any]:
+def _edge_lengths_and_predecessors(
+    place: ArrayPlacement, graph: _Graph, dtype: Any, request: PathRequest
+) -> tuple[Any, Any]:
     """Return the lengths of the edges, and the predecessors on paths of one edge (None if not requested).
 
     On a device, a single kernel finds the edges if the matrix is dense and has the result's type.
@@ -145,8 +152,10 @@ def _close_graph(place: ArrayPlacement, edges: Any, predecessors: Any, request: 
     if n == 0:
         return edges, predecessors
     original = edges if predecessors is None else edges.copy()
-    domain = choose_ring_domain(xp, (edges,), False, place.is_on_device, request.predecessors, terms=2 * n, work=n**3)
-    values = convert_to_domain(edges, domain, False)
+    domain = choose_semiring_without_overflow(
+        xp, (edges,), False, place.is_on_device, request.predecessors, terms=2 * n, work=n**3
+    )
+    values = convert_to_semiring_type(edges, domain, False)
     if place.is_on_device:
         if request.method == "floyd-warshall":
             raise ValueError("on a CUDA device the method is r-kleene")
@@ -155,11 +164,11 @@ def _close_graph(place: ArrayPlacement, edges: Any, predecessors: Any, request: 
     else:
         tile_side = n if request.method == "floyd-warshall" else HOST_TILE_SIDE
         with np.errstate(all="ignore"):
-            close_matrix(host_semiring(domain, False, n**3), values, predecessors, tile_side)
+            write_closure_in_place(host_semiring(domain, False, n**3), values, predecessors, tile_side)
     if domain.dtype[0] != "u":
         diagonal = placement.load_device_module().device_diagonal if place.is_on_device else np.diagonal
         _check_negative_cycles(diagonal(values))
-    lengths = convert_from_domain(xp, values, domain, dtype, False)
+    lengths = convert_from_semiring_type(xp, values, domain, dtype, False)
     if predecessors is not None:
         repair_predecessors(xp, original, no_edge_value(dtype, False), lengths, predecessors)
     return lengths, predecessors

@@ -10,7 +10,7 @@ from fmm.config.certification import (
     CONFIDENCE_LEVEL,
     MIN_ROUNDS,
     MIN_SPEEDUP,
-    entry_from_rounds,
+    config_entry_from_rounds,
     is_certified,
     median_interval,
     paired_ratios,
@@ -33,7 +33,7 @@ CASES = [
 def test_a_plan_is_certified_only_above_each_bound(ratios: list[float], noise: float, certified: bool) -> None:
     ones = [1.0] * len(ratios)
     assert is_certified(ratios, ones, noise) == certified
-    entry = entry_from_rounds((8, 8, 8), "winograd > vendor", ratios, ones, noise, "test")
+    entry = config_entry_from_rounds((8, 8, 8), "winograd > vendor", ratios, ones, noise, "test")
     assert entry.plan == ("winograd > vendor" if certified else "vendor")
     assert entry.rounds == len(ratios) and entry.vendor_seconds == sorted(ratios)[len(ratios) // 2]
     if not certified:

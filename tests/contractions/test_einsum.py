@@ -327,7 +327,7 @@ def test_the_order_of_summed_labels_copies_the_smaller_operand() -> None:
     left, right = LabeledArray(a, tuple("xyi")), LabeledArray(b, tuple("yxj"))
     plan = plan_pair(left.layout, right.layout, frozenset("ij"), False, True)
     assert plan.a.order == (2, 0, 1) and plan.b.order == (1, 0, 2)  # the larger operand, A, is not copied
-    assert np.shares_memory(plan.a.apply(a), a) and not np.shares_memory(plan.b.apply(b), b)
+    assert np.shares_memory(plan.a.matrix_from_array(a), a) and not np.shares_memory(plan.b.matrix_from_array(b), b)
     np.testing.assert_allclose(contract_pair(left, right, frozenset("ij")).array, np.full((50, 2), 12.0))
 
 

@@ -15,18 +15,18 @@ import pytest
 import fmm
 from fmm.config import environment
 from fmm.integrations import compiled_library, numpy_loops
-from fmm.integrations.compiled_library import CannotCompileError, CompiledLibrary, find_compiler
+from fmm.integrations.compiled_library import CannotCompileError, CLibrarySource, find_compiler
 from tests.support import ROOT
 
 needs_compiler = pytest.mark.skipif(not find_compiler()[0], reason="no C++ compiler is found")
 
 
 @pytest.fixture
-def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CompiledLibrary:
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CLibrarySource:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     source = tmp_path / "answer.cpp"
     source.write_text('extern "C" int answer() { return 42; }\n')
-    return CompiledLibrary("the library of a test", source, ["-shared", "-fPIC"])
+    return CLibrarySource("the library of a test", source, ["-shared", "-fPIC"])
 
 
 def answer(loaded: ctypes.CDLL) -> int:
@@ -52,7 +52,7 @@ def count_compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @needs_compiler
-def test_a_library_is_compiled_once(library: CompiledLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_is_compiled_once(library: CLibrarySource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = count_compilations(monkeypatch)
     assert answer(library.load_library()) == answer(library.load_library()) == 42 and len(compiled) == 1
     assert cached(tmp_path).stat().st_mode & 0o777 == 0o700 == cached(tmp_path).parent.stat().st_mode & 0o777
@@ -62,7 +62,7 @@ def test_a_library_is_compiled_once(library: CompiledLibrary, tmp_path: Path, mo
 @needs_compiler
 @pytest.mark.parametrize("damage", ["truncated", "empty", "foreign", "writable by all"])
 def test_a_library_that_cannot_be_trusted_is_compiled_again(
-    damage: str, library: CompiledLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    damage: str, library: CLibrarySource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library.load_library()
     path, compiled = cached(tmp_path), count_compilations(monkeypatch)
@@ -77,7 +77,7 @@ def test_a_library_that_cannot_be_trusted_is_compiled_again(
 
 @needs_compiler
 def test_a_library_of_another_user_is_not_loaded(
-    library: CompiledLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    library: CLibrarySource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library.load_library()
     monkeypatch.setattr(compiled_library, "_current_user_id", lambda: 12345)
@@ -89,7 +89,7 @@ def test_a_library_of_another_user_is_not_loaded(
 
 
 @needs_compiler
-def test_the_folder_is_made_private(library: CompiledLibrary, tmp_path: Path) -> None:
+def test_the_folder_is_made_private(library: CLibrarySource, tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "fmm"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
@@ -97,12 +97,12 @@ def test_the_folder_is_made_private(library: CompiledLibrary, tmp_path: Path) ->
 
 
 @needs_compiler
-def test_a_compiler_may_have_options(library: CompiledLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_may_have_options(library: CLibrarySource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"{find_compiler()[0]} -O1 '-DX=a b'")
     assert answer(library.load_library()) == 42
 
 
-def test_a_compiler_that_fails_is_an_error(library: CompiledLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_is_an_error(library: CLibrarySource, monkeypatch: pytest.MonkeyPatch) -> None:
     for compiler, message in (("false", "compiler failed"), ("/no/such", "No such file"), ("g++ '", "CXX: No closing")):
         monkeypatch.setenv("CXX", compiler)
         with pytest.raises(OSError, match=message):

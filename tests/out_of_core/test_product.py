@@ -46,7 +46,7 @@ def every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def streamed(a: Any, b: Any, out: Any = None, room: int = 200_000, machine: Any = None, **options: Any) -> Any:
     machine = machine or HostMachine(room)
-    return out_of_core.streamed_matmul(NUMPY.adapter_for_options(options), a, b, out, machine, NO_CONSTRAINTS)
+    return out_of_core.streamed_matmul(NUMPY.adapter_for_matmul_options(options), a, b, out, machine, NO_CONSTRAINTS)
 
 
 def matrix(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:

@@ -19,7 +19,7 @@ VENDOR_FUNCTIONS = (
     "library.vendor_product",
     "library.fast_vendor_gemm",
     "library.write_triangle",
-    "library.record_write",
+    "library.record_array_change",
 )
 
 

@@ -217,7 +217,7 @@ def test_memory_that_runs_out_in_the_middle_is_no_second_addition(
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(run_host, "borrowed_block", fails)
+        patched.setattr(run_host, "borrow_cached_memory", fails)
         with pytest.raises(MemoryError):
             fmm.gemm(a, a, c, beta=2, out=c, plan="winograd > vendor")
     np.testing.assert_array_equal(c, np.ones((300, 300)))

@@ -371,7 +371,7 @@ def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
         is_complex=lambda x: False,
         data_pointer=id,
         write_triangle=lambda *_: None,
-        record_write=lambda out: None,
+        record_array_change=lambda out: None,
     )
     for name, put in (("prepare_uncached", answered), ("prepare_call", answered), ("run_with_fallback", run)):
         monkeypatch.setattr(gram, name, put)

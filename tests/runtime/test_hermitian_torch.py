@@ -26,14 +26,14 @@ def on_device(x: Any) -> Any:
 def test_the_matrix_of_an_adjoint_is_found() -> None:
     x = on_device(torch.randn(5, 3, dtype=torch.complex128))
     y = on_device(torch.randn(5, 3, dtype=torch.complex128))
-    assert functions._matrix_of_adjoint(x, x.mH) is not None
+    assert functions._match_gram_operands(x, x.mH) is not None
     for a, b, rows in ((x, x.mH, True), (x.mH, x, False), (x.mT, x.conj(), True)):
-        matrix, found = functions._matrix_of_adjoint(a, b)
+        matrix, found = functions._match_gram_operands(a, b)
         assert found == rows and not matrix.is_conj() and matrix.data_ptr() == x.data_ptr()
         product = matrix @ matrix.mH if rows else matrix.mH @ matrix
         torch.testing.assert_close(product, a @ b)
     for a, b in ((x, y.mH), (x, x.mT), (x.mH, x.mH.mT), (x[:, 1:], x.mH[:2]), (x.conj(), x.mH)):
-        assert functions._matrix_of_adjoint(a, b) is None
+        assert functions._match_gram_operands(a, b) is None
 
 
 def test_other_products_are_no_gram_products(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,7 +206,7 @@ def test_a_group_without_a_limit_changes_nothing(
 
 def test_the_kept_block_counts_as_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "_cached_blocks", [])
-    with host_memory.borrowed_block(1 << 20):
+    with host_memory.borrow_cached_memory(1 << 20):
         pass
     lines = ["MemTotal: 4000 kB\n", "MemAvailable: 1000 kB\n"]
     monkeypatch.setattr(host_memory, "open", lambda *a, **k: _LineProgress(lines), raising=False)
@@ -258,12 +258,12 @@ def lent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
     @contextmanager
     def noted(nbytes: int) -> Iterator[Array]:
-        with host_memory.borrowed_block(nbytes) as found:
+        with host_memory.borrow_cached_memory(nbytes) as found:
             start = found.ctypes.data
             loans.append((threading.get_ident(), start, start + found.nbytes))
             yield found
 
-    monkeypatch.setattr(run_host, "borrowed_block", noted)
+    monkeypatch.setattr(run_host, "borrow_cached_memory", noted)
     return loans
 
 
@@ -309,23 +309,23 @@ def test_a_block_too_large_to_keep_is_given_back(monkeypatch: pytest.MonkeyPatch
 
 def test_two_borrowers_never_share() -> None:
     with (
-        host_memory.borrowed_block(1000) as first,
-        host_memory.borrowed_block(1000) as second,
-        host_memory.borrowed_block(0) as third,
+        host_memory.borrow_cached_memory(1000) as first,
+        host_memory.borrow_cached_memory(1000) as second,
+        host_memory.borrow_cached_memory(0) as third,
     ):
         assert first.nbytes >= 1000 <= second.nbytes
         assert not any(np.shares_memory(x, y) for x, y in ((first, second), (first, third), (second, third)))
 
 
 def test_a_borrowed_block_comes_back_after_an_exception() -> None:
-    with pytest.raises(KeyError), host_memory.borrowed_block(1000):
+    with pytest.raises(KeyError), host_memory.borrow_cached_memory(1000):
         raise KeyError
     assert fmm.release_workspace() >= 1000
 
 
 @pytest.mark.parametrize("nbytes", [1, 63, 64, 65, 4096, 100_001])
 def test_a_block_starts_on_a_cache_line(nbytes: int) -> None:
-    with host_memory.borrowed_block(nbytes) as found:
+    with host_memory.borrow_cached_memory(nbytes) as found:
         assert found.nbytes >= nbytes
         assert found.ctypes.data % 64 == 0
 
@@ -619,12 +619,12 @@ def test_threads_at_once_do_not_share_workspaces(monkeypatch: pytest.MonkeyPatch
 
     @contextmanager
     def held(nbytes: int) -> Iterator[Array]:
-        with host_memory.borrowed_block(nbytes) as found:
+        with host_memory.borrow_cached_memory(nbytes) as found:
             spans.append((found.ctypes.data, found.ctypes.data + found.nbytes))
             both.wait()
             yield found
 
-    monkeypatch.setattr(run_host, "borrowed_block", held)
+    monkeypatch.setattr(run_host, "borrow_cached_memory", held)
     a, b = pair()
     assert all(close(c, a, b) for c in at_once([lambda: fmm.matmul(a, b, plan=PLANS[0])] * 2))
     (start, end), (other, last) = sorted(spans)

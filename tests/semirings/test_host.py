@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fmm.semirings import host, numba_kernels
-from fmm.semirings.host import BestIndexRecord, NumpySemiring, close_matrix
+from fmm.semirings.host import BestIndexRecord, NumpySemiring, write_closure_in_place
 from fmm.semirings.numba_kernels import NumbaSemiring, is_numba_installed
 from tests.support.marks import quick_and_slow
 
@@ -105,11 +105,11 @@ def test_closures(kind: Any, dtype: str, sums: int, monkeypatch: pytest.MonkeyPa
         edges[there] = rng.integers(1, 90, (n, n))[there]
         np.fill_diagonal(edges, 0)
         whole = edges.copy()
-        close_matrix(chosen, whole, tile_side=n)
+        write_closure_in_place(chosen, whole, tile_side=n)
         for side in (1, 4, 16):
             d, nodes = edges.copy(), np.where(edges == chosen.missing, -9999, np.arange(n)[:, None]).astype(np.int32)
             np.fill_diagonal(nodes, -9999)
-            close_matrix(chosen, d, nodes, side)
+            write_closure_in_place(chosen, d, nodes, side)
             np.testing.assert_array_equal(d, whole)
             i, j = np.nonzero((d != chosen.missing) & ~np.eye(n, dtype=bool))
             before = nodes[i, j]

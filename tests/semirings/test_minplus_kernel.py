@@ -25,8 +25,8 @@ from fmm.semirings.minplus_kernel import (
     TropicalRing,
     candidate_tile_sizes,
     close_tile_source,
-    entry_doubling_launch,
-    entry_doubling_source,
+    duplicate_entries_launch,
+    duplicate_entries_source,
     fastest_minplus_sizes,
     largest_tile_side,
     minplus_launch,
@@ -88,7 +88,7 @@ def launched(ring: TropicalRing, sizes: Any, shape: tuple[int, int, int], with_a
     left, launches = whole("A", memory["A"], k), []
     if ring.per_word > 1:
         memory["A2"] = lines_of(m, padded_leading_dimension(k), POISON, np.uint32)
-        launches.append(entry_doubling_launch(left, whole("A2", memory["A2"], k)))
+        launches.append(duplicate_entries_launch(left, whole("A2", memory["A2"], k)))
         left = whole("A2", memory["A2"], k)
     old = whole("O", memory["O"], n) if with_old else None
     args = whole("G", memory["G"], n) if with_arguments else None
@@ -267,7 +267,7 @@ def test_kernels_of_every_kind_are_compiled_everywhere(architecture: str) -> Non
 
 
 def test_numbers_are_written_twice_everywhere() -> None:
-    assert report("write_twice", entry_doubling_source(), "sm_90").local == 0
+    assert report("write_twice", duplicate_entries_source(), "sm_90").local == 0
 
 
 @pytest.mark.parametrize(("name", "with_arguments"), VARIANTS)

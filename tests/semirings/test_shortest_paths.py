@@ -12,8 +12,14 @@ import pytest
 
 import fmm
 from fmm.semirings import numba_kernels, placement, shortest_paths
-from fmm.semirings.domain import RingDomain, choose_ring_domain, convert_from_domain, convert_to_domain, no_edge_value
-from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
+from fmm.semirings.domain import (
+    SemiringType,
+    choose_semiring_without_overflow,
+    convert_from_semiring_type,
+    convert_to_semiring_type,
+    no_edge_value,
+)
+from fmm.semirings.host import HOST_TILE_SIDE, write_closure_in_place
 from fmm.semirings.path_request import PathRequest
 from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, random_graph, with_length_type
 from tests.support.host_compiler import required_compiler
@@ -319,9 +325,9 @@ def test_what_is_computed_on_lies_row_by_row(monkeypatch: pytest.MonkeyPatch) ->
 
     def with_predecessors(ring: Any, d: Matrix, nodes: Any = None, side: int = HOST_TILE_SIDE) -> None:
         seen.append(d.flags.c_contiguous)
-        close_matrix(ring, d, nodes, side)
+        write_closure_in_place(ring, d, nodes, side)
 
-    monkeypatch.setattr("fmm.semirings.shortest_paths.close_matrix", with_predecessors)
+    monkeypatch.setattr("fmm.semirings.shortest_paths.write_closure_in_place", with_predecessors)
     for dtype in COMPUTED_TYPES:
         for directed in (True, False):
             fmm.shortest_paths(np.asfortranarray(np.arange(25).reshape(5, 5).astype(dtype)), directed)
@@ -424,8 +430,8 @@ def test_products_as_defined(dtype: str, maximum: bool) -> None:
 
 def domain_of(
     *arrays: Matrix, device: bool, args: bool = False, greatest: bool = False, work: int = 2**40
-) -> RingDomain:
-    return choose_ring_domain(np, arrays, greatest, device, args, terms=2, work=work)
+) -> SemiringType:
+    return choose_semiring_without_overflow(np, arrays, greatest, device, args, terms=2, work=work)
 
 
 def test_none_negative_is_computed_in_the_type_itself() -> None:
@@ -461,10 +467,10 @@ def test_no_edge_on_the_way_into_a_domain_and_back(dtype: str, greatest: bool) -
     if not greatest:
         cases += [(natural, domain_of(natural, device=True, args=args)) for args in (False, True)]
     for graph, domain in cases:
-        inside = convert_to_domain(graph, domain, greatest)
+        inside = convert_to_semiring_type(graph, domain, greatest)
         assert inside.dtype == domain.dtype and inside[0, 1] == domain.missing
         assert (inside[0, [0, 2, 3]] == domain.sign * graph[0, [0, 2, 3]].astype(float)).all()
-        back = convert_from_domain(np, inside, domain, dtype, greatest)
+        back = convert_from_semiring_type(np, inside, domain, dtype, greatest)
         assert back.dtype == dtype and (back == graph).all()
     assert {domain.ring for _, domain in cases} >= {"int32", "float64"}
 
@@ -563,7 +569,9 @@ def test_edges_found_on_a_device_are_those_of_the_host(dtype: str, monkeypatch: 
     places = [placement.ArrayPlacement(xp, np.asarray, np.asarray) for xp in (NumpyAsCupy(), np)]
     for lengths, *options in product((graph, graph.T, graph[::-1]), *[(False, True)] * 3):
         read, request = shortest_paths._Graph(lengths), PathRequest(*options)
-        on_device, on_host = (shortest_paths._find_edges(x, read, lengths.dtype, request) for x in places)
+        on_device, on_host = (
+            shortest_paths._edge_lengths_and_predecessors(x, read, lengths.dtype, request) for x in places
+        )
         for x, y in zip(on_device, on_host, strict=True):
             assert (x is None) == (y is None) and (x is None or (x.dtype == y.dtype and np.array_equal(x, y)))
 

@@ -250,7 +250,7 @@ class NoVendor:
     def allocate_arrays(self, *given: Any) -> tuple[Any, ...]:
         return (*BASES[0], None, None)
 
-    def record_write(self, out: Any) -> None:
+    def record_array_change(self, out: Any) -> None:
         pass
 
     def vendor_product(self, *given: Any) -> None:

@@ -10,7 +10,7 @@ from fmm.semirings.minplus_kernel import (
     SemiringProduct,
     candidate_tile_sizes,
     close_tile_launch,
-    entry_doubling_launch,
+    duplicate_entries_launch,
     graph_edges_launch,
     minplus_launch,
 )
@@ -20,7 +20,7 @@ from fmm.semirings.path_request import EdgeRule
 def every_kernel() -> set[Kernel]:
     """Return the kernels of launches over each ring, with each tile size, with and without arguments."""
     some = DeviceMatrix("A", 0, 8, 8, 16)
-    found = {entry_doubling_launch(some, some).kernel}
+    found = {duplicate_entries_launch(some, some).kernel}
     found |= {graph_edges_launch(dtype, 8, (8, 1), EdgeRule(0, 0)).kernel for dtype in CPP_LENGTH_TYPES}
     for ring in TROPICAL_RINGS.values():
         for with_arguments in (False, True)[: 3 - ring.per_word]:

@@ -23,7 +23,7 @@ from fmm.semirings.minplus_kernel import (
     DeviceMatrix,
     SemiringProduct,
     candidate_tile_sizes,
-    entry_doubling_launch,
+    duplicate_entries_launch,
     graph_edges_launch,
     minplus_launch,
 )
@@ -109,7 +109,7 @@ class HostDevice:
         left, launches = DeviceMatrix("A", 0, m, k, padded_leading_dimension(k)), []
         if ring.per_word > 1:
             memory["twice"] = lines_of(m, padded_leading_dimension(k), POISON, np.uint32)
-            launches.append(entry_doubling_launch(left, left._replace(base="twice")))
+            launches.append(duplicate_entries_launch(left, left._replace(base="twice")))
             left = left._replace(base="twice")
         dest = DeviceMatrix("C", 0, m, n, padded_leading_dimension(n))
         args = dest._replace(base="args") if with_arguments else None

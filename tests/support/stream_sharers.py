@@ -235,7 +235,7 @@ class Operands:
     def allocate_arrays(self, call: Any, a: int, b: int, out: int) -> tuple[Any, ...]:
         return a, b, out, WORKSPACE, out, None
 
-    def record_write(self, out: int) -> None:
+    def record_array_change(self, out: int) -> None:
         pass
 
 

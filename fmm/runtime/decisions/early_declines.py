@@ -72,7 +72,7 @@ def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int,
     is_small_16_bit = itemsize == 2 and work < SMALL_MULTIPLY_ADDS_16_BIT and (tensors or a.dtype.kind not in "iu")
     if is_small_16_bit and (work < SMALL_MULTIPLY_ADDS_UNALIGNED or not (k | b.shape[-1]) & 7):
         return True
-    expiry: float | None = library.cached_calls.get((shape, b.shape, library.type_key(a, b), beta))
+    expiry: float | None = library.cached_calls.get((shape, b.shape, library.decline_type_key(a, b), beta))
     return expiry is not None and expiry > time.monotonic()
 
 
@@ -136,7 +136,7 @@ DECLINE_MEMORY: dict[Processor, DeclineMemory] = {"cpu": DeclineMemory(10.0, 1 <
 
 def decline_key(library: Library, a: Any, b: Any, beta: float = 0) -> Hashable:
     """Return the cache key of a decline of A B + beta C: the sizes and types, without the layouts."""
-    return a.shape, b.shape, library.type_key(a, b), beta
+    return a.shape, b.shape, library.decline_type_key(a, b), beta
 
 
 def was_declined(library: Library, a: Any, b: Any, beta: float = 0) -> bool:

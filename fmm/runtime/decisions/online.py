@@ -97,7 +97,7 @@ class OnlineTrial:
     def _conclude_trial(self) -> None:
         pairs = list(zip(self._turns, self._seconds, strict=True))
         vendor, candidate = ([seconds for turn, seconds in pairs if turn == p][1:] for p in (VENDOR, self.plan))
-        self.entry = certification.entry_from_rounds(
+        self.entry = certification.config_entry_from_rounds(
             self.problem.size, str(self.plan), vendor, candidate, ASSUMED_NOISE, self.origin
         )
         self._save_entry(self.entry)

@@ -70,7 +70,7 @@ def _hermitian_product(a: Any, b: Any, out: Any, constraints: PlanConstraints) -
     The adjoint is a view with torch's conjugate mark. Return None for other products, and if the chosen plan would need
     a copy of the adjoint.
     """
-    if (found := _matrix_of_adjoint(a, b)) is None or out is not None or constraints is not NO_CONSTRAINTS:
+    if (found := _match_gram_operands(a, b)) is None or out is not None or constraints is not NO_CONSTRAINTS:
         return None
     x, rows = found
     if torch.is_grad_enabled() and x.requires_grad:
@@ -78,7 +78,7 @@ def _hermitian_product(a: Any, b: Any, out: Any, constraints: PlanConstraints) -
     return run_conjugating_plan(torch_library_of(x), x, None, GramParams(rows), constraints)
 
 
-def _matrix_of_adjoint(a: Any, b: Any) -> tuple[Any, bool] | None:
+def _match_gram_operands(a: Any, b: Any) -> tuple[Any, bool] | None:
     """Return (x, True) if the operands are x and x.mH, (x, False) if they are x.mH and x, else None."""
     if not a.is_cuda or a.dim() != 2 or a.is_conj() == b.is_conj() or a.is_neg() or b.is_neg():
         return None
@@ -90,7 +90,7 @@ def explain_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> D
     """Return the decision that `matmul_tensors` makes; nothing is computed."""
     if not is_plain_call(a, b, out):
         return _decide_fallback(explain_torch_fallback(a, b, out), constraints)
-    if (found := _matrix_of_adjoint(a, b)) is not None and out is None and constraints is NO_CONSTRAINTS:
+    if (found := _match_gram_operands(a, b)) is not None and out is None and constraints is NO_CONSTRAINTS:
         x, rows = found
         decision = explain_conjugating_plan(torch_library_of(x), x, None, GramParams(rows), constraints)
         if decision is not None:

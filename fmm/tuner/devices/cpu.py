@@ -210,7 +210,7 @@ class CpuSession:
     def _measure_step_seconds(self, plan: Plan) -> StepTimes:
         """Execute a plan; return the seconds spent in its sums, and the seconds spent in its leaf products."""
         m, k, n = self.problem.size
-        with host_memory.borrowed_block(plan_workspace_bytes(plan, m, k, n, self.problem.itemsize)) as block:
+        with host_memory.borrow_cached_memory(plan_workspace_bytes(plan, m, k, n, self.problem.itemsize)) as block:
             arena = Arena(block, self.c.dtype)
 
             def execute_steps(backend: NumpyBackend) -> None:

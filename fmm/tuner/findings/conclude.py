@@ -191,14 +191,14 @@ def check_fit(
     crossovers = measure_crossovers(trials, whole)
     bounded = replace(whole, level_bounds=level_bounds_from_crossovers(crossovers))
 
-    def is_choosable_run(o: fitting.Observation) -> bool:
+    def is_allowed_by_level_bounds(o: fitting.Observation) -> bool:
         own = crossovers.get(baseline_text(o.run.plan))
         excluded = bounded.exceeds_level_bounds(o.run.plan, o.problem)
         return not (own and excluded and own.is_optimistic_about(o.run.plan, o.problem))
 
     checked = [t for t in trials if t.stage in CHECKING_STAGES]
     losing = margins_for_losing_samples(level_samples(checked, bounded))
-    slower, usable = quiet_stage_slowdown(trials, whole, dtype), [o for o in held if is_choosable_run(o)]
+    slower, usable = quiet_stage_slowdown(trials, whole, dtype), [o for o in held if is_allowed_by_level_bounds(o)]
     return check_model(
         bounded, dtype, usable, slower, largest_measured_side(trials), losing, excluded=len(held) - len(usable)
     )

@@ -357,12 +357,12 @@ class DeviceSummary:
 
     def text_lines(self, width: int = DEFAULT_WIDTH, colour: bool = False) -> Iterator[str]:
         """Yield the lines of the summary; if `colour` is True, measured numbers are bold instead of marked with `*`."""
-        yield from _left_right_lines(self.name_text, self.tuned_text, width)
+        yield from _left_and_right_aligned_lines(self.name_text, self.tuned_text, width)
         yield from self.speedups.text_lines(width, colour)
         yield from self.recursion.text_lines(width, colour)
         if failure := self.failure_line:
             yield from wrap(failure, width, subsequent_indent="        ", break_on_hyphens=False)
-        yield from _left_right_lines(self.config_text, self.next_commands_text, width)
+        yield from _left_and_right_aligned_lines(self.config_text, self.next_commands_text, width)
 
 
 def summarize_device(
@@ -465,7 +465,7 @@ def _short_path(path: Path) -> str:
     return f"~{str(path)[len(home) :]}" if home != "~" and path.is_relative_to(home) else str(path)
 
 
-def _left_right_lines(left: str, right: str, width: int) -> Iterator[str]:
+def _left_and_right_aligned_lines(left: str, right: str, width: int) -> Iterator[str]:
     """Yield one line with `left` and `right` at its two edges, or two lines if one line is too short."""
     if len(left) + 2 + len(right) <= width:
         yield f"{left}{right.rjust(width - len(left))}"

@@ -67,14 +67,16 @@ def entries_from_search(trials: Sequence[Trial], noise: float | None) -> list[En
             found += no_workspace_entry(searched, confirmed, noise)  # the search has timed only plans without workspace
             continue
         shown = [
-            certification.entry_from_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)
+            certification.config_entry_from_rounds(size, *pairs, noise, "certified")
+            for pairs in paired_samples(confirmed)
         ]
         wins = beats_peer_predicate(searched, [t for t in trials if t.stage == "peer" and t.size == size], noise)
         shown = [e for e in shown if e.plan == "vendor" or wins(e.plan)]
         best = next((e for e in shown if e.plan != "vendor"), None)
         if best is None and not confirmed:
             seen = [
-                certification.entry_from_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(searched)
+                certification.config_entry_from_rounds(size, *pairs, noise, "certified")
+                for pairs in paired_samples(searched)
             ]
             shown = seen if seen and all(e.plan == "vendor" for e in seen) and not _has_faster_plan(searched) else []
         elif best is None:
@@ -99,7 +101,7 @@ def no_workspace_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], no
     """
     for trials in (confirmed, searched):
         pairs = [x for x in paired_samples(trials) if needs_no_workspace(Plan.parse(x[0]), trials[0].problem)]
-        shown = [certification.entry_from_rounds(trials[0].size, *x, noise, "certified") for x in pairs]
+        shown = [certification.config_entry_from_rounds(trials[0].size, *x, noise, "certified") for x in pairs]
         if shown and trials is confirmed:
             best = max(shown, key=lambda e: e.speedup)
             return [replace(best, lean=True)] if best.rounds >= certification.MIN_ROUNDS else []

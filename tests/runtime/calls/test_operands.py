@@ -26,12 +26,12 @@ LEVEL = PlanConstraints(Plan.parse("winograd > vendor"))
 def prepared(
     a: Any, b: Any, out: Any = None, constraints: PlanConstraints = NO_CONSTRAINTS, **options: Any
 ) -> PreparedCall:
-    return prepare_uncached(NUMPY.adapter_for_options(options), a, b, out, constraints)
+    return prepare_uncached(NUMPY.adapter_for_matmul_options(options), a, b, out, constraints)
 
 
 def new_result(a: Array, b: Array, order: str = "K") -> Any:
     """As fmm.matmul allocates it."""
-    library, shape = NUMPY.adapter_for_options({"order": order}), product_shape(a.shape, b.shape)
+    library, shape = NUMPY.adapter_for_matmul_options({"order": order}), product_shape(a.shape, b.shape)
     assert shape is not None
     return library.new_array(library.describe_result(a, b, shape, np.result_type(a, b).name))
 

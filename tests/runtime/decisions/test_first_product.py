@@ -15,7 +15,7 @@ import pytest
 import fmm
 from fmm.arrays.numpy_library import NUMPY
 from fmm.config import files
-from fmm.config.certification import entry_from_rounds
+from fmm.config.certification import config_entry_from_rounds
 from fmm.config.schema import FIRST_PRODUCT
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -123,7 +123,7 @@ def test_a_small_gain_lowers_the_predicted_gain() -> None:
     unmeasured, problem = datasheet_calibration("A100"), Problem(4096, 4096, 4096, "float32")
     trial = decided("A100", "float32").trial
     assert trial is not None
-    entry = entry_from_rounds(problem.size, str(trial.plan), [1.1] * 6, [1.0] * 6, 0.01, FIRST_PRODUCT)
+    entry = config_entry_from_rounds(problem.size, str(trial.plan), [1.1] * 6, [1.0] * 6, 0.01, FIRST_PRODUCT)
     found = calibration_scaled_to_entry(unmeasured, entry, "float32")
     own, vendor = (quick_prediction(x, problem, found).predicted_seconds for x in (trial.plan, VENDOR))
     assert vendor / own == pytest.approx(1.1, rel=0.05)

@@ -20,7 +20,7 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import runtime
 
-from fmm.kernels.cuda.recompute.recompute import VendorBackoff
+from fmm.kernels.cuda.recompute.recompute import RecomputeBackoff
 
 FLAG_BYTES = 16  # bytes of struct Slot in nonfinite_flag.cuh, rounded up
 FLAGS_PER_CHUNK = 4096  # number of flags in one allocation
@@ -51,7 +51,7 @@ class StreamFlag:
         self.stream = stream
         self._counts, self._number = memoryview(chunk.counts), number
         self._before = int(self._counts[number])  # the count that earlier flags have left in this memory
-        self._backoff = VendorBackoff(self._before)
+        self._backoff = RecomputeBackoff(self._before)
         self.prepared: dict[int, Any] = {}  # prepared calls of the runtime for this stream and thread
         runtime.memsetAsync(self.address, 0, FLAG_BYTES, stream)
 
@@ -108,14 +108,17 @@ def stream_flag(device: int, stream: int) -> StreamFlag:
 
 
 def reset_flags() -> None:
-    """Reset the counts and prepared calls of this thread's flags and of all abandoned flags; for tests."""
+    """Drop this thread's stream flags, and reset all abandoned stream flags as if no product had been recomputed.
+
+    Only tests call this function.
+    """
     _thread_flags.flags = _FlagsOfThread()
     with _flags_lock:
         _collect_abandoned_flags()
         for flags in _idle_flags.values():
             for flag in flags:
                 flag.prepared.clear()
-                flag._backoff = VendorBackoff(flag._before + flag.recomputed_count)
+                flag._backoff = RecomputeBackoff(flag._before + flag.recomputed_count)
 
 
 def _acquire_flag(key: StreamKey) -> StreamFlag:

@@ -4,8 +4,8 @@ fmm's kernels that write C raise a flag when they store an inf or NaN. After ker
 of C raises the flag. The launches of this module run after the launches of a plan, and return at once unless the flag
 is raised. The tiled kernel (recompute_tiled.cuh) recomputes products of the types in TILED_STRATEGIES, and a simple
 kernel (recompute_simple.cuh) recomputes products of other types. The host never waits for the flag. A later call reads
-the count of recomputed products in host memory; if the count has grown, `VendorBackoff` sends the next products to the
-vendor.
+the count of recomputed products in host memory; if the count has grown, `RecomputeBackoff` sends the next products to
+the vendor.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ MIN_BACKOFF, MAX_BACKOFF = 8, 4096
 
 
 @dataclass
-class VendorBackoff:
+class RecomputeBackoff:
     """Exponential backoff: after a recomputed product, the next products go to the vendor.
 
     An inf or NaN tends to occur again, and computing a product twice takes longer than the vendor's product.
