@@ -244,7 +244,7 @@ def _lower_primitive(
 ) -> Any:
     """Lower a primitive to fmm's callback if fmm is faster, else to XLA's dot."""
     function = xla
-    if _is_on_one_device(context) and is_faster_by_fmm(platform, *context.avals_in, **options):
+    if _is_on_one_device(context) and is_fmm_faster_than_xla(platform, *context.avals_in, **options):
         function = partial(by_fmm, platform)
     return mlir.lower_fun(function, multiple_results=False)(context, *operands, **options)
 
@@ -257,7 +257,7 @@ def _is_on_one_device(context: Any) -> bool:
     return getattr(context.module_context.axis_context, "num_devices", 1) in (1, None)
 
 
-def is_faster_by_fmm(
+def is_fmm_faster_than_xla(
     platform: str,
     a: Any,
     b: Any = None,
@@ -391,7 +391,7 @@ def _lower_dot(platform: str, own: Callable[..., Any], context: Any, a: Any, b: 
         dot = _Contraction(left.shape, right.shape, options["dimension_numbers"])
         precision = lax.Precision.HIGHEST if _requires_full_float32(options["precision"]) else lax.Precision.DEFAULT
         stacks = (jax.ShapeDtypeStruct(shape, left.dtype) for shape in (dot.left_shape, dot.right_shape))
-        if is_faster_by_fmm(platform, *stacks, **dot.transposes, precision=precision):
+        if is_fmm_faster_than_xla(platform, *stacks, **dot.transposes, precision=precision):
             return mlir.lower_fun(partial(dot.product_by_fmm, platform), multiple_results=False)(context, a, b)
     return own(context, a, b, **options)
 

@@ -68,7 +68,9 @@ class ChunkTasks(DefaultMachine):
         for output, write in zip(step.program.outputs, writes, strict=True):
             for index in np.ndindex(write.shape):
                 if index not in values:
-                    values[index] = self._evaluate_program(step.program, [_cell_at(read, index) for read in reads])
+                    values[index] = self._evaluate_addition_program(
+                        step.program, [_chunk_cell_at(read, index) for read in reads]
+                    )
                 results.append((write, index, values[index][output]))
         for write, index, cell in results:  # written after all inputs are read, since an output may overwrite an input
             write[index] = cell
@@ -111,7 +113,9 @@ class ChunkTasks(DefaultMachine):
         self.table.clear()
         self.table.update(table)
 
-    def _evaluate_program(self, program: AdditionProgram, inputs: list[ChunkCell | None]) -> list[ChunkCell | None]:
+    def _evaluate_addition_program(
+        self, program: AdditionProgram, inputs: list[ChunkCell | None]
+    ) -> list[ChunkCell | None]:
         """Return the cells of an addition program's inputs, then the cell of the sum in each line of the program.
 
         None in place of a cell means a chunk of zeros.
@@ -177,7 +181,7 @@ class ChunkTasks(DefaultMachine):
         return ChunkCell(key, rows, cols)
 
 
-def _cell_at(grid: ChunkGrid, index: tuple[int, ...]) -> ChunkCell | None:
+def _chunk_cell_at(grid: ChunkGrid, index: tuple[int, ...]) -> ChunkCell | None:
     """Return the grid's cell at this index; None (zeros) for an index outside the grid."""
     inside = all(place < side for place, side in zip(index, grid.shape, strict=True))
     return grid[index] if inside else None

@@ -68,7 +68,7 @@ def _chunk_forwarding_tasks(
     distance = -(-len(nonfinite) // parts)
     sets = [[cell.key for cell in nonfinite[first::distance]] for first in range(distance)]
     passed = [
-        [tasks.add_task(x.rows, x.cols, run_if_any_condition, keys, return_chunk, x.key) for x in chunks]
+        [tasks.add_task(x.rows, x.cols, run_if_any_condition, keys, return_chunk_unchanged, x.key) for x in chunks]
         for keys in sets
     ]
     return [passed[place % distance] for place in range(len(nonfinite))]
@@ -109,7 +109,7 @@ def run_if_any_condition(conditions: Sequence[bool], function: Callable[..., Any
     return function(*arguments) if any(conditions) else None
 
 
-def return_chunk(chunk: Any) -> Any:
+def return_chunk_unchanged(chunk: Any) -> Any:
     return chunk
 
 

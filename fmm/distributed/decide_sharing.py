@@ -7,7 +7,7 @@ from functools import cache
 
 from fmm.distributed.layout import MeshLayout
 from fmm.distributed.predict_sharing import (
-    LocalConditions,
+    LocalProductConditions,
     MeshDevices,
     SharingCandidate,
     choose_sharing,
@@ -115,7 +115,7 @@ def decide_sharing(
     growth_limit = max(growth, 1.0)
     free_bytes = query.memory_limit if query.free_bytes is None else query.free_bytes
 
-    def limits_under_conditions(conditions: LocalConditions) -> Limits:
+    def limits_for_local_products(conditions: LocalProductConditions) -> Limits:
         unlimited = free_bytes == float("inf")
         workspace = UNLIMITED_BYTES if unlimited else workspace_share(int(free_bytes - conditions.held_bytes))
         local_growth = growth / _error_growth_of_piecewise_sums(conditions, dtype)
@@ -134,12 +134,12 @@ def decide_sharing(
         stream,
         network,
         itemsize,
-        lambda x: local_device_model(limits_under_conditions(x)).predict_seconds,
+        lambda x: local_device_model(limits_for_local_products(x)).predict_seconds,
     )
     candidates = rank_sharings(layout, devices, None if query.outer_plan is None else (query.outer_plan,))
     allowed = [x for x in candidates if query.outer_plan is not None or sharing_error_growth(x, dtype) <= growth_limit]
     best = choose_sharing(allowed, query.memory_limit)
-    limits = limits_under_conditions(best.local_conditions)
+    limits = limits_for_local_products(best.local_conditions)
     local = local_device_model(limits).choose_plan(*first_local_product_size(best))
     whole = single.predict_seconds(layout.m, layout.k, layout.n)
     of_part = local, limits.workspace, limits.error_growth
@@ -162,7 +162,7 @@ def sharing_error_growth(sharing: SharingCandidate, dtype: str) -> float:
     return _error_growth_of_piecewise_sums(sharing.local_conditions, dtype)
 
 
-def _error_growth_of_piecewise_sums(conditions: LocalConditions, dtype: str) -> float:
+def _error_growth_of_piecewise_sums(conditions: LocalProductConditions, dtype: str) -> float:
     pieces = conditions.pieces if DTYPES[dtype].sums_wider else 1
     return float(expected_error_growth(conditions.outer_plan, dtype) * ((pieces + 1) / 2) ** 0.5)
 

@@ -90,7 +90,7 @@ class PanelExchange:
         panels_in_transit = PanelsInTransit({}, [], [], [])
         messages: list[Any] = []
         for operand, box in self.layout.panels_needed(me, step).items():
-            if step and self.layout.has_constant_panel(operand):
+            if step and self.layout.reuses_panel_in_all_steps(operand):
                 panels_in_transit.panels[operand] = self.latest[operand]
                 continue
             panels_in_transit.panels[operand], sources = self._create_panel(operand, box, step)

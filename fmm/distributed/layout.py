@@ -35,7 +35,7 @@ class Span(NamedTuple):
         start = max(self.start, other.start)
         return Span(start, max(min(self.stop, other.stop), start))
 
-    def equal_subspan(self, parts: int, index: int) -> Span:
+    def equal_part_of_span(self, parts: int, index: int) -> Span:
         """Cut the span into `parts` equal parts, and return the part with this index."""
         step = -(-self.size // parts)
         start, stop = (min(self.start + i * step, self.stop) for i in (index, index + 1))
@@ -79,7 +79,7 @@ def span_of_process(size: int, axis: int, cuts: CutAxes, mesh: Sequence[int], co
     span = Span(0, size)
     for cut, side, place in zip(cuts, mesh, coordinates, strict=True):
         if cut == axis:
-            span = span.equal_subspan(side, place)
+            span = span.equal_part_of_span(side, place)
     return span
 
 
@@ -194,7 +194,7 @@ class MeshLayout:
         """Return the part of a process's share that the process computes in this step."""
         share = self._process_shares[rank]
         first = self._first_inner_piece_by_rank[rank] if self.along == K_AXIS else 0
-        piece = share[self.along].equal_subspan(self.pieces, (first + step) % self.pieces)
+        piece = share[self.along].equal_part_of_span(self.pieces, (first + step) % self.pieces)
         return ProcessShare(*(piece if axis == self.along else span for axis, span in enumerate(share)))
 
     def panels_needed(self, rank: int, step: int) -> dict[OperandName, Rectangle]:
@@ -202,7 +202,7 @@ class MeshLayout:
         rows, inner, cols = self.process_share_in_step(rank, step)
         return {"A": Rectangle(rows, inner), "B": Rectangle(inner, cols)}
 
-    def has_constant_panel(self, operand: OperandName) -> bool:
+    def reuses_panel_in_all_steps(self, operand: OperandName) -> bool:
         """Return True if a process multiplies the same panel of this operand in all steps."""
         return self.along == (N_AXIS if operand == "A" else M_AXIS)
 
@@ -216,7 +216,7 @@ class MeshLayout:
             needs = self.panels_needed(rank, step)
             if all(box.size for box in needs.values()):
                 for operand, box in needs.items():
-                    if step and self.has_constant_panel(operand):
+                    if step and self.reuses_panel_in_all_steps(operand):
                         continue
                     for source, part in self.blocks_held[operand].find_source_ranks(rank, box):
                         if source != rank:

@@ -40,7 +40,7 @@ CANDIDATE_PIECE_COUNTS = (2, 4, 8)  # candidate numbers of pieces for rows or co
 ProductSeconds = Callable[[int, int, int], float]  # (m, k, n) -> seconds of an m x k by k x n product on one device
 
 
-class LocalConditions(NamedTuple):
+class LocalProductConditions(NamedTuple):
     """The conditions of a device's local products: bytes in use, outer level, number of pieces."""
 
     held_bytes: float  # bytes of panels and blocks in device memory, without the operands and C
@@ -57,9 +57,9 @@ class MeshDevices:
     network: Network
     itemsize: int  # bytes of an entry of A, B or C
     # Function that returns `product_seconds` under conditions of the local products; None if there are no conditions.
-    product_seconds_under: Callable[[LocalConditions], ProductSeconds] | None = None
+    product_seconds_under: Callable[[LocalProductConditions], ProductSeconds] | None = None
 
-    def devices_under_conditions(self, conditions: LocalConditions) -> MeshDevices:
+    def mesh_devices_under_conditions(self, conditions: LocalProductConditions) -> MeshDevices:
         """Return devices with the function `product_seconds` that predicts local products under these conditions."""
         if self.product_seconds_under is None:
             return self
@@ -83,9 +83,9 @@ class SharingCandidate:
     rectangle: bool = False
 
     @property
-    def local_conditions(self) -> LocalConditions:
+    def local_conditions(self) -> LocalProductConditions:
         """The conditions of the local products of a device."""
-        return LocalConditions(self.held_bytes, self.outer_plan, self.layout.pieces)
+        return LocalProductConditions(self.held_bytes, self.outer_plan, self.layout.pieces)
 
     @property
     def predicted_seconds(self) -> float:
@@ -112,7 +112,7 @@ def predict_layout(layout: MeshLayout, outer_plan: Plan, devices: MeshDevices) -
     """Return the prediction for one candidate; raise PlanError if the outer level is impossible in the layout."""
     if outer_plan == VENDOR:
         panels = _panel_bytes(layout, devices.itemsize)
-        local = devices.devices_under_conditions(LocalConditions(panels, VENDOR, layout.pieces))
+        local = devices.mesh_devices_under_conditions(LocalProductConditions(panels, VENDOR, layout.pieces))
         return replace(_predict_steps(layout, local), around=_reduction_seconds(layout, devices))
     return _predict_with_level(layout, outer_plan, devices)
 
@@ -190,14 +190,14 @@ def layouts_by_step_count(layout: MeshLayout) -> Iterator[MeshLayout]:
             yield replace(layout, pieces=pieces, along=along)
 
 
-def canonical_layout(layout: MeshLayout) -> MeshLayout:
+def layout_for_outer_level(layout: MeshLayout) -> MeshLayout:
     """Return the layout with the cuts that an outer level needs: A has the row cuts of C, B the column cuts of C."""
 
-    def canonical_cuts(operand: OperandName, cuts: CutAxes) -> CutAxes:
+    def cuts_for_outer_level(operand: OperandName, cuts: CutAxes) -> CutAxes:
         table, pairs = ALLOWED_CUTS[operand], zip(cuts, layout.work, strict=True)
         return tuple(cut if cut in table[axis] else table[axis][0] for cut, axis in pairs)
 
-    return replace(layout, a=canonical_cuts("A", layout.a), b=canonical_cuts("B", layout.b))
+    return replace(layout, a=cuts_for_outer_level("A", layout.a), b=cuts_for_outer_level("B", layout.b))
 
 
 # ---- prediction of one product in steps
@@ -332,7 +332,7 @@ def _predict_rectangle(layout: MeshLayout, devices: MeshDevices) -> SharingCandi
 
 def _predict_with_level(layout: MeshLayout, outer_plan: Plan, devices: MeshDevices) -> SharingCandidate:
     """Return the prediction with an outer level: a sequence of shared products of blocks, and local sums of blocks."""
-    canonical = canonical_layout(layout)
+    canonical = layout_for_outer_level(layout)
     cut = outer_level_blocks(canonical, outer_plan)
     itemsize, stream = devices.itemsize, devices.stream
     held = {operand: canonical.blocks_held[operand].block_of_rank(0).size for operand in canonical.blocks_held}
@@ -343,7 +343,7 @@ def _predict_with_level(layout: MeshLayout, outer_plan: Plan, devices: MeshDevic
     # number of entries that are read and written when blocks are copied out of A and B, and into C
     packed = 2.0 * (held["A"] + held["B"] + block)
     memory = 2 * _panel_bytes(cut.block_layout, itemsize) + packed * itemsize
-    local = devices.devices_under_conditions(LocalConditions(memory, outer_plan, canonical.pieces))
+    local = devices.mesh_devices_under_conditions(LocalProductConditions(memory, outer_plan, canonical.pieces))
     products = _predict_steps(cut.block_layout, local, count)
     return SharingCandidate(
         canonical,

@@ -74,7 +74,7 @@ def matmul(a: Any, b: Any, options: SharingOptions) -> Any:
             if any(_needed_gradients(a, b)):
                 return SharedProductFunction.apply(a, b, options, sharing)
             return _multiply_and_redistribute(a, b, options, sharing)
-    elif _required_level(options) not in (None, VENDOR):
+    elif _required_outer_level(options) not in (None, VENDOR):
         raise PlanError(NO_LEVEL_MESSAGE.format(plan=options.plan))
     c = TORCH_MATMUL(a, b)
     return c if options.placements is None else c.redistribute(placements=options.placements)
@@ -82,7 +82,7 @@ def matmul(a: Any, b: Any, options: SharingOptions) -> Any:
 
 def explain(a: Any, b: Any, options: SharingOptions) -> SharedDecision:
     """Return the decision on how `matmul` would share the product; send no messages to other processes."""
-    outer_plan = _required_level(options)
+    outer_plan = _required_outer_level(options)
     if not _can_share_product(a, b):
         raise TypeError("two DTensors must be matrices of the same type on the same mesh")
     return _decide_on_this_process(a, b, outer_plan, options.max_error_growth)
@@ -117,7 +117,7 @@ def _adjoint(x: Any) -> Any:
     return transposed.conj().resolve_conj() if transposed.is_complex() else transposed
 
 
-def _required_level(options: SharingOptions) -> Plan | None:
+def _required_outer_level(options: SharingOptions) -> Plan | None:
     return None if options.plan is None else parse_outer_level(options.plan)
 
 
@@ -223,7 +223,7 @@ OPERAND_PLACEMENT_TYPES = Shard, Replicate, Partial
 RESULT_PLACEMENT_TYPES = Shard, Replicate  # torch cannot redistribute a tensor to Partial
 
 
-def placement_error(mesh: Any, matrix: str, placements: Any, kinds: tuple[type, ...]) -> ValueError | None:
+def invalid_placements_error(mesh: Any, matrix: str, placements: Any, kinds: tuple[type, ...]) -> ValueError | None:
     """Return a ValueError if the placements of a matrix are not valid, else None."""
     sequence = placements if isinstance(placements, Sequence) else ()
     valid = all(type(place) in kinds and getattr(place, "dim", 0) in (-2, -1, 0, 1) for place in sequence)
@@ -243,7 +243,7 @@ def checked_placements(mesh: Any, matrix: str, placements: Any, kinds: tuple[typ
         if mesh.ndim > 2:
             raise ValueError(f"a mesh of {mesh.ndim} dimensions has no default cuts of {matrix}: pass its placements")
         return (Shard(0), Shard(1))[: mesh.ndim]
-    if (error := placement_error(mesh, matrix, placements, kinds)) is not None:
+    if (error := invalid_placements_error(mesh, matrix, placements, kinds)) is not None:
         raise error
     return tuple(placements)
 
@@ -306,7 +306,7 @@ def _agree_on_sharing(a: Any, b: Any, options: SharingOptions) -> AgreedSharing 
     With gloo, all processes compare their calls each time. With NCCL, a comparison would wait for the device, so
     processes compare only calls that they have not cached.
     """
-    description, error = _describe_call(a, b, options)
+    description, error = _describe_shared_call(a, b, options)
     processes = mesh_processes(a.device_mesh)
     cache = _sharings_by_mesh.setdefault(a.device_mesh, {})
     on_gpu = a.device_mesh.device_type == "cuda"
@@ -324,27 +324,27 @@ def _agree_on_sharing(a: Any, b: Any, options: SharingOptions) -> AgreedSharing 
     return cache[description]
 
 
-def _describe_call(a: Any, b: Any, options: SharingOptions) -> tuple[str, Exception | None]:
+def _describe_shared_call(a: Any, b: Any, options: SharingOptions) -> tuple[str, Exception | None]:
     """Return the description of this process's call, and the error if the call is not valid."""
     shapes = " times ".join(f"{tuple(x.shape)} of {x.dtype} as {tuple(x.placements)}" for x in (a, b))
     placements = tuple(options.placements) if isinstance(options.placements, Sequence) else options.placements
     call = f"{shapes}, plan {options.plan}, placements {placements}, error growth {options.max_error_growth}"
     mode, disabled, emulated = tuning_mode(), is_disabled(), is_emulation_allowed()
     settings = f"gradients {_needed_gradients(a, b)}, {mode} {disabled} {emulated}"
-    error = _call_error(a, b, options)
+    error = _invalid_call_error(a, b, options)
     return f"{call}, {settings}" + (f" ({error})" if error else ""), error
 
 
-def _call_error(a: Any, b: Any, options: SharingOptions) -> Exception | None:
+def _invalid_call_error(a: Any, b: Any, options: SharingOptions) -> Exception | None:
     """Return an exception if the call is not valid, else None."""
     try:
-        outer_plan = _required_level(options)
+        outer_plan = _required_outer_level(options)
     except PlanError as error:
         return error
     if not _can_share_product(a, b):
         return PlanError(NO_LEVEL_MESSAGE.format(plan=options.plan)) if outer_plan not in (None, VENDOR) else None
     if options.placements is not None:
-        invalid = placement_error(a.device_mesh, "the product", options.placements, RESULT_PLACEMENT_TYPES)
+        invalid = invalid_placements_error(a.device_mesh, "the product", options.placements, RESULT_PLACEMENT_TYPES)
         if invalid is not None:
             return invalid
     place, shape = mesh_processes(a.device_mesh).place, tuple(a.device_mesh.mesh.shape)
@@ -364,7 +364,7 @@ def _broadcast_decision(
     message: list[Any] = [None]
     if processes.place == 0:
         try:
-            decision = _decide_on_this_process(a, b, _required_level(options), options.max_error_growth)
+            decision = _decide_on_this_process(a, b, _required_outer_level(options), options.max_error_growth)
             best, limits = decision.best, (decision.local_error_growth, decision.local_workspace)
             message[0] = AgreedSharing(description, best.layout, str(best.outer_plan), *limits)
         except Exception as error:

@@ -57,7 +57,7 @@ class CupyFunctions:
             replaced = replacement_function(own, answer)
             for owner, name in attributes_bound_to(own, self.cupy, self.cupy.linalg):
                 yield owner, name, replaced
-        if is_mutable_type(self.ndarray):
+        if can_set_methods_on_type(self.ndarray):
             yield self.ndarray, "__matmul__", self.matmul_operator()
 
     def matmul_operator(self) -> Callable[[Any, Any], Any]:
@@ -133,6 +133,6 @@ class CupyFunctions:
 HEAP_TYPE, IMMUTABLE_TYPE = 1 << 9, 1 << 8  # CPython's flags of type objects
 
 
-def is_mutable_type(kind: type) -> bool:
+def can_set_methods_on_type(kind: type) -> bool:
     """Return True if Python can set methods on the type; many types written in C are immutable."""
     return bool(kind.__flags__ & HEAP_TYPE and not kind.__flags__ & IMMUTABLE_TYPE)

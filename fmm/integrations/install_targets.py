@@ -234,15 +234,15 @@ def _update_installation(target: InstallTarget, loaded: bool = False) -> None:
         if loaded or is_module_loaded(target.library):
             _install_target(target)
         elif sys.modules.get(target.library) is not None:
-            if not call_after_import(target.library, update_loaded_library):
+            if not call_after_import(target.library, install_into_loaded_library):
                 _install_target(target)
         elif not _is_importable(target.library):
             log_once(f"nothing is installed for {target.library}: no library of this name can be imported")
         else:
-            call_after_import(target.library, update_loaded_library)
+            call_after_import(target.library, install_into_loaded_library)
 
 
-def update_loaded_library(library: str) -> None:
+def install_into_loaded_library(library: str) -> None:
     """Install fmm into a library that has just been loaded, for those targets of the library that have a holder."""
     for target in INSTALL_TARGETS.values():
         with _targets_lock.now:

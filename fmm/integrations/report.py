@@ -282,10 +282,10 @@ def count_outcome(kind: ProductKind, outcome: ProductOutcome) -> None:
 def count_record(kind: ProductKind, record: CallRecord) -> None:
     """Count a recorded product under the element type of its decision; for float32 operands this type can be TF32."""
     problem = record.decision.problem
-    count_outcome(kind if problem is None else kind._replace(dtype=problem.dtype), outcome_of_record(record))
+    count_outcome(kind if problem is None else kind._replace(dtype=problem.dtype), outcome_of_call_record(record))
 
 
-def outcome_of_record(record: CallRecord) -> ProductOutcome:
+def outcome_of_call_record(record: CallRecord) -> ProductOutcome:
     """Return the outcome of a recorded product."""
     decision, plan, fallback_reason = record
     if plan is not None and plan != VENDOR:

@@ -88,17 +88,17 @@ def _prepare_program(options: argparse.Namespace, program: str, rest: list[str])
         _create_main_module()
         return partial(_run_module, program)  # if the module is missing, runpy prints the error
     if options.code:
-        _set_first_path("")
+        _set_first_sys_path("")
         sys.argv = ["-c", *rest]
         return partial(_run_source, _create_main_module(), program, "<string>")
     sys.argv = [program, *rest]
     if program == "-":
-        _set_first_path("")
+        _set_first_sys_path("")
         return partial(_run_source, _create_main_module("<stdin>"), sys.stdin.read(), "<stdin>")
-    return _prepare_file(program)
+    return _prepare_script_or_archive(program)
 
 
-def _prepare_file(program: str) -> Callable[[], object]:
+def _prepare_script_or_archive(program: str) -> Callable[[], object]:
     """Prepare a script, a compiled script, or a folder or zip archive with a module `__main__`."""
     path = Path(program).absolute()
     if path.is_dir() or is_zipfile(path):
@@ -107,7 +107,7 @@ def _prepare_file(program: str) -> Callable[[], object]:
             del sys.path[1]
         _create_main_module()
         return partial(_run_module, "__main__", False)
-    _set_first_path(str(path.resolve().parent))
+    _set_first_sys_path(str(path.resolve().parent))
     try:
         source = path.read_bytes()
     except OSError as error:
@@ -139,7 +139,7 @@ def _create_main_module(file: str = "", loader: Any = BuiltinImporter) -> Module
     return module
 
 
-def _set_first_path(folder: str) -> None:
+def _set_first_sys_path(folder: str) -> None:
     """Replace the first entry of sys.path; do nothing in safe-path mode, in which Python adds no entry."""
     if not sys.flags.safe_path:
         sys.path[0] = folder

@@ -108,7 +108,7 @@ class DispatcherOperators:
             return None
         if self.hook is None and not is_reporting() and self._is_declined(a, b):
             return None
-        recurring = self._recurring_call(a, b, addend, out, update)
+        recurring = self._cached_plan_call(a, b, addend, out, update)
         cached = None if recurring is None else self.library.cached_calls.get(recurring.key.key)
         if isinstance(cached, PlannedGemm) and cached.expiry > time.monotonic():
             operands = planned_operands(cached, a, b, addend, out)
@@ -128,7 +128,7 @@ class DispatcherOperators:
         """Return True if the product is small, or its decline is cached; a hook declines these products itself."""
         return _is_too_small_for_plans(a, b) or (a.dim() == 2 and was_declined(self.library, a, b))
 
-    def _recurring_call(self, a: Any, b: Any, addend: Any, out: Any, update: BlasGemmParams) -> RecurringCall | None:
+    def _cached_plan_call(self, a: Any, b: Any, addend: Any, out: Any, update: BlasGemmParams) -> RecurringCall | None:
         """Return the call with the key under which its plan is cached; None if no plan is cached for these operands."""
         library = self.library
         if library.processor == "cpu" or is_reporting():  # a report counts every decision

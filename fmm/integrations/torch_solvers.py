@@ -27,7 +27,7 @@ from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_wit
 SolverFunction = Callable[..., Any]  # returns the operator's result, or None if torch's own kernel must run
 
 
-def column_major(x: Any) -> Any:
+def column_major_copy(x: Any) -> Any:
     """Return a column-major copy, the layout of the results of torch.linalg."""
     return x.mT.contiguous().mT
 
@@ -53,7 +53,7 @@ def solve_triangular(
     columns = b.shape[-1 if left else -2]
     if not triangular_levels(library, a, columns, None):
         return None
-    return column_major(
+    return column_major_copy(
         solve_triangular_without_gradient(library, a, b, TriangularForm(not upper, unitriangular, left), None)
     )
 
@@ -61,7 +61,7 @@ def solve_triangular(
 def inv_ex(library: TorchSolvers, a: Any, *, check_errors: bool = False) -> Any:
     """Return the result of torch's operator linalg_inv_ex; None if no speedup is predicted."""
     return (
-        (column_major(invert_stacks(library, a, None)), zero_info_array(a))
+        (column_major_copy(invert_stacks(library, a, None)), zero_info_array(a))
         if inverse_panel_width(library, a, None)
         else None
     )
@@ -72,14 +72,14 @@ def qr(library: TorchSolvers, a: Any, mode: str = "reduced") -> Any:
     if mode not in qr_factors.QR_MODES or not qr_factors.prefers_cholesky_qr(library, a, mode == "reduced", None):
         return None
     q, r = qr_of_tall_stacks(library, a, None, mode == "reduced")
-    return a.new_empty(0) if q is None else column_major(q), column_major(r)
+    return a.new_empty(0) if q is None else column_major_copy(q), column_major_copy(r)
 
 
 def lu_factor_ex(library: TorchSolvers, a: Any, *, pivot: bool = True, check_errors: bool = False) -> Any:
     """Return the result of torch's operator linalg_lu_factor_ex; None if no speedup is predicted."""
     if not pivot or not is_square(a) or (factors := lu_of_stacks(library, a, None)) is None:
         return None
-    return column_major(factors.lu), factors.pivots + library.first_pivot, zero_info_array(a)
+    return column_major_copy(factors.lu), factors.pivots + library.first_pivot, zero_info_array(a)
 
 
 def solve_ex(library: TorchSolvers, a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> Any:
@@ -91,7 +91,7 @@ def solve_ex(library: TorchSolvers, a: Any, b: Any, *, left: bool = True, check_
     if not matches or (factors := lu_of_stacks(library, a, None)) is None:
         return None
     x = solve_by_factors(library, factors, b, None)
-    return column_major(x), column_major(factors.lu), factors.pivots + library.first_pivot, zero_info_array(a)
+    return column_major_copy(x), column_major_copy(factors.lu), factors.pivots + library.first_pivot, zero_info_array(a)
 
 
 TORCH_SOLVERS: dict[str, SolverFunction] = {

@@ -20,7 +20,7 @@ import numpy as np
 
 from fmm import api
 from fmm.linalg.cholesky_recursion import cholesky_of_stacks
-from fmm.linalg.halving_rules import first_half_rows
+from fmm.linalg.halving_rules import first_half_row_count
 from fmm.linalg.qr_steps import BLOCK_ROWS, column_blocks, inverse_halving_count, is_gram_summed_by_row_blocks
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.solver_steps import StepConditions
@@ -35,7 +35,7 @@ SHIFT_UNITS = 4.0  # the shift added to the diagonal, in units of the Gram matri
 MAX_INVERSE_GROWTH = 8.0
 
 
-class QrPasses(NamedTuple):
+class CholeskyQrPasses(NamedTuple):
     """The result of all passes, but without the last division by L: A = Q R, and the Cholesky factor L of Q^H Q."""
 
     q: Any
@@ -43,7 +43,9 @@ class QrPasses(NamedTuple):
     last_factor: Any
 
 
-def qr_passes(library: NumpySolvers, a: Any, limit: float | None, max_passes: int = MAX_PASSES) -> QrPasses | None:
+def run_cholesky_qr_passes(
+    library: NumpySolvers, a: Any, limit: float | None, max_passes: int = MAX_PASSES
+) -> CholeskyQrPasses | None:
     """Run all passes except the last division; return None if the columns do not become orthonormal."""
     q, r = a, None
     for step in range(max_passes):
@@ -56,8 +58,8 @@ def qr_passes(library: NumpySolvers, a: Any, limit: float | None, max_passes: in
         if (factor := shifted_cholesky(library, gram, limit, (0.0, SHIFT_UNITS) if step == 0 else (0.0,))) is None:
             return None
         if is_last:
-            return QrPasses(q, r, factor)
-        q, r = right_divide_by_adjoint(library, q, factor, limit), r_after_pass(library, factor, r, limit)
+            return CholeskyQrPasses(q, r, factor)
+        q, r = right_divide_by_adjoint(library, q, factor, limit), r_factor_after_pass(library, factor, r, limit)
     return None
 
 
@@ -66,13 +68,13 @@ def cholesky_qr(library: NumpySolvers, a: Any, limit: float | None, with_q: bool
 
     If `with_q` is False, Q is not computed and None is returned in its place.
     """
-    if (passes := qr_passes(library, a, limit)) is None:
+    if (passes := run_cholesky_qr_passes(library, a, limit)) is None:
         return None
     q = right_divide_by_adjoint(library, passes.q, passes.last_factor, limit, is_last=True) if with_q else None
-    return q, r_after_pass(library, passes.last_factor, passes.r, limit)
+    return q, r_factor_after_pass(library, passes.last_factor, passes.r, limit)
 
 
-def r_after_pass(library: NumpySolvers, factor: Any, r: Any, limit: float | None) -> Any:
+def r_factor_after_pass(library: NumpySolvers, factor: Any, r: Any, limit: float | None) -> Any:
     """Return the R of A = Q R after one more pass with the factor L: the product L^H R."""
     upper = library.adjoint(factor)
     return upper if r is None else library.module.triu(api.matmul(upper, r, max_error_growth=limit))
@@ -119,7 +121,7 @@ def right_divide_by_adjoint(
     On the host, and if the inverse is not accurate enough, a triangular system is solved instead. In the last pass the
     inverse is accurate, since L L^H is close to the identity.
     """
-    if prefers_product_with_inverse(library, a):
+    if is_product_with_inverse_faster(library, a):
         inverse = library.identity(factor.shape[0], factor)
         halvings = inverse_halving_count(factor.shape[0], step_conditions(library, a, limit))
         invert_lower_in_place(library, factor, inverse, halvings, limit)
@@ -130,7 +132,7 @@ def right_divide_by_adjoint(
     )
 
 
-def prefers_product_with_inverse(library: NumpySolvers, a: Any) -> bool:
+def is_product_with_inverse_faster(library: NumpySolvers, a: Any) -> bool:
     """Return True for arrays on a GPU, where products with an inverse are faster than a triangular solve.
 
     On the host, BLAS solves triangular systems as fast as it multiplies.
@@ -156,7 +158,7 @@ def invert_lower_in_place(library: NumpySolvers, a: Any, x: Any, halvings: int, 
     if halvings == 0 or n < 2:
         library.solve_block(a, x, True, False)
         return
-    h = first_half_rows(n)
+    h = first_half_row_count(n)
     for half in (slice(0, h), slice(h, n)):
         invert_lower_in_place(library, a[half, half], x[half, half], halvings - 1, limit)
     panel = api.matmul(a[h:, :h], x[:h, :h], max_error_growth=limit)

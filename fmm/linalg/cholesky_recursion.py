@@ -20,7 +20,7 @@ from fmm.linalg.halving_rules import (
     CHOLESKY_RULE,
     INVERTED_RULE,
     POSITIVE_RULE,
-    block_side,
+    block_side_after_halvings,
     diagonal_block_rows,
     diagonal_block_side,
     first_half_rows_rounded,
@@ -41,7 +41,7 @@ def cholesky_block_side(library: NumpySolvers, a: Any, limit: float | None) -> i
     if inverts_diagonal_blocks(library, a):
         return diagonal_block_side(library, a, a.shape[-1], limit, POSITIVE_RULE)
     levels = solver_levels(library, a, None, limit, CHOLESKY_RULE)
-    return block_side(a.shape[-1], levels) if levels else 0
+    return block_side_after_halvings(a.shape[-1], levels) if levels else 0
 
 
 def inverted_block_side(library: NumpySolvers, a: Any, side: int) -> int:

@@ -40,9 +40,9 @@ def det(a: Any, /, *, max_error_growth: float | None = None) -> Any:
     -1.0
     """
     library, (a,) = common_arrays(a)
-    if (factors := _factors(library, a, max_error_growth)) is None:
+    if (factors := _lu_factors_of_matrix(library, a, max_error_growth)) is None:
         return library.det(a)
-    diagonal = _diagonals(library, factors)
+    diagonal = _diagonals_of_u(library, factors)
     return _permutation_signs(library, factors, diagonal) * diagonal.prod(-1)
 
 
@@ -71,15 +71,15 @@ def slogdet(a: Any, /, *, max_error_growth: float | None = None) -> SlogdetResul
     -1.0 0.0
     """
     library, (a,) = common_arrays(a)
-    if (factors := _factors(library, a, max_error_growth)) is None:
+    if (factors := _lu_factors_of_matrix(library, a, max_error_growth)) is None:
         return SlogdetResult(*library.slogdet(a))
-    diagonal = _diagonals(library, factors)
+    diagonal = _diagonals_of_u(library, factors)
     magnitudes = abs(diagonal)
     sign = _permutation_signs(library, factors, diagonal) * (diagonal / magnitudes).prod(-1)
     return SlogdetResult(sign, library.module.log(magnitudes).sum(-1))
 
 
-def _factors(library: NumpySolvers, a: Any, limit: float | None) -> LuFactors | None:
+def _lu_factors_of_matrix(library: NumpySolvers, a: Any, limit: float | None) -> LuFactors | None:
     if (
         not is_square(a)
         or not lu_panel_width(library, a, limit)
@@ -90,7 +90,7 @@ def _factors(library: NumpySolvers, a: Any, limit: float | None) -> LuFactors | 
     return lu_of_stacks(library, a, limit)
 
 
-def _diagonals(library: NumpySolvers, factors: LuFactors) -> Any:
+def _diagonals_of_u(library: NumpySolvers, factors: LuFactors) -> Any:
     """Return the diagonal of U for each matrix of a stack."""
     return library.module.diagonal(factors.lu, 0, -2, -1)
 

@@ -20,7 +20,7 @@ from fmm.linalg.recursion_steps import (
     DiagonalBlocks,
     cholesky_steps,
     general_inverse_steps,
-    positive_inverse_steps,
+    positive_definite_inverse_steps,
     triangular_steps,
 )
 from fmm.linalg.solver_decision import SolverDecision
@@ -83,7 +83,7 @@ def explain_inv(
         select_diagonal_blocks = diagonal_blocks_function(library, a, limit)
         if assume_a == "pos" and (side := positive_definite_block_side(library, a, limit)):
             blocks = DiagonalBlocks(side, inverts_diagonal_blocks(library, a))
-            steps = positive_inverse_steps(n, cholesky_factor_steps(library, a, limit), blocks)
+            steps = positive_definite_inverse_steps(n, cholesky_factor_steps(library, a, limit), blocks)
         elif assume_a == "gen" and (width := inverse_panel_width(library, a, limit)):
             blocks = select_diagonal_blocks(n, n)
             steps = general_inverse_steps(n, width, blocks._replace(side=min(blocks.side, LU_INVERTED_SIDE)))

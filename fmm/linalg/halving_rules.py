@@ -30,7 +30,7 @@ class HalvingRule(NamedTuple):
     gain: float
 
 
-class SmallestSides(NamedTuple):
+class SmallestProductSides(NamedTuple):
     """The number of rows of the smallest matrix for which a solver on a GPU uses products, for each precision."""
 
     single: int
@@ -59,12 +59,12 @@ POSITIVE_INVERSE_RULE = BlockInversionRule(1024, 1024, 0, 1024, 1024, 1.5)  # th
 UNMEASURED_SMALLEST = 8192  # rows of the smallest matrix on other GPUs, and of complex matrices
 # The smallest sides on GPUs for which fmm has a kernel for panels. For smaller matrices with an odd number of rows,
 # products take longer than the library's own function, because Python needs time for each step of a solver.
-LU_SIDES = SmallestSides(8192, 6144)
-INVERSE_SIDES = SmallestSides(7168, 5120)
+LU_SIDES = SmallestProductSides(8192, 6144)
+INVERSE_SIDES = SmallestProductSides(7168, 5120)
 HOST_LU_RULE = HalvingRule(8192, float("inf"))  # no gain is measured on hosts
 
 
-def first_half_rows(n: int) -> int:
+def first_half_row_count(n: int) -> int:
     """Return the number of rows of the first half of n rows; the first half is the larger one."""
     half = (n + 1) // 2
     return -(-half // ALIGNMENT) * ALIGNMENT if n >= 8 * ALIGNMENT else half
@@ -85,10 +85,10 @@ def lu_split_column(first: int, last: int, width: int) -> int:
     return first + (-(-(last - first) // unit) + 1) // 2 * unit
 
 
-def block_side(n: int, levels: int) -> int:
+def block_side_after_halvings(n: int, levels: int) -> int:
     """Return the number of rows of the blocks on the diagonal after `levels` halvings of n rows."""
     for _ in range(levels):
-        n = first_half_rows(n)
+        n = first_half_row_count(n)
     return n
 
 
@@ -102,16 +102,16 @@ def diagonal_block_side(
     n = a.shape[-1]
     if n < min(rule.single_smallest, rule.double_smallest) or n * columns < rule.fewest_entries:
         return 0
-    if not is_matrix_large_enough(library, a, SmallestSides(rule.single_smallest, rule.double_smallest)):
+    if not is_large_enough_for_products(library, a, SmallestProductSides(rule.single_smallest, rule.double_smallest)):
         return 0
     if library.is_measured(a):
         return diagonal_block_rows(library, a, rule)
     dtype, device = library.product_type(a), library.device(a)
-    gain = product_speedup(first_half_rows(n), columns, dtype, device, limit) if n >= UNMEASURED_SMALLEST else 0
+    gain = product_speedup(first_half_row_count(n), columns, dtype, device, limit) if n >= UNMEASURED_SMALLEST else 0
     return diagonal_block_rows(library, a, rule) if gain >= rule.gain else 0
 
 
-def is_matrix_large_enough(library: NumpySolvers, a: Any, smallest: SmallestSides) -> bool:
+def is_large_enough_for_products(library: NumpySolvers, a: Any, smallest: SmallestProductSides) -> bool:
     """Return True if solvers by products support the matrix's type, and the matrix has enough rows."""
     dtype = library.product_type(a)
     return dtype in SOLVER_TYPES and a.shape[-1] >= (smallest.single if dtype in SINGLE_TYPES else smallest.double)
@@ -125,7 +125,7 @@ def diagonal_block_rows(library: NumpySolvers, a: Any, rule: BlockInversionRule)
 def solver_levels(library: NumpySolvers, a: Any, columns: int | None, limit: float | None, rule: HalvingRule) -> int:
     """Return how many times a solver halves the matrices of an array; 0 for small matrices."""
     n = a.shape[-1]
-    if first_half_rows(n) < rule.smallest_half:
+    if first_half_row_count(n) < rule.smallest_half:
         return 0
     return count_halvings(n, columns, library.product_type(a), library.device(a), limit, rule)
 
@@ -136,13 +136,13 @@ def count_halvings(n: int, columns: int | None, dtype: str, device: str, limit: 
     Return 0 if the library's own function must compute the whole matrix. `columns` is the number of right-hand sides;
     None if the products of the solver are square. `limit` is the limit on the error growth.
     """
-    levels, half = 0, first_half_rows(n)
+    levels, half = 0, first_half_row_count(n)
     if dtype not in SOLVER_TYPES or columns == 0:
         return 0
     while half >= rule.smallest_half:
         if product_speedup(half, columns or half, dtype, device, limit) < rule.gain:
             break
-        levels, half = levels + 1, first_half_rows(half)
+        levels, half = levels + 1, first_half_row_count(half)
     return levels
 
 

@@ -13,7 +13,7 @@ from fmm.linalg.halving_rules import (
     INVERSE_SIDES,
     POSITIVE_INVERSE_RULE,
     TRIANGULAR_RULE,
-    block_side,
+    block_side_after_halvings,
     diagonal_block_side,
     first_half_rows_rounded,
     solver_levels,
@@ -88,7 +88,7 @@ def inv(
     if not gains or not library.is_plain(a) or library.needs_gradient(a):
         inverse = library.inv(a)
     elif assume_a == "pos":
-        inverse = invert_positive_stacks(library, a, max_error_growth)
+        inverse = invert_positive_definite_stacks(library, a, max_error_growth)
     else:
         inverse = invert_stacks(library, a, max_error_growth)
     return write_result(library, out, inverse)
@@ -115,7 +115,7 @@ def positive_definite_block_side(library: NumpySolvers, a: Any, limit: float | N
     if inverts_diagonal_blocks(library, a):
         return diagonal_block_side(library, a, a.shape[-1], limit, POSITIVE_INVERSE_RULE)
     levels = solver_levels(library, a, None, limit, TRIANGULAR_RULE)
-    return block_side(a.shape[-1], levels) if levels else 0
+    return block_side_after_halvings(a.shape[-1], levels) if levels else 0
 
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
@@ -135,7 +135,7 @@ def invert_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
 
 
 @np.errstate(all="ignore")  # SciPy and numpy.linalg do not warn of inf and NaN
-def invert_positive_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
+def invert_positive_definite_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
     """Return the inverses of a stack of positive definite matrices, each as Y^H Y with Y = L^-1 and the factor L."""
     side = positive_definite_block_side(library, a, limit)
     inverse = cholesky(a, max_error_growth=limit)

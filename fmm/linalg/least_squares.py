@@ -9,7 +9,7 @@ import numpy as np
 from fmm import api
 from fmm.linalg.arguments import common_arrays
 from fmm.linalg.cholesky_factors import cho_solve
-from fmm.linalg.cholesky_qr import qr_passes
+from fmm.linalg.cholesky_qr import run_cholesky_qr_passes
 from fmm.linalg.qr_factors import prefers_cholesky_qr
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.triangular import solve_triangular
@@ -82,7 +82,7 @@ def solve_tall_system(library: NumpySolvers, a: Any, b: Any, limit: float | None
 
     With a = Q R after the first pass of Cholesky QR and Q^H Q = L L^H, x is the solution of R x = (L L^H)^-1 Q^H b.
     """
-    if (passes := qr_passes(library, a, limit, FULL_RANK_PASSES)) is None:
+    if (passes := run_cholesky_qr_passes(library, a, limit, FULL_RANK_PASSES)) is None:
         return None
     sides = b[:, None] if b.ndim == 1 else b
     projected = api.matmul(library.adjoint(passes.q), sides, max_error_growth=limit)

@@ -135,7 +135,7 @@ def lu_solve(
 
 def solve_by_factors(library: NumpySolvers, factors: LuFactors, b: Any, limit: float | None, trans: str = "N") -> Any:
     """Return the solutions of op(a) x = b from the LU factors of a; `trans` is "N", "T" or "C"."""
-    lu, order = factors.lu, row_orders(library, factors.pivots)
+    lu, order = factors.lu, row_orders_after_exchanges(library, factors.pivots)
     options: dict[str, Any] = {"max_error_growth": limit}
     if trans == "N":
         y = solve_triangular(lu, permute_rows(library, b, order), 0, True, True, **options)
@@ -154,19 +154,19 @@ def solve_systems(
     return solve_by_factors(library, factors, b, limit), factors
 
 
-def row_orders(library: NumpySolvers, pivots: Any) -> Any:
+def row_orders_after_exchanges(library: NumpySolvers, pivots: Any) -> Any:
     """Return the order of the rows after all exchanges by the pivots, for each matrix of a stack."""
     n = pivots.shape[-1]
     if pivots.ndim == 1:
-        return _row_order(library, pivots, n)
-    orders = [_row_order(library, pivots[i], n) for i in np.ndindex(*pivots.shape[:-1])]
+        return _row_order_after_exchanges(library, pivots, n)
+    orders = [_row_order_after_exchanges(library, pivots[i], n) for i in np.ndindex(*pivots.shape[:-1])]
     return library.module.stack(orders).reshape(tuple(pivots.shape))
 
 
-def _row_order(library: NumpySolvers, pivots: Any, n: int) -> Any:
+def _row_order_after_exchanges(library: NumpySolvers, pivots: Any, n: int) -> Any:
     order = library.row_numbers(n, pivots)
     if n:
-        targets, sources = library.exchanged_rows(pivots, 0)
+        targets, sources = library.moved_row_indices(pivots, 0)
         order[targets] = sources
     return order
 
@@ -177,4 +177,4 @@ def permute_rows(library: NumpySolvers, x: Any, order: Any) -> Any:
         return x[..., order, :]
     batch = np.broadcast_shapes(tuple(x.shape[:-2]), tuple(order.shape[:-1]))
     broadcast = library.module.broadcast_to
-    return library.take_rows(broadcast(x, (*batch, *x.shape[-2:])), broadcast(order, (*batch, order.shape[-1])))
+    return library.reorder_rows(broadcast(x, (*batch, *x.shape[-2:])), broadcast(order, (*batch, order.shape[-1])))

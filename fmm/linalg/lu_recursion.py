@@ -16,8 +16,8 @@ from fmm.linalg.diagonal_inverses import MAX_SKEEL_CONDITION, block_skeel_condit
 from fmm.linalg.halving_rules import (
     HOST_LU_RULE,
     LU_SIDES,
-    SmallestSides,
-    is_matrix_large_enough,
+    SmallestProductSides,
+    is_large_enough_for_products,
     lu_split_column,
     solver_levels,
 )
@@ -26,11 +26,13 @@ from fmm.linalg.solver_library import InvertedBlock, LuFactors, NumpySolvers
 from fmm.linalg.triangular_recursion import TriangularBlocks, inverts_diagonal_blocks, solve_blocks
 
 
-def lu_panel_width(library: NumpySolvers, a: Any, limit: float | None, smallest: SmallestSides = LU_SIDES) -> int:
+def lu_panel_width(
+    library: NumpySolvers, a: Any, limit: float | None, smallest: SmallestProductSides = LU_SIDES
+) -> int:
     """Return the number of columns of a panel; 0 if the library's own function must factor the whole matrix."""
     if library.device(a) == "cpu":
         return library.panel_width(a) if solver_levels(library, a, None, limit, HOST_LU_RULE) else 0
-    return library.panel_width(a) if is_matrix_large_enough(library, a, smallest) else 0
+    return library.panel_width(a) if is_large_enough_for_products(library, a, smallest) else 0
 
 
 def factor_matrix(library: NumpySolvers, a: Any, width: int, limit: float | None, lu: Any = None) -> LuFactors | None:

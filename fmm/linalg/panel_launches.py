@@ -146,7 +146,7 @@ def exchanged_rows_source() -> str:
 # ---- inverses of triangular blocks
 
 
-class BlockForm(NamedTuple):
+class BlockTriangularMatrix(NamedTuple):
     """A triangular matrix of whole blocks of `side` rows, and the stacked inverses of the blocks.
 
     The inverses of blocks of `known_side` rows have been written already. 0 means that no inverse has been written.
@@ -163,7 +163,7 @@ class BlockForm(NamedTuple):
     is_unit: bool
 
 
-def inverse_launches(form: BlockForm) -> Iterator[Launch]:
+def inverse_launches(form: BlockTriangularMatrix) -> Iterator[Launch]:
     """Yield the launches that write the inverses: first of small blocks, then of blocks with twice the side, and so on.
 
     If the inverses of blocks of `known_side` rows have been written, the launches begin with blocks of twice this side.
@@ -172,16 +172,16 @@ def inverse_launches(form: BlockForm) -> Iterator[Launch]:
         yield _small_inverse_launch(form)
     small = form.known_side or INVERTED_SIDE
     while small < form.side:
-        yield from _doubled_inverse_launches(form, small)
+        yield from _merge_inverses_launches(form, small)
         small *= 2
 
 
-def scratch_entry_count(form: BlockForm) -> int:
+def scratch_entry_count(form: BlockTriangularMatrix) -> int:
     """Return the number of matrix entries in the scratch memory of `inverse_launches`."""
     return form.rows * form.side // 4
 
 
-def _small_inverse_launch(form: BlockForm) -> Launch:
+def _small_inverse_launch(form: BlockTriangularMatrix) -> Launch:
     """Return the launch that writes the inverses of all blocks of INVERTED_SIDE rows."""
     numbers = INVERTED_SIDE * (INVERTED_SIDE + 1) + INVERTED_SIDE // 2 * (INVERTED_SIDE // 2 + 1)
     shared = numbers * ITEM_BYTES[form.dtype]
@@ -193,7 +193,7 @@ def _small_inverse_launch(form: BlockForm) -> Launch:
     return Launch("product", "invert_blocks", kernel, (form.rows // INVERTED_SIDE, 1, 1), parameters, slots)
 
 
-def _doubled_inverse_launches(form: BlockForm, small: int) -> Iterator[Launch]:
+def _merge_inverses_launches(form: BlockTriangularMatrix, small: int) -> Iterator[Launch]:
     """Yield the launches that invert blocks [[A, 0], [C, B]] from the inverses of A and B, which have `small` rows.
 
     The launches compute the products T = C A^-1 and X = -B^-1 T for all such blocks.
@@ -211,7 +211,7 @@ def _doubled_inverse_launches(form: BlockForm, small: int) -> Iterator[Launch]:
     scratch = small, 1, small**2, pairs * small**2
     below, inverse_below = item * small * of_matrix[0], item * small * of_inverses[0]
     second = item * small * sum(of_inverses)
-    kernel = Kernel(doubled_inverse_source, (form.dtype,), "fmm_multiply_blocks", JOIN_THREADS)
+    kernel = Kernel(merge_inverses_source, (form.dtype,), "fmm_multiply_blocks", JOIN_THREADS)
     grid = count * pairs * (small // JOIN_TILE) ** 2, 1, 1
     for (left, right, dest), all_steps, sign in (
         (((MATRIX, below), (INVERSES, 0), (SCRATCH, 0)), (matrix, inverses, scratch), 1),
@@ -223,7 +223,7 @@ def _doubled_inverse_launches(form: BlockForm, small: int) -> Iterator[Launch]:
         yield Launch("product", "multiply_blocks", kernel, grid, parameters, slots)
 
 
-def doubled_inverse_source(dtype: str) -> str:
+def merge_inverses_source(dtype: str) -> str:
     """Return the CUDA source of the kernel that multiplies pairs of blocks."""
     number = CPP_NUMBERS[dtype]
     memory = f"__shared__ fmm::triangular::ProductMemory<{number}> memory;"
@@ -261,7 +261,7 @@ def _panel_launch_sequence(shape: PanelShape, device: int) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _inverse_launch_sequence(form: BlockForm, device: int) -> Any:
+def _inverse_launch_sequence(form: BlockTriangularMatrix, device: int) -> Any:
     from fmm.kernels.cuda.launch.player import LaunchSequence
 
     return LaunchSequence(list(inverse_launches(form)), device)
@@ -272,7 +272,9 @@ def factor_panel(shape: PanelShape, panel: int, pivots: int, device: int, stream
     _panel_launch_sequence(shape, device).launch_all({PANEL: panel, PIVOTS: pivots}, stream)
 
 
-def invert_blocks(form: BlockForm, matrix: int, inverses: int, scratch: int, device: int, stream: int) -> None:
+def invert_blocks(
+    form: BlockTriangularMatrix, matrix: int, inverses: int, scratch: int, device: int, stream: int
+) -> None:
     """Write the inverses of all blocks on the diagonal; `matrix`, `inverses` and `scratch` are device addresses."""
     sequence = _inverse_launch_sequence(form, device)
     sequence.launch_all({MATRIX: matrix, INVERSES: inverses, SCRATCH: scratch}, stream)
@@ -285,7 +287,7 @@ def _exchanged_rows_sequence(count: int, origin: int, device: int) -> Any:
     return LaunchSequence([exchanged_rows_launch(count, origin)], device)
 
 
-def list_exchanged_rows(count: int, origin: int, pivots: int, rows: int, device: int, stream: int) -> None:
+def list_moved_row_indices(count: int, origin: int, pivots: int, rows: int, device: int, stream: int) -> None:
     """Write to `rows`, as int64, the new places and then the old places of the rows that `count` exchanges move.
 
     The exchanges move at most 2 * count rows. `pivots` and `rows` are device addresses.

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from fmm.kernels.plans.plan import VENDOR
-from fmm.linalg.halving_rules import first_half_rows
+from fmm.linalg.halving_rules import first_half_row_count
 from fmm.linalg.solver_steps import VENDOR_COSTS, Step, StepConditions, predicted_seconds, product_decision
 
 # Element types of the matrices that products factor. The vendor's Gram matrices of complex matrices are not accurate
@@ -68,7 +68,7 @@ def inverse_steps(n: int, halvings: int) -> Iterator[Step]:
     if halvings == 0 or n < 2:
         yield Step("solve_triangular", n, n, n)
         return
-    h = first_half_rows(n)
+    h = first_half_row_count(n)
     yield from inverse_steps(h, halvings - 1)
     yield from inverse_steps(n - h, halvings - 1)
     yield Step("product", n - h, h, h)

@@ -50,7 +50,7 @@ def cholesky_steps(n: int, side: int, blocks: DiagonalBlocks) -> Iterator[Step]:
     yield from cholesky_steps(n - h, side, blocks)
 
 
-def positive_inverse_steps(n: int, factor: Iterator[Step], blocks: DiagonalBlocks) -> Iterator[Step]:
+def positive_definite_inverse_steps(n: int, factor: Iterator[Step], blocks: DiagonalBlocks) -> Iterator[Step]:
     """Yield the steps of the inverse of a positive definite matrix: Cholesky factor, its inverse, Gram matrix."""
     yield from factor
     yield from triangle_inverse_steps(n, blocks)

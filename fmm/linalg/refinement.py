@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmm.linalg.cholesky_factors import cholesky
-from fmm.linalg.lu_factors import lu_of_stacks, row_orders
+from fmm.linalg.lu_factors import lu_of_stacks, row_orders_after_exchanges
 from fmm.linalg.solver_library import NumpySolvers
 from fmm.linalg.triangular_recursion import solve_blocks, triangular_blocks
 
@@ -111,7 +111,7 @@ def _factor_single(library: NumpySolvers, a: Any, assume_a: str, limit: float | 
         if (factors := lu_of_stacks(library, a, limit)) is None and (factors := library.lu(a)) is None:
             return None
         triangles = (factors.lu, True, True), (factors.lu, False, False)
-        order = row_orders(library, factors.pivots)
+        order = row_orders_after_exchanges(library, factors.pivots)
     side = INVERTED_SIDE if a.shape[0] >= 2 * INVERTED_SIDE else 0
     solvers = [(triangular_blocks(library, *triangle, side, limit), triangle[0]) for triangle in triangles]
 

@@ -23,7 +23,7 @@ from fmm.linalg.panel_launches import (
     INVERTED_SIDE,
     MAX_ROWS_PER_THREAD,
     ROW_CAPACITY,
-    BlockForm,
+    BlockTriangularMatrix,
     PanelShape,
 )
 
@@ -38,7 +38,7 @@ MIN_MULTIPROCESSORS = 100
 class InvertedBlock(NamedTuple):
     """The blocks to invert on the diagonal of a triangular matrix.
 
-    The fields are the last five fields of panel_launches.BlockForm.
+    The fields are the last five fields of panel_launches.BlockTriangularMatrix.
     """
 
     stacked_side: int
@@ -192,10 +192,10 @@ class NumpySolvers:
 
     def exchange_rows(self, x: Any, pivots: Any, origin: int) -> None:
         """Exchange row i of x with row pivots[i] - origin, for each i in turn."""
-        targets, sources = self.exchanged_rows(pivots, origin)
+        targets, sources = self.moved_row_indices(pivots, origin)
         x[targets] = x[sources]
 
-    def exchanged_rows(self, pivots: Any, origin: int) -> tuple[Any, Any]:
+    def moved_row_indices(self, pivots: Any, origin: int) -> tuple[Any, Any]:
         """Return the new and the old places of the rows that the exchanges by `pivots` move, as two arrays."""
         source: dict[int, int] = {}
         for i, pivot in enumerate((pivots - origin).tolist()):
@@ -210,7 +210,7 @@ class NumpySolvers:
         """Return the integers from 0 to n - 1 as an int64 array on the device of `like`."""
         return self.module.arange(n, dtype=np.int64)
 
-    def take_rows(self, x: Any, order: Any) -> Any:
+    def reorder_rows(self, x: Any, order: Any) -> Any:
         """Return the matrices of a stack with their rows in the order `order`, which has a row for each matrix."""
         return self.module.take_along_axis(x, order[..., None], -2)
 
@@ -307,14 +307,14 @@ class DeviceSolvers(NumpySolvers):
         pointer = self.adapter.data_pointer
         self.launch(a, panel_launches.factor_panel, shape, pointer(a), pointer(pivots))
 
-    def exchanged_rows(self, pivots: Any, origin: int) -> tuple[Any, Any]:
+    def moved_row_indices(self, pivots: Any, origin: int) -> tuple[Any, Any]:
         """Return the new and the old places of the rows that the exchanges by `pivots` move, as two arrays."""
         count, pointer = len(pivots), self.adapter.data_pointer
-        rows = self.new_rows(4 * count, pivots)
-        self.launch(pivots, panel_launches.list_exchanged_rows, count, origin, pointer(pivots), pointer(rows))
+        rows = self.empty_row_numbers(4 * count, pivots)
+        self.launch(pivots, panel_launches.list_moved_row_indices, count, origin, pointer(pivots), pointer(rows))
         return rows[: 2 * count], rows[2 * count :]
 
-    def new_rows(self, count: int, like: Any) -> Any:
+    def empty_row_numbers(self, count: int, like: Any) -> Any:
         """Return an uninitialised int64 array for `count` row numbers."""
         return self.module.empty(count, np.int64)
 
@@ -323,7 +323,7 @@ class DeviceSolvers(NumpySolvers):
         if not (dtype := self.solver_kernel_dtype(a)) or block.side % INVERTED_SIDE:
             return False
         down, across = self.element_steps(a)
-        form = BlockForm(a.shape[0], down, across, dtype, *block)
+        form = BlockTriangularMatrix(a.shape[0], down, across, dtype, *block)
         scratch, pointer = self.empty((panel_launches.scratch_entry_count(form),), a), self.adapter.data_pointer
         self.launch(a, panel_launches.invert_blocks, form, pointer(a), pointer(stacked), pointer(scratch))
         return True
@@ -494,25 +494,25 @@ class TorchSolvers(DeviceSolvers):
 
     def exchange_rows(self, x: Any, pivots: Any, origin: int) -> None:
         """Exchange row i of x with row pivots[i] - origin, for each i in turn."""
-        targets, sources = self.exchanged_rows(pivots, origin)
+        targets, sources = self.moved_row_indices(pivots, origin)
         x.index_copy_(0, targets, x.index_select(0, sources))
 
-    def exchanged_rows(self, pivots: Any, origin: int) -> tuple[Any, Any]:
+    def moved_row_indices(self, pivots: Any, origin: int) -> tuple[Any, Any]:
         """Return the new and the old places of the rows that the exchanges by `pivots` move, as two arrays."""
         if pivots.is_cuda:
-            return super().exchanged_rows(pivots, origin)
-        targets, sources = NUMPY_SOLVERS.exchanged_rows(pivots.numpy(), origin)
+            return super().moved_row_indices(pivots, origin)
+        targets, sources = NUMPY_SOLVERS.moved_row_indices(pivots.numpy(), origin)
         return self.module.from_numpy(targets), self.module.from_numpy(sources)
 
     def row_numbers(self, n: int, like: Any) -> Any:
         """Return the integers from 0 to n - 1 as an int64 array on the device of `like`."""
         return self.module.arange(n, device=like.device)
 
-    def take_rows(self, x: Any, order: Any) -> Any:
+    def reorder_rows(self, x: Any, order: Any) -> Any:
         """Return the matrices of a stack with their rows in the order `order`, which has a row for each matrix."""
         return self.module.take_along_dim(x, order[..., None], -2)
 
-    def new_rows(self, count: int, like: Any) -> Any:
+    def empty_row_numbers(self, count: int, like: Any) -> Any:
         """Return an uninitialised int64 tensor for `count` row numbers."""
         return self.module.empty(count, dtype=self.module.int64, device=like.device)
 

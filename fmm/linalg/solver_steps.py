@@ -29,7 +29,7 @@ class StepConditions(NamedTuple):
     limit: float | None = None  # the largest error growth of products
 
 
-class VendorCost(NamedTuple):
+class VendorTimeModel(NamedTuple):
     """The time of a library's function on an m x n matrix.
 
     The time is n * column_seconds + m * n * entry_seconds + slowdown * (time in which the vendor's product computes as
@@ -45,12 +45,12 @@ class VendorCost(NamedTuple):
 # The costs in this table are fitted to measured times of torch.linalg (cuSOLVER and cuBLAS) on an H100, for float32 and
 # float64 matrices with 256 to 16384 rows. Most predicted times are within 25 % of the measured times.
 VENDOR_COSTS = {
-    "cholesky": VendorCost(1 / 3, 1.4, 0.42e-6),
-    "solve_triangular": VendorCost(1, 1.34, 0.40e-6),
-    "qr": VendorCost(4, 1.85, 3.8e-6, 3.5e-10),
-    "lu_factor": VendorCost(2 / 3, 1.65, 2.7e-6),
-    "lu_panel": VendorCost(1, 1.0, 1.6e-6),  # the kernel's, on an H200
-    "inv": VendorCost(2, 1.8, 3.0e-6),
+    "cholesky": VendorTimeModel(1 / 3, 1.4, 0.42e-6),
+    "solve_triangular": VendorTimeModel(1, 1.34, 0.40e-6),
+    "qr": VendorTimeModel(4, 1.85, 3.8e-6, 3.5e-10),
+    "lu_factor": VendorTimeModel(2 / 3, 1.65, 2.7e-6),
+    "lu_panel": VendorTimeModel(1, 1.0, 1.6e-6),  # the kernel's, on an H200
+    "inv": VendorTimeModel(2, 1.8, 3.0e-6),
 }
 STEP_SECONDS = 1e-4  # seconds of Python, launches and checks for one step on a GPU
 # On the host, LAPACK's blocked functions take this multiple of the time of a product with as many flops.

@@ -11,7 +11,7 @@ from fmm.linalg.diagonal_inverses import MAX_SKEEL_CONDITION, block_skeel_condit
 from fmm.linalg.halving_rules import (
     INVERTED_RULE,
     TRIANGULAR_RULE,
-    block_side,
+    block_side_after_halvings,
     diagonal_block_side,
     first_half_rows_rounded,
     solver_levels,
@@ -71,7 +71,7 @@ def triangular_block_side(library: NumpySolvers, a: Any, columns: int, limit: fl
     if inverts_diagonal_blocks(library, a):
         return diagonal_block_side(library, a, columns, limit, INVERTED_RULE)
     levels = solver_levels(library, a, columns, limit, TRIANGULAR_RULE)
-    return block_side(a.shape[-1], levels) if levels else 0
+    return block_side_after_halvings(a.shape[-1], levels) if levels else 0
 
 
 def triangular_levels(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:

@@ -27,7 +27,7 @@ def _transposed(x: Any) -> Any:
     return x.mT if hasattr(x, "mT") else x.swapaxes(-1, -2)
 
 
-def step_by_plans(x: Any, a: float, b: float, c: float) -> Any:
+def iteration_step_by_fmm(x: Any, a: float, b: float, c: float) -> Any:
     """Return the result of one step by fmm.gram and fmm.gemm; each call chooses a plan or the library's product."""
     gram = api.gram(x, rows=True)
     polynomial = gram.clone() if hasattr(gram, "clone") else gram.copy()
@@ -36,7 +36,7 @@ def step_by_plans(x: Any, a: float, b: float, c: float) -> Any:
     return api.gemm(polynomial, x, x, beta=a)
 
 
-def step_by_torch(x: Any, a: float, b: float, c: float) -> Any:
+def iteration_step_by_torch(x: Any, a: float, b: float, c: float) -> Any:
     """Return the result of one step by torch's own products, which also record gradients."""
     torch = sys.modules["torch"]
     add_product = torch.addmm if x.ndim == 2 else torch.baddbmm

@@ -59,13 +59,13 @@ class Stack:
     dtype: str
 
     @property
-    def small_side(self) -> int:
+    def smaller_matrix_side(self) -> int:
         return min(self.rows, self.cols)
 
     @property
-    def symmetric_bytes(self) -> int:
+    def symmetric_matrix_bytes(self) -> int:
         """Bytes of one symmetric matrix for each matrix of the stack, rounded up to the alignment of allocators."""
-        return round_up(2 * self.count * self.small_side**2, ALLOCATOR_ALIGNMENT[0])
+        return round_up(2 * self.count * self.smaller_matrix_side**2, ALLOCATOR_ALIGNMENT[0])
 
 
 # If (predicted time of a pair) / (predicted time of two single steps) is at most this number, steps run in pairs.
@@ -116,7 +116,7 @@ def iteration_launches(stack: Stack, units: tuple[StepUnit, ...], multiprocessor
         # The kernel may start before the previous launch has ended, since its first instructions need no operand.
         steps.append(replace(launch, overlaps=bool(steps)))
     problem = Problem(stack.rows, stack.cols, stack.cols, stack.dtype, batch=stack.count)
-    workspace = (1 + max(map(len, units), default=1)) * stack.symmetric_bytes
+    workspace = (1 + max(map(len, units), default=1)) * stack.symmetric_matrix_bytes
     return LaunchList(VENDOR, problem, tuple(steps), (0,) * len(steps), workspace, ALLOCATOR_ALIGNMENT)
 
 
@@ -126,8 +126,8 @@ def _iteration_products(stack: Stack, units: Sequence[StepUnit]) -> Iterator[tup
     The kernel of a product adds the matrix a I to the result; a is 0 if nothing is added.
     """
     x, y = (stack_view(base, stack.rows, stack.cols, stack.dtype) for base in "AC")
-    is_tall, side = stack.rows > stack.cols, stack.small_side
-    gram, first, second = (stack_view("W", side, side, stack.dtype, i * stack.symmetric_bytes) for i in range(3))
+    is_tall, side = stack.rows > stack.cols, stack.smaller_matrix_side
+    gram, first, second = (stack_view("W", side, side, stack.dtype, i * stack.symmetric_matrix_bytes) for i in range(3))
 
     def symmetric_product(left: DeviceView, right: DeviceView, dest: DeviceView, **options: Any) -> GemmOp:
         """Return the operation that multiplies two commuting symmetric matrices; only one triangle is computed."""

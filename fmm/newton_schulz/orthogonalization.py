@@ -10,7 +10,7 @@ import numpy as np
 
 from fmm.arrays.detect import array_kind, check_dense, mixed_arrays_error, type_name
 from fmm.config.environment import is_disabled
-from fmm.newton_schulz.array_iteration import run_steps, step_by_plans, step_by_torch
+from fmm.newton_schulz.array_iteration import iteration_step_by_fmm, iteration_step_by_torch, run_steps
 from fmm.newton_schulz.coefficients import StepCoefficients, step_coefficients
 from fmm.newton_schulz.scaling import checked_norm_bound, scaled_array, scaled_tensor
 
@@ -104,9 +104,9 @@ def _check_arrays(x: Any, out: Any) -> None:
 def _orthogonalize_by_products(x: Any, coefficients: Sequence[StepCoefficients], bound: float | None) -> Any:
     """Return the result of all steps, computed by products of arrays."""
     if array_kind(x) != "torch":
-        return run_steps(scaled_array(x, bound), coefficients, step_by_plans)
+        return run_steps(scaled_array(x, bound), coefficients, iteration_step_by_fmm)
     matrices = x.flatten(0, -3) if x.ndim > 3 else x
-    step = step_by_plans if _may_be_faster_by_plans(matrices) else step_by_torch
+    step = iteration_step_by_fmm if _may_be_faster_by_plans(matrices) else iteration_step_by_torch
     return run_steps(scaled_tensor(matrices, bound), coefficients, step).reshape(x.shape)
 
 

@@ -87,7 +87,7 @@ class CudaEngine:
     def create_buffer(self, nbytes: int) -> PinnedBuffer:
         return PinnedBuffer(nbytes)
 
-    def send_buffer(self, buffer: PinnedBuffer, nbytes: int, address: int) -> None:
+    def copy_buffer_to_device(self, buffer: PinnedBuffer, nbytes: int, address: int) -> None:
         cuda_runtime.memcpyAsync(address, buffer.memory.ptr, nbytes, cuda_runtime.memcpyHostToDevice, self.sending.ptr)
         buffer.sent = CudaEvent(self.sending)
 
@@ -98,7 +98,7 @@ class CudaEngine:
     def arrival_event(self) -> CudaEvent:
         return CudaEvent(self.sending)
 
-    def matrix_at(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
+    def matrix_at_address(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
         memory = cupy.cuda.UnownedMemory(address, max(shape[0] * leading * dtype.itemsize, 1), self)
         strides = (leading * dtype.itemsize, dtype.itemsize)
         return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides=strides)

@@ -102,7 +102,7 @@ def explain_streamed_matmul(
     streaming = _plan_streamed_product((m, k, n), dtype, machine, constraints, usable_memory_bytes(machine))
 
     largest = max(
-        (size for step in streaming.schedule.multiply_steps for size in streaming.launch_sizes(step.product_size)),
+        (size for step in streaming.schedule.multiply_steps for size in streaming.tile_launch_sizes(step.product_size)),
         key=prod,
     )
     limits = _tile_limits(constraints, streaming.workspace, machine.device)
@@ -180,7 +180,7 @@ class StreamedProduct:
     dtype: str
     units: Mapping[Shape, LaunchBand] = field(repr=False)
 
-    def launch_sizes(self, size: Shape) -> set[Shape]:
+    def tile_launch_sizes(self, size: Shape) -> set[Shape]:
         """Return the sizes of the launches of a tile product: the whole product, or bands of rows."""
         return {(last - first, *size[1:]) for first, last in cut_ranges(size[0], (self.units[size].rows,))}
 
@@ -284,7 +284,7 @@ def _largest_workspace_bytes(streaming: StreamedProduct, device: Device, constra
     """Return the largest workspace of the schedule's tile products, in bytes."""
     limits = _tile_limits(constraints, streaming.workspace, device)
     steps = streaming.schedule.multiply_steps
-    sizes = {(size, int(step.adds)) for step in steps for size in streaming.launch_sizes(step.product_size)}
+    sizes = {(size, int(step.adds)) for step in steps for size in streaming.tile_launch_sizes(step.product_size)}
     problems = (Problem(*size, streaming.dtype, beta=adds) for size, adds in sizes)
     return max(matmul.extra_bytes_of_call(problem, limits, device, constraints.plan) for problem in problems)
 
@@ -343,13 +343,14 @@ def _schedule_text_lines(streaming: StreamedProduct, rates: CopyRates, memory: i
     cut, (m, k, n) = schedule.cut, schedule.size
     blocks = -(-m // cut.rows) * -(-n // cut.cols)
     yield (
-        f"streamed: C of {m} x {n} in {_count_text(blocks, 'block')} of {cut.rows} x {cut.cols}, the inner dimension in"
-        f" pieces of {_lengths_text(k, cut.pieces)}, each block finished in bands of"
+        f"streamed: C of {m} x {n} in {_count_with_noun(blocks, 'block')} of {cut.rows} x {cut.cols}, the inner"
+        f" dimension in pieces of {_lengths_text(k, cut.pieces)}, each block finished in bands of"
         f" {_lengths_text(cut.rows, cut.bands)}"
     )
     tiles_a, tiles_b, blocks_c = map(len, schedule.slot_bytes.values())
     yield (
-        f"on the device: {_count_text(tiles_a, 'tile')} of A, {tiles_b} of B, {_count_text(blocks_c, 'block')} of C:"
+        f"on the device: {_count_with_noun(tiles_a, 'tile')} of A, {tiles_b} of B,"
+        f" {_count_with_noun(blocks_c, 'block')} of C:"
         f" {schedule.total_slot_bytes / gib:.2f} GiB, with the workspace {memory / gib:.2f} GiB"
     )
     yield (
@@ -373,5 +374,5 @@ def _lengths_text(total: int, lengths: Sequence[int]) -> str:
     return " + ".join(f"{length}" if times == 1 else f"{times} times {length}" for length, times in runs)
 
 
-def _count_text(count: int, noun: str) -> str:
+def _count_with_noun(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"

@@ -258,14 +258,14 @@ class ScheduleRun:
         )
         cols, (first, last) = step.product_size[2], (step.first_row_in_block + row for row in rows)
         place = self._slot_location("C", step.slots[2], cols).location_of_row(first)
-        dest = self.engine.matrix_at(place.address, (last - first, cols), place.leading, self.dtype)
+        dest = self.engine.matrix_at_address(place.address, (last - first, cols), place.leading, self.dtype)
         return self.engine.multiply_matrices(left[first:last], right, dest, step.adds, self.workspace)
 
     # ---- tiles
 
     def _device_tile(self, tile: StreamedTile, slot: int) -> Any:
         host, place = self._host_tile_and_location(tile, slot)
-        array = self.engine.matrix_at(place.address, host.shape, place.leading, self.dtype)
+        array = self.engine.matrix_at_address(place.address, host.shape, place.leading, self.dtype)
         return array.T if self.column_major[tile.name] else array
 
     def _host_tile_and_location(self, tile: StreamedTile, slot: int) -> tuple[Array, DeviceLocation]:

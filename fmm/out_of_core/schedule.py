@@ -235,12 +235,12 @@ class _ScheduleBuilder:
         """Return the tile's slot; add a LoadStep if the tile is in no slot."""
         place = self.places[tile.name]
         if tile not in place.slot:
-            slot, readers = place.take_slot(lambda other: self._next_product_reading(number, other))
+            slot, readers = place.take_slot(lambda other: self._next_product_with_tile(number, other))
             place.slot[tile], place.load[tile] = slot, len(self.steps)
             self.steps.append(LoadStep(tile, slot, readers))
         return place.slot[tile]
 
-    def _next_product_reading(self, number: int, tile: StreamedTile) -> int:
+    def _next_product_with_tile(self, number: int, tile: StreamedTile) -> int:
         """Return the index of the next product, at index `number` or later, that reads the tile."""
         uses = self.uses[tile]
         later = bisect_left(uses, number)

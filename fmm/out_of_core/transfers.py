@@ -60,7 +60,7 @@ class DeviceEngine(Protocol):
 
     def create_buffer(self, nbytes: int) -> PageLockedBuffer: ...
 
-    def send_buffer(self, buffer: PageLockedBuffer, nbytes: int, address: int) -> None:
+    def copy_buffer_to_device(self, buffer: PageLockedBuffer, nbytes: int, address: int) -> None:
         """Enqueue a copy of `nbytes` bytes from the buffer to a device address."""
 
     def fetch_to_buffer(self, address: int, nbytes: int, buffer: PageLockedBuffer) -> None:
@@ -70,7 +70,7 @@ class DeviceEngine(Protocol):
         """Return an event that happens when all copies enqueued so far have arrived on the device."""
         ...
 
-    def matrix_at(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
+    def matrix_at_address(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
         """Return a row-major array of the device's library at this address, with this leading dimension."""
         ...
 
@@ -157,7 +157,7 @@ class CopyThreads:
         buffer = self._next_free_buffer()
         # casting is "unsafe", since the caller has checked that the cast is allowed
         np.copyto(_buffer_view(buffer, host, place), host, casting="unsafe")
-        self.engine.send_buffer(buffer, _chunk_bytes(host, place), place.address)
+        self.engine.copy_buffer_to_device(buffer, _chunk_bytes(host, place), place.address)
 
     def _store_chunk(self, host: Array, place: DeviceLocation) -> None:
         if self.ended:

@@ -256,7 +256,7 @@ def describe_kernels(library: Library, call: PreparedCall, a: Any, b: Any, out: 
     problem = call.decision.problem
     if call.plan is not None and problem is not None and call.device is not None:
         return run_host.describe_products(call.plan, problem, call.device.threads)
-    on_threads = f" on {run_host.count_noun(call.setting.device, 'thread')}" if library.processor == "cpu" else ""
+    on_threads = f" on {run_host.count_with_noun(call.setting.device, 'thread')}" if library.processor == "cpu" else ""
     reads = ", since the plan's kernels cannot read arrays with these memory layouts"
     reads = "" if call.decision.plan == VENDOR else reads
     return (f"{library.vendor_name}{on_threads}{reads}",)

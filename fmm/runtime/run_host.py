@@ -326,8 +326,8 @@ def _split_stack(call: PreparedCall, a: Array, b: Array, c: Array) -> Iterator[t
 def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
     """Return texts that say on which threads the plan's products run, one text for each kind of product."""
     if problem.writes_triangle and not plan.levels:
-        return (f"BLAS's syrk or herk on {count_noun(threads, 'thread')}, one triangle; the other is its mirror",)
-    vendor, whole = f"numpy.matmul on {count_noun(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
+        return (f"BLAS's syrk or herk on {count_with_noun(threads, 'thread')}, one triangle; the other is its mirror",)
+    vendor, whole = f"numpy.matmul on {count_with_noun(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
     if plan == VENDOR:
         added = ", in bands of rows, each scaled and added" if problem.has_factors else ""
         return (f"{vendor}: one product of {whole}{added}",)
@@ -342,6 +342,6 @@ def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, 
     return (f"{vendor}, one product after the other, with sums in between on as many threads",)
 
 
-def count_noun(count: int, noun: str) -> str:
+def count_with_noun(count: int, noun: str) -> str:
     """Return "1 thread" or "2 threads"."""
     return f"{count} {noun}{'s' * (count != 1)}"

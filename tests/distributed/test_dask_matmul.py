@@ -14,7 +14,7 @@ import pytest
 import fmm
 from fmm.distributed import chunk_grid
 from fmm.distributed.chunk_grid import resized_chunk, sum_of_chunk_products, weighted_chunk_sum
-from fmm.distributed.dask_recompute import return_chunk, run_if_any_condition, run_without_warnings
+from fmm.distributed.dask_recompute import return_chunk_unchanged, run_if_any_condition, run_without_warnings
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.choose import default_error_growth_limit
 from fmm.perfmodel.stability import expected_error_growth
@@ -126,11 +126,11 @@ def test_what_may_be_made_again_is_sent_no_chunk_in_vain() -> None:
     spare = {
         key: task[2:] for key, task in graph.items() if isinstance(task, tuple) and task[0] is run_if_any_condition
     }
-    handing = {key for key, (function, *_) in spare.items() if function is return_chunk}
+    handing = {key for key, (function, *_) in spare.items() if function is return_chunk_unchanged}
     assert len(handing) == 2 * 16 * 2  # of A and B, for each of two pairs of columns or of rows
     assert all(len(spare[key]) == 2 for key in handing)
     for function, *rest in spare.values():
-        assert function is return_chunk or handing.issuperset((*rest[0], *rest[1]))
+        assert function is return_chunk_unchanged or handing.issuperset((*rest[0], *rest[1]))
     assert run_if_any_condition([False], weighted_chunk_sum, (1,), [None]) is None
 
 

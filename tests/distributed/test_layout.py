@@ -36,7 +36,7 @@ def played(layout: MeshLayout, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     had: dict[OperandName, np.ndarray] = {}
     for rank, step in product(range(layout.process_count), range(layout.pieces)):
         for operand, box in layout.panels_needed(rank, step).items():
-            if step and layout.has_constant_panel(operand):
+            if step and layout.reuses_panel_in_all_steps(operand):
                 continue
             had[operand] = np.full((box.rows.size, box.cols.size), 10**6, dtype=a.dtype)  # what nobody writes shows
             arrived = [t.box for t in layout.transfers_by_step[step] if (t.dest, t.operand) == (rank, operand)]
@@ -112,8 +112,8 @@ def test_each_process_receives_what_it_lacks_and_no_more() -> None:
 
 
 def test_parts_are_torchs_chunks() -> None:
-    assert [Span(0, 10).equal_subspan(4, i) for i in range(4)] == [Span(0, 3), Span(3, 6), Span(6, 9), Span(9, 10)]
-    assert [Span(2, 5).equal_subspan(4, i).size for i in range(4)] == [1, 1, 1, 0]
+    assert [Span(0, 10).equal_part_of_span(4, i) for i in range(4)] == [Span(0, 3), Span(3, 6), Span(6, 9), Span(9, 10)]
+    assert [Span(2, 5).equal_part_of_span(4, i).size for i in range(4)] == [1, 1, 1, 0]
     assert [mesh_coordinates(rank, (2, 3)) for rank in (0, 2, 3, 5)] == [(0, 0), (0, 2), (1, 0), (1, 2)]
     nested = [BlocksHeld((10, 4), (2, 2), (0, 0)).block_of_rank(rank).rows for rank in range(4)]
     assert nested == [Span(0, 3), Span(3, 5), Span(5, 8), Span(8, 10)]

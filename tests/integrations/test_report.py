@@ -25,7 +25,7 @@ from fmm.integrations.report import (
     begin_report,
     end_report,
     expected_speedup,
-    outcome_of_record,
+    outcome_of_call_record,
     register_counting_callback,
     uncounted_products_text,
 )
@@ -275,8 +275,8 @@ def test_the_speedup_is_the_models_or_the_tuners() -> None:
     assert expected_speedup(by_model) == pytest.approx(1.25)
     certified = fmm.Decision(plan, decision.problem, "measured: 1.3")
     assert expected_speedup(certified) is None
-    assert outcome_of_record(CallRecord(certified, plan)) == ProductOutcome(str(plan), "measured: 1.3")
-    assert outcome_of_record(CallRecord(certified, VENDOR, "why")).plan == ""
+    assert outcome_of_call_record(CallRecord(certified, plan)) == ProductOutcome(str(plan), "measured: 1.3")
+    assert outcome_of_call_record(CallRecord(certified, VENDOR, "why")).plan == ""
 
 
 # ---- at the end of a process

@@ -68,7 +68,7 @@ def test_the_listed_products_are_those_that_run(
     function: Any, operands: Any, options: Any, sizes: Counter[tuple[str, tuple[int, ...]]], monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("fmm.linalg.cholesky_qr.cholesky_of_stacks", lambda library, a, _: np.linalg.cholesky(a))
-    monkeypatch.setattr("fmm.linalg.cholesky_qr.prefers_product_with_inverse", lambda *_: True)
+    monkeypatch.setattr("fmm.linalg.cholesky_qr.is_product_with_inverse_faster", lambda *_: True)
     explained = fmm.explain(function, *operands, **options)
     assert not sizes and isinstance(explained, SolverDecision) and explained.by_products
     listed = Counter(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fmm.linalg import panel_launches
-from fmm.linalg.panel_launches import BlockForm, PanelShape
+from fmm.linalg.panel_launches import BlockTriangularMatrix, PanelShape
 from fmm.linalg.solver_library import NUMPY_SOLVERS
 from tests.support.nvrtc import report
 from tests.support.panels_on_host import play
@@ -79,7 +79,7 @@ def test_diagonal_blocks_are_inverted(known: bool, lower: bool, unit: bool, dtyp
     side, n = 2 * small, 4 * small
     full = np.random.default_rng(1).standard_normal((n, n + 4)).astype(dtype) / 16 + 3 * np.eye(n, n + 4, dtype=dtype)
     memory = {"matrix": full, "inverses": np.zeros((2, side, side), dtype)}
-    form = BlockForm(n, n + 4, 1, dtype, side, side, 0, lower, unit)
+    form = BlockTriangularMatrix(n, n + 4, 1, dtype, side, side, 0, lower, unit)
     memory["scratch"] = np.empty(panel_launches.scratch_entry_count(form), dtype)
     if known:  # in two steps
         play(list(panel_launches.inverse_launches(form))[:1], memory)
@@ -106,7 +106,7 @@ def test_exchanges_are_traced_to_their_sources() -> None:
     np.testing.assert_array_equal(rows[found[: 2 * count]], found[2 * count :])
     moved = set(np.flatnonzero(rows != np.arange(400)).tolist())
     assert moved <= set(found[: 2 * count].tolist())
-    targets, sources = NUMPY_SOLVERS.exchanged_rows(pivots, origin)
+    targets, sources = NUMPY_SOLVERS.moved_row_indices(pivots, origin)
     np.testing.assert_array_equal(rows[targets], sources)
 
 

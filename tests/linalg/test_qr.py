@@ -41,7 +41,7 @@ def by_inverses(monkeypatch: pytest.MonkeyPatch, by_products: None) -> None:
     """Divide by products with the inverse, as on a GPU."""
     monkeypatch.setattr(cholesky_qr, "inverse_halving_count", lambda n, _: 2)
     monkeypatch.setattr(cholesky_qr, "column_blocks", lambda m, n, _: qr_steps.equal_ranges(n, min(n, 3)))
-    monkeypatch.setattr(cholesky_qr, "prefers_product_with_inverse", lambda *_: True)
+    monkeypatch.setattr(cholesky_qr, "is_product_with_inverse_faster", lambda *_: True)
 
 
 @pytest.fixture

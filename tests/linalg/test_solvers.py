@@ -10,7 +10,7 @@ import pytest
 
 import fmm
 from fmm.linalg import arguments, halving_rules, inverse, lu_recursion, solver_library
-from fmm.linalg.halving_rules import BlockInversionRule, HalvingRule, first_half_rows
+from fmm.linalg.halving_rules import BlockInversionRule, HalvingRule, first_half_row_count
 from fmm.linalg.solver_library import NUMPY_SOLVERS
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
@@ -344,7 +344,7 @@ def test_the_speedup_is_that_of_the_products_decision() -> None:
 
 
 def test_halves_of_large_matrices_are_aligned() -> None:
-    assert [first_half_rows(n) for n in (0, 1, 5, 1000, 1024, 5000, 8191)] == [0, 1, 3, 500, 512, 2560, 4096]
+    assert [first_half_row_count(n) for n in (0, 1, 5, 1000, 1024, 5000, 8191)] == [0, 1, 3, 500, 512, 2560, 4096]
 
 
 def test_results_are_only_written_to_arrays_of_their_shape() -> None:

@@ -81,7 +81,7 @@ def test_one_step_of_a_stack(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, 
     x = (rng.random((3, *shape)) < 0.15).astype(int) * rng.choice([-1, 1], (3, *shape))
     a, b, c = 3, -2, 1
     launches = own_launches(monkeypatch, stack, ((a, b, c),))
-    sizes = {"A": x.size, "C": x.size, "W": stack.symmetric_bytes}
+    sizes = {"A": x.size, "C": x.size, "W": stack.symmetric_matrix_bytes}
     memory = {base: aligned(size, np.uint16, POISON[dtype]) for base, size in sizes.items()}
     memory["A"][:] = bits_of(x, dtype).ravel()
     for launch in launches:
@@ -115,7 +115,7 @@ def test_a_pair_of_steps(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
     x = numbers_of(bits_of(rng.standard_normal((3, *shape)) / np.sqrt(np.prod(shape)), dtype), dtype)
     pair = (MUON, (3.0, -3.2, 1.2))
     launches = own_launches(monkeypatch, stack, pair)
-    sizes = {"A": x.size, "C": x.size, "W": 3 * stack.symmetric_bytes // 2}
+    sizes = {"A": x.size, "C": x.size, "W": 3 * stack.symmetric_matrix_bytes // 2}
     memory = {base: aligned(size, np.uint16, POISON[dtype]) for base, size in sizes.items()}
     memory["A"][:] = bits_of(x, dtype).ravel()
     for launch in launches:

@@ -373,7 +373,7 @@ def test_a_matrix_is_there_when_all_of_its_chunks_are() -> None:
     loads = [transfers.start_load(x, place) for x, place in zip((a, b), places, strict=True)]
     loads[0].wait()
     assert loads[0].has_happened()
-    assert (engine.matrix_at(places[0].address, a.shape, 64, dtype) == a).all()
+    assert (engine.matrix_at_address(places[0].address, a.shape, 64, dtype) == a).all()
     with pytest.raises(OSError, match="is gone"):
         loads[1].wait()
     transfers.close()

@@ -94,7 +94,7 @@ class HostEngine:
         self.buffers.append(nbytes)
         return HostBuffer(nbytes)
 
-    def send_buffer(self, buffer: Any, nbytes: int, address: int) -> None:
+    def copy_buffer_to_device(self, buffer: Any, nbytes: int, address: int) -> None:
         self.fails("send")
         self.late += self.finished
         source = buffer.byte_array.ctypes.data
@@ -114,7 +114,7 @@ class HostEngine:
         with self.lock:
             self.fetched_bytes += nbytes
 
-    def matrix_at(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
+    def matrix_at_address(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
         nbytes = shape[0] * leading * dtype.itemsize
         memory: Any = (ctypes.c_char * nbytes).from_address(address)
         return np.ndarray(shape, dtype, memory, strides=(leading * dtype.itemsize, dtype.itemsize))

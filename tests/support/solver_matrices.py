@@ -10,7 +10,7 @@ import pytest
 
 from fmm import api
 from fmm.linalg import halving_rules, qr_factors, solver_library
-from fmm.linalg.halving_rules import BlockInversionRule, HalvingRule, SmallestSides
+from fmm.linalg.halving_rules import BlockInversionRule, HalvingRule, SmallestProductSides
 
 Array = np.ndarray[Any, Any]
 DTYPES = ("float32", "float64", "complex64", "complex128")
@@ -32,7 +32,7 @@ def solve_everything_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"fmm.linalg.{name}", HalvingRule(2, 1.0))
     monkeypatch.setattr("fmm.linalg.cholesky_recursion.POSITIVE_RULE", BlockInversionRule(1, 1, 0, 4, 4, 1.0))
     for name in ("lu_recursion.LU_SIDES", "inverse.INVERSE_SIDES"):
-        monkeypatch.setattr(f"fmm.linalg.{name}", SmallestSides(4, 4))
+        monkeypatch.setattr(f"fmm.linalg.{name}", SmallestProductSides(4, 4))
     monkeypatch.setattr("fmm.linalg.inverse.POSITIVE_INVERSE_RULE", BlockInversionRule(1, 1, 0, 4, 4, 1.0))
     monkeypatch.setattr("fmm.linalg.cholesky_recursion.INVERTED_RULE", BlockInversionRule(1, 1, 1, 2, 2, 1.0))
     monkeypatch.setattr(qr_factors, "is_cholesky_qr_faster", lambda m, n, *_: m >= n)
