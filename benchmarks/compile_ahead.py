@@ -156,7 +156,7 @@ class _OnDiskError(Exception):
     """CuPy has saved the compiled code."""
 
 
-class _UnloadedModule:
+class _DiskOnlyCudaModule:
     """Replaces a loaded module: the code is on disk, and there may be no device to load it."""
 
     def load(self, code: bytes) -> None:
@@ -177,7 +177,7 @@ def compile_kernel(path: Path, capability: int) -> str:
     # CuPy caches these options for each device by asking the driver, which may be absent.
     options_for = compiler._get_arch_for_options_for_nvrtc
     compiler._get_arch_for_options_for_nvrtc = getattr(options_for, "__wrapped__", options_for)
-    compiler.function = type("Functions", (), {"Module": _UnloadedModule})
+    compiler.function = type("Functions", (), {"Module": _DiskOnlyCudaModule})
     try:
         if architecture:
             exact = f"sm_{capability}" if architecture == DEVICE_ARCHITECTURE else architecture

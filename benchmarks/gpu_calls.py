@@ -37,7 +37,7 @@ from benchmarks.held_out import FLOAT32_IEEE, Size
 from benchmarks.matrices import OWN_ARITHMETIC, relative_error
 from benchmarks.timed_machines import Gpu
 from fmm.runtime.decisions.limits import FREE_MEMORY_SECONDS, WORKSPACE_SHARE
-from fmm.tuner.devices.compile_ahead import call_compile_jobs, run_compile_workers
+from fmm.tuner.devices.compile_ahead import compile_jobs_of_calls, run_compile_workers
 
 SAMPLE_SECONDS = 5e-3  # seconds of a sample: shorter calls are repeated
 WARM_UP_CALLS = 8  # calls before short products are timed: by then a recurring one is a graph
@@ -236,7 +236,7 @@ def compile_cases(cases: Sequence[Case]) -> None:
                 with Gpu().as_type(dtype):
                     found = fmm.plan(*case.size, dtype=dtype.removesuffix(OWN_ARITHMETIC), device=0, workspace=limit)
                 wanted.append((dtype.removesuffix(OWN_ARITHMETIC), found.plan, case.size))
-    with run_compile_workers(0, list(call_compile_jobs(wanted))) as ahead:
+    with run_compile_workers(0, list(compile_jobs_of_calls(wanted))) as ahead:
         ahead.wait_for_all(FIRST_LOOK_COMPILE_SECONDS)
 
 

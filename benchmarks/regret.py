@@ -62,7 +62,7 @@ from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision, decide_plan
 from fmm.runtime.devices import cuda_device
-from fmm.tuner.devices.compile_ahead import call_compile_jobs, run_compile_workers
+from fmm.tuner.devices.compile_ahead import compile_jobs_of_calls, run_compile_workers
 
 SAMPLE_SECONDS = 3e-3  # seconds of a sample, at least
 WARM_UP_CALLS = 4  # calls before short products are timed: by then a recurring one is a graph
@@ -138,7 +138,7 @@ def compile_kernels(gpu: Gpu, shapes: Sequence[Shape], seconds: float, every: bo
             decision = decide_plan(Problem(*size, element_type(dtype)), limits, device)
         tried = tried_plans("cuda", size, dtype, decision, every)
         calls += [(element_type(dtype), plan, size) for plan in tried]
-    with run_compile_workers(0, list(call_compile_jobs(calls))) as ahead:
+    with run_compile_workers(0, list(compile_jobs_of_calls(calls))) as ahead:
         ahead.wait_for_all(seconds)
 
 

@@ -29,7 +29,7 @@ from benchmarks.harness import (
 from benchmarks.held_out import Size
 from benchmarks.matrices import library_product, random_matrix, relative_error
 from fmm.kernels.plans.plan import Plan
-from fmm.tuner.devices.compile_ahead import call_compile_jobs, run_compile_workers
+from fmm.tuner.devices.compile_ahead import compile_jobs_of_calls, run_compile_workers
 
 # The calls that compete in each element type, besides the vendor's and the default one.
 PLANS: Mapping[str, Sequence[str]] = {"float32": ("f16x3", "tile"), "complex64": ("3m > f16x3", "3m.batched > f16x3")}
@@ -81,7 +81,7 @@ CASES = tuple(
 def compile_kernels(cases: Sequence[Case]) -> None:
     """Compile the kernels of the named plans in all cases, for at most COMPILE_SECONDS."""
     calls = [(case.dtype, Plan.parse(name), case.size) for case in cases for name in PLANS[case.dtype]]
-    with run_compile_workers(0, list(call_compile_jobs(calls))) as ahead:
+    with run_compile_workers(0, list(compile_jobs_of_calls(calls))) as ahead:
         ahead.wait_for_all(COMPILE_SECONDS)
 
 

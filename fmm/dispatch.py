@@ -21,7 +21,7 @@ declines the call. Gates 1 to 4 decline calls without comparing plans.
    `gram._compute_gram`), and small matrices on the host (`gemm._has_small_matrices`, `gram._has_few_product_rows`).
 5. fmm.runtime.prepare, for calls that no plan can compute.
    * `prepare_uncached`: `ProductSetting.refusal`, the adapter's reason, from `Library.product_setting`.
-   * `_result_operand_or_error`: shapes, types, `out`, and empty products.
+   * `_checked_result_operand`: shapes, types, `out`, and empty products.
    * `_decide_launches`: `ProductSetting.vendor_advantage`, for example NumPy's syrk.
 6. `fmm.runtime.decisions.decide.decide_plan`:
    * `is_disabled` (FMM_DISABLE).

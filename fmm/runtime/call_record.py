@@ -24,7 +24,7 @@ class CallRecord(NamedTuple):
     why: str = ""
 
 
-class _RecordingSwitch:
+class _CallRecordingSwitch:
     on = False
 
 
@@ -35,7 +35,7 @@ class _ThreadRecord(threading.local):
 
 # `RECORDING_SWITCH.on` is True while any thread counts products. No lock protects `RECORDING_SWITCH.on`, since every
 # product reads this attribute and a lock would take time.
-RECORDING_SWITCH = _RecordingSwitch()
+RECORDING_SWITCH = _CallRecordingSwitch()
 _thread_record = _ThreadRecord()
 
 

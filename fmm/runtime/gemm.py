@@ -67,7 +67,7 @@ class BlasGemmParams(NamedTuple):
     op_b: str = "N"
 
     @property
-    def plan_params(self) -> GemmParams:
+    def scalars_as_gemm_params(self) -> GemmParams:
         """alpha and beta as a GemmParams."""
         return GemmParams(self.alpha, self.beta)
 
@@ -273,7 +273,7 @@ def remember_planned_gemm(
         return
     span = None if operands.addend is None else byte_span(library.describe_operand(operands.addend))
     expiry = prepared_call_expiry(library, operands.a, operands.b, out, constraints)
-    recurring.remember(PlannedGemm(expiry, current_settings(), library, params, call, constraints, span))
+    recurring.cache_run_function(PlannedGemm(expiry, current_settings(), library, params, call, constraints, span))
 
 
 def _has_small_matrices(library: Library, operands: GemmOperands) -> bool:
@@ -402,7 +402,7 @@ def _add_gemm_params_to_constraints(
     library: Library, operands: GemmOperands, params: BlasGemmParams, constraints: PlanConstraints
 ) -> PlanConstraints:
     strides = addend_strides(library, operands.addend)
-    return constraints._replace(params=params.plan_params, addend_strides=strides)
+    return constraints._replace(params=params.scalars_as_gemm_params, addend_strides=strides)
 
 
 def _check_broadcast(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:

@@ -29,9 +29,9 @@ from fmm.runtime.decisions.early_declines import (
     CallKey,
     DeclinedCall,
     RecurringCall,
-    find_symmetric_gram,
+    find_declined_gram_function,
     remember_declined_call,
-    remember_symmetric_gram,
+    remember_declined_gram,
 )
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, GramKey, PlanConstraints
 from fmm.runtime.matmul import describe_kernels, run_cached_gram, run_with_fallback
@@ -178,7 +178,11 @@ def explain_gram(
     if is_plain and (kernel := describe_small_gram(a, params.rows, out)):
         return replace(call.decision, kernels=(kernel,))
     if constraints == NO_CONSTRAINTS and _has_few_product_rows(library, operands):
-        name = library.gemm_name if operands.params.beta and _can_use_gemm(library, operands) else library.vendor_name
+        name = (
+            library.gemm_name
+            if operands.params.beta and _can_library_gemm_compute_gram(library, operands)
+            else library.vendor_name
+        )
         why = f"{library.name} multiplies: the product has at most {WHOLE_PRODUCT_MAX_ROWS} rows"
         whole = f"{name}: a whole product, with one triangle mirrored"
         return replace(call.decision, plan=VENDOR, reason=why, kernels=(whole,))
@@ -230,7 +234,7 @@ def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Tri
 
 def _run_symmetric_gram(library: Library, a: Any, rows: bool) -> Any:
     """Return the library's own product of a device array and its transpose if its decline is cached; else None."""
-    if (multiply := find_symmetric_gram(library, a, rows)) is None:
+    if (multiply := find_declined_gram_function(library, a, rows)) is None:
         return None
     transposed = library.transposed_view(a)
     return multiply(a, transposed) if rows else multiply(transposed, a)
@@ -355,7 +359,7 @@ def _select_gram_call(
         as_vendor_gemm = prepare(library, left, right, out, own._replace(plan=VENDOR))
         if _can_write_gram_into_out(library, as_vendor_gemm, operands):
             return as_vendor_gemm, operands
-    whole = operands._replace(out=None, params=_whole_product_params(operands.params))
+    whole = operands._replace(out=None, params=_both_triangles_params(operands.params))
     return prepare(library, left, right, None, constraints._replace(params=whole.params)), whole
 
 
@@ -370,11 +374,11 @@ def _can_write_gram_into_out(library: Library, call: PreparedCall, operands: Gra
     problem = call.decision.problem
     is_final = problem is None or not can_recompute(problem)
     may_repeat = library.processor == "cpu" or (may_create_nonfinite(call.plan) and is_final)
-    is_safe = operands.params == _whole_product_params(operands.params) or not may_repeat
+    is_safe = operands.params == _both_triangles_params(operands.params) or not may_repeat
     return is_safe and can_write_into_out(library, call, operands.left, operands.right, operands.out)
 
 
-def _whole_product_params(params: GemmParams) -> GemmParams:
+def _both_triangles_params(params: GemmParams) -> GemmParams:
     """Return the parameters of the product with both triangles, alpha 1 and beta 0."""
     return GemmParams(op=params.op)
 
@@ -401,7 +405,7 @@ def _compute_gram(
     if call.plan is None:
         remember_declined_call(recurring, library, mirrors)
         if mirrors and library.processor == "cuda" and operands.out is None and constraints is NO_CONSTRAINTS:
-            remember_symmetric_gram(library, left)
+            remember_declined_gram(library, left)
         return _run_vendor(library, operands, mirrors)
     c = run_with_fallback(library, call, left, right, chosen.out, constraints._replace(params=chosen.params))
     if c is None:
@@ -430,7 +434,7 @@ def _is_symmetric_by_vendor(library: Library, call: PreparedCall, operands: Gram
     NumPy computes one triangle of `a @ a.T` and mirrors it. A GPU's kernel computes both triangles. Most kernels add
     the terms of the entries c[i, j] and c[j, i] in the same order, so that both have the same bits.
     """
-    if operands.params != _whole_product_params(operands.params):
+    if operands.params != _both_triangles_params(operands.params):
         return False
     if library.processor == "cpu" or operands.params.op != "gram":
         return call.setting.vendor_mirrors
@@ -445,10 +449,10 @@ def _needs_library_gemm(
     The library's gemm computes both triangles of a symmetric A B, since BLAS has no function that computes one triangle
     of A B.
     """
-    return constraints.plan is None and call.plan == VENDOR and _can_use_gemm(library, operands)
+    return constraints.plan is None and call.plan == VENDOR and _can_library_gemm_compute_gram(library, operands)
 
 
-def _can_use_gemm(library: Library, operands: GramOperands) -> bool:
+def _can_library_gemm_compute_gram(library: Library, operands: GramOperands) -> bool:
     return library.processor == "cpu" and bool(library.gemm_name) and operands.params.op == "symmetric"
 
 
@@ -462,7 +466,7 @@ def _run_vendor(library: Library, operands: GramOperands, vendor_mirrors: bool =
         left, right = left[..., :0], right[..., :0, :]
     if vendor_mirrors:
         return library.vendor_product(left, right, operands.out)
-    if not params.beta or not _can_use_gemm(library, operands):
+    if not params.beta or not _can_library_gemm_compute_gram(library, operands):
         return _write_result(library, operands, library.vendor_product(left, right))
     whole = library.broadcast_copy(operands.out, tuple(operands.out.shape), operands.out)
     library.vendor_gemm(left, right, whole, params.alpha, params.beta)

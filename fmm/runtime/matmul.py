@@ -19,7 +19,7 @@ from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import run_host
 from fmm.runtime.call_record import RECORDING_SWITCH, clear_record, record_call, record_fallback, record_measured_call
-from fmm.runtime.decisions.decide import Decision, decide_plan, next_winning_plans, smaller_plans
+from fmm.runtime.decisions.decide import Decision, decide_plan, next_winning_plans, plans_with_less_memory
 from fmm.runtime.decisions.early_declines import remember_decline
 from fmm.runtime.decisions.first_product import MAX_MEASURED_SECONDS
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
@@ -138,7 +138,7 @@ class PlanFailure:
     reason: str = "no plan could run"
 
 
-MEMORY_FAILURE = PlanFailure(smaller_plans, "memory ran out")
+MEMORY_FAILURE = PlanFailure(plans_with_less_memory, "memory ran out")
 LAYOUT_FAILURE = PlanFailure(next_winning_plans, "no plan can run on arrays with these memory layouts")
 
 

@@ -139,10 +139,10 @@ def intermediate_growth_bound(
         if isinstance(step, Product):
             inner = intermediate_growth_bound(step.plan, *step.size, step.params.op, step.params.fill)
             inner *= sizes.largest_bound(step.left) * sizes.largest_bound(step.right)
-            sizes.record_bound_of_place(step.dest, inner + sizes.largest_bound(step.dest) if step.reads_dest else inner)
+            sizes.record_place_bound(step.dest, inner + sizes.largest_bound(step.dest) if step.reads_dest else inner)
             largest = max(largest, sizes.largest_bound(step.dest))
         elif isinstance(step, Mirror):
-            sizes.record_bound_of_place(step.dest, sizes.largest_bound(step.source))
+            sizes.record_place_bound(step.dest, sizes.largest_bound(step.source))
         else:
             largest = max(largest, _magnitude_bound_of_sum(step, sizes))
     return largest
@@ -151,7 +151,7 @@ def intermediate_growth_bound(
 class _MagnitudeBounds:
     """Upper bounds of the absolute entries in rectangles of matrices.
 
-    `record_bound_of_place` removes the bounds of all rectangles that are fully inside the new rectangle.
+    `record_place_bound` removes the bounds of all rectangles that are fully inside the new rectangle.
     """
 
     def __init__(self, operands: Sequence[Place]) -> None:
@@ -168,7 +168,7 @@ class _MagnitudeBounds:
             newer.append(held)
         return found
 
-    def record_bound_of_place(self, place: Place, size: float) -> None:
+    def record_place_bound(self, place: Place, size: float) -> None:
         others = [(held, old) for held, old in self._held.get(place.name, []) if not held.is_inside(place)]
         self._held[place.name] = [*others, (place, size)]
 
@@ -182,5 +182,5 @@ def _magnitude_bound_of_sum(step: Sum, sizes: _MagnitudeBounds) -> float:
     for terms in step.program.lines:
         values.append(sum(float(abs(c)) * values[v] for c, v in terms))
     for place, value in zip(step.writes, step.program.outputs, strict=True):
-        sizes.record_bound_of_place(place, values[value])
+        sizes.record_place_bound(place, values[value])
     return max(values, default=1.0)

@@ -44,7 +44,7 @@ from fmm.runtime.decisions.limits import (
     PlanConstraints,
     PreparedOperandLayout,
     default_workspace_bytes,
-    workspace_valid_until,
+    next_free_memory_read,
 )
 from fmm.runtime.decisions.reproducible import VALID_TYPES_TEXT, reproducible_plan
 from fmm.runtime.decisions.stacks import is_stackable, stacked_decisions
@@ -99,7 +99,7 @@ class PreparedCall:
         """Return the decision with the kernels that run and the bytes that the call allocates."""
         return replace(self.decision, kernels=kernels, call_bytes=self.call_bytes)
 
-    def can_overlap_out(self, a: int, b: int, c: int) -> bool:
+    def may_c_share_memory(self, a: int, b: int, c: int) -> bool:
         """Return True if C may share memory with A or B when the arrays have these addresses."""
         return may_overlap(a, self.spans[0], c, self.spans[2]) or may_overlap(b, self.spans[1], c, self.spans[2])
 
@@ -190,7 +190,7 @@ def _prepare_and_cache(
             call = previous.call if previous is not None and _has_same_launches(call, previous.call) else call
         else:
             call = previous.call
-        cached = CachedCall(call, workspace_valid_until(library, number), share)
+        cached = CachedCall(call, next_free_memory_read(library, number), share)
     if library.processor == "cpu":
         _host_caches[id(library.cached_calls)] = library.cached_calls
     if len(library.cached_calls) >= MAX_CACHED_CALLS:
@@ -221,7 +221,7 @@ def can_write_into_out(library: Library, call: PreparedCall, a: object, b: objec
     if not call.writes_out:
         return False
     address = library.data_pointer
-    return not call.can_overlap_out(address(a), address(b), address(out))
+    return not call.may_c_share_memory(address(a), address(b), address(out))
 
 
 # ---- from arrays to a query
@@ -341,7 +341,7 @@ def _can_vendor_syrk_win(query: ProblemQuery, problem: Problem) -> bool:
 
 def _prepare_operation(query: ProblemQuery) -> PreparedCall:
     """Return the prepared call for the query's operation, which is a product or one triangle of a product."""
-    result, on_host = _result_operand_or_error(query), query.device.threads > 0
+    result, on_host = _checked_result_operand(query), query.device.threads > 0
     dtype = "tf32" if query.setting.math == "tf32" else result.dtype
     # Operands that BLAS cannot read are copied. On a device the library copies a complete operand at once. On the host,
     # each matrix of an operand is copied into the workspace before the product that reads the matrix.
@@ -373,7 +373,7 @@ def _prepare_operation(query: ProblemQuery) -> PreparedCall:
     )
 
 
-def _result_operand_or_error(query: ProblemQuery) -> Operand:
+def _checked_result_operand(query: ProblemQuery) -> Operand:
     """Check the shapes and types of a query, and return the description of the result in a new array.
 
     Raise VendorOnlyError or PlanIgnoredError if fmm does not multiply these operands.

@@ -101,8 +101,8 @@ class _LineProgress:
     update_seconds = LINE_UPDATE_SECONDS
 
     def show_counts(self, done: int, total: int, elapsed: float) -> None:
-        left = clock_time(elapsed * (total - done) / done) if done else "?"
-        print(f"{BAR_LABEL} {100 * done / total:3.0f}% {clock_time(elapsed)}<{left}", file=sys.stderr, flush=True)
+        left = clock_time_text(elapsed * (total - done) / done) if done else "?"
+        print(f"{BAR_LABEL} {100 * done / total:3.0f}% {clock_time_text(elapsed)}<{left}", file=sys.stderr, flush=True)
 
     def close(self) -> None: ...
 
@@ -115,7 +115,7 @@ def _new_display(total: int) -> _ProgressText:
     return _TqdmBar(tqdm, total)
 
 
-def clock_time(seconds: float) -> str:
+def clock_time_text(seconds: float) -> str:
     """Return the time as minutes and seconds (00:42), or as hours, minutes and seconds (1:02:03)."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -236,7 +236,9 @@ class StreamCall:
         addresses = self._launch_addresses(bases)
         key = self._latest = self._replay_key(addresses)
         replay: _GraphReplay | None = self.replays.find_capture(key, addresses)
-        return replay if replay is not None and (replay.bases == bases or replay.move_to_addresses(addresses)) else None
+        return (
+            replay if replay is not None and (replay.bases == bases or replay.set_graph_addresses(addresses)) else None
+        )
 
     def player_for_alignment(self, alignment: Alignment) -> Player:
         """Return the player of the call's plan, recorded for this alignment of the addresses."""
@@ -339,7 +341,7 @@ class _GraphReplay:
         self.bases: tuple[int, ...] | None = addresses.memory_addresses
         self.graph = UpdatableGraph(graph, call.kernel_nodes(addresses, counters))
 
-    def move_to_addresses(self, addresses: Addresses) -> bool:
+    def set_graph_addresses(self, addresses: Addresses) -> bool:
         """Write these addresses into the graph's nodes; return True on success."""
         self.bases = None
         if self.graph.update_parameters(self.call.kernel_nodes(addresses, self.counters)):

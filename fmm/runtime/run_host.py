@@ -42,7 +42,7 @@ from fmm.runtime.progress import Progress, current_progress
 SMALL_ARRAY_BYTES = 256 * 1024  # size in bytes; if A, B and C are all smaller, a plan runs on the caller's thread
 
 
-class PartlyAddedError(RuntimeError):
+class OutPartlyUpdatedError(RuntimeError):
     """The error raised if memory runs out while a plan adds a product to `out`; the old values of `out` are lost."""
 
 
@@ -60,8 +60,8 @@ def run_call(
 
     `required`: True if the caller passed the plan. `addend`: the addend, with C's shape; None if C holds the addend.
 
-    If memory runs out after a product was partly added to `out`, raise PartlyAddedError: the product cannot be computed
-    again.
+    If memory runs out after a product was partly added to `out`, raise OutPartlyUpdatedError: the product cannot be
+    computed again.
     """
     if np.geterr()["under"] != "ignore" and not DTYPES[call.dtype].exact:
         if call.limits.reproducible:
@@ -178,7 +178,7 @@ def _compute_on_worker(
         record_fallback(str(why))
     except MemoryError as error:
         if multiplier.has_added:
-            raise PartlyAddedError("memory ran out while a product was added to out") from error
+            raise OutPartlyUpdatedError("memory ran out while a product was added to out") from error
         if required or not last:
             raise
         record_fallback("memory ran out")

@@ -154,7 +154,7 @@ def tuning_from_config(name: str, dtype: str) -> Tuning | None:
     )
 
 
-def memory_from_config(name: str) -> int | None:
+def memory_bytes_from_config(name: str) -> int | None:
     """Return a device's memory in bytes from the active configs; None for a device that is in no active config."""
     known = find_device_identity(name)
     section = _sections_by_device().get(known.key)

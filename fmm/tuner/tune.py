@@ -277,17 +277,17 @@ class TuningJob:
         return CPU_SAMPLING_SHARE if self.device.chip is None else GPU_SAMPLING_SHARE
 
     @property
-    def waits_for_kernels(self) -> bool:
+    def waits_for_kernel_compilation(self) -> bool:
         """True if the job is a first look at a GPU while the GPU's kernels are being compiled."""
         return self.effort == FIRST_LOOK_EFFORT and not self.again and self.device.chip is not None
 
     def needs_continuation(self, end: JobResult) -> bool:
         """Return True if another job must continue this first look, which stopped before its model was checked."""
         unchecked = self.effort == FIRST_LOOK_EFFORT and not self.again and bool(end.why_not)
-        return unchecked and (bool(end.stopped) or self.waits_for_kernels)
+        return unchecked and (bool(end.stopped) or self.waits_for_kernel_compilation)
 
     @property
-    def resume_settings(self) -> dict[str, Any]:
+    def settings_required_to_resume(self) -> dict[str, Any]:
         """Settings of the job; a recorded tuning can be resumed only if its settings are the same."""
         return {"dtype": self.dtype, "effort": self.effort, "shapes": [list(size) for size in self.wanted]}
 
@@ -296,13 +296,13 @@ class TuningJob:
         identity = self.device.identity
         for tuning in reversed(trials.read_tunings()):
             header = tuning.header
-            same = header.versions == identity.versions and header.settings == self.resume_settings
+            same = header.versions == identity.versions and header.settings == self.settings_required_to_resume
             if same and header.device == identity.key:
                 return tuning
         return None
 
 
-class JobTime(NamedTuple):
+class JobTimeLimit(NamedTuple):
     """The time limit of a job in seconds, of which `conclusion` seconds are needed after the measurements.
 
     The job may wait `compiler_wait` seconds for the compiler in addition.
@@ -313,12 +313,12 @@ class JobTime(NamedTuple):
     compiler_wait: float = 0.0
 
     @property
-    def measuring(self) -> float:
+    def measurement_end_seconds(self) -> float:
         """Seconds after which the measurements end."""
         return self.limit - min(self.conclusion, self.limit / 4)
 
 
-class CommandTime:
+class CommandTimeBudget:
     """Shares the time limit of a command between its jobs: the limit includes all that the command does.
 
     `limit` is None for the efforts' own limits. `began` is the value of time.monotonic() when the command began.
@@ -335,7 +335,7 @@ class CommandTime:
         self._used = dict[DeviceAndType, float]()
         self._conclusions = {True: FIRST_LOOK_CONCLUSION_SECONDS, False: CONCLUSION_SECONDS}
 
-    def job_time(self, job: TuningJob, others: Sequence[TuningJob]) -> JobTime:
+    def job_time_limit(self, job: TuningJob, others: Sequence[TuningJob]) -> JobTimeLimit:
         """Return the time of a job, if `others` are the jobs that have not begun.
 
         The jobs of an effort share the seconds that are left by their needs. A first look has at most its effort's
@@ -350,14 +350,14 @@ class CommandTime:
         wait = 0.0
         if job.again or not others:
             wait = max(left - limit - sum(other.planned_effort.most for other in others), 0.0)
-        return JobTime(limit, self._conclusions[job.effort == FIRST_LOOK_EFFORT], wait)
+        return JobTimeLimit(limit, self._conclusions[job.effort == FIRST_LOOK_EFFORT], wait)
 
     def _needed_seconds(self, job: TuningJob) -> float:
         """Return the seconds that a job needs at most; a continued first look has already used some."""
         most = job.planned_effort.most
         return max(most - self._used.get((job.device.identity.key, job.dtype), 0.0), most / 4) if job.again else most
 
-    def subtract_job(self, job: TuningJob, seconds: float, concluding: float) -> None:
+    def subtract_job_seconds(self, job: TuningJob, seconds: float, concluding: float) -> None:
         """Subtract the seconds of a job from the seconds that are left, and learn how long its conclusion took."""
         self.left -= seconds
         self._used[job.device.identity.key, job.dtype] = seconds
@@ -381,7 +381,7 @@ def run_jobs(
     if options.resume:
         jobs = _unfinished_jobs(jobs, TrialFile(trials_path(path))) or jobs
     has_table, planned = not (options.json or options.quiet), [job.expected_seconds for job in jobs]
-    time = CommandTime(jobs, options.time_limit, began, has_table)
+    time = CommandTimeBudget(jobs, options.time_limit, began, has_table)
     lacking, stopped, code = dict[DeviceAndType, str](), dict[DeviceAndType, str](), 0
     with ExitStack() as stack:
         for device in {id(job.device): job.device for job in jobs}.values():
@@ -393,7 +393,7 @@ def run_jobs(
             name = job.device.identity.key, job.dtype
             progress.set_remaining_seconds(sum(other.expected_seconds for other in (*queue, *late)))
             job_began = monotonic()
-            end = tune_job(job, path, options, time.job_time(job, [*queue, *late]), progress)
+            end = tune_job(job, path, options, time.job_time_limit(job, [*queue, *late]), progress)
             if end.result is not None:
                 results[name] = end.result
             code = end.code
@@ -407,7 +407,7 @@ def run_jobs(
                 queue.extendleft(reversed(late))  # the GPU's kernels are compiled by now
                 late.clear()
             # (the clock of a simulated device may run ahead of this process's)
-            time.subtract_job(job, max(end.seconds, monotonic() - job_began), end.concluding)
+            time.subtract_job_seconds(job, max(end.seconds, monotonic() - job_began), end.concluding)
     reasons = {name: "; ".join(filter(None, (lacking[name], why))) for name, why in stopped.items()}
     failures = {name: why for name, why in reasons.items() if why}
     if not has_table or not _print_tables(jobs, path, failures, began):
@@ -462,18 +462,18 @@ class JobResult:
 
 
 def tune_job(
-    job: TuningJob, path: Path, options: argparse.Namespace, time: JobTime, progress: TuningProgress
+    job: TuningJob, path: Path, options: argparse.Namespace, time: JobTimeLimit, progress: TuningProgress
 ) -> JobResult:
     """Tune one element type within its time limit, and write its config section, even after an interruption."""
     trials = TrialFile(trials_path(path))
     past = job.last_tuning(trials) if options.resume or job.again else None
     past = None if past is None or past.finished else past
     before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
-    limit = before + time.measuring
+    limit = before + time.measurement_end_seconds
     seconds = job.sampling_share * limit
     if past and job.again:  # a job that continues another job measures the same shapes as that job
         seconds = past.header.conditions.get(PLANNED_SECONDS_KEY, seconds)
-    effort = job.planned_effort.limited_to_seconds(seconds)
+    effort = job.planned_effort.effort_within_seconds(seconds)
     header = past.header if past else _new_header(job, effort)
     journal = Journal(
         header.run,
@@ -482,7 +482,7 @@ def tune_job(
         trials.add_trial,
         limit,
         compiler_wait_seconds=time.compiler_wait,
-        kernel_wait_seconds=KERNEL_WAIT_SECONDS if job.waits_for_kernels else inf,
+        kernel_wait_seconds=KERNEL_WAIT_SECONDS if job.waits_for_kernel_compilation else inf,
         first_look=_load_first_look(job, trials, header),
     )
     progress.begin_element_type(f"{job.dtype} ({job.effort}):", job.expected_seconds)
@@ -502,7 +502,7 @@ def tune_job(
     diagnostics = (outcome.section or {}).get("doubts") or []
     code = EXIT_INTERRUPTED if outcome.stopped == "interrupted" else int(full)
     limit_text = f"effort {job.effort}" if options.time_limit is None else "--time-limit"
-    stopped = _stopped_text(job, path, outcome, why_not, f"{journal.elapsed_seconds:.0f} s of {limit_text}")
+    stopped = _early_stop_text(job, path, outcome, why_not, f"{journal.elapsed_seconds:.0f} s of {limit_text}")
     end = JobResult(
         code,
         why_not or "; ".join(diagnostics),
@@ -535,7 +535,9 @@ def _new_header(job: TuningJob, effort: Effort) -> TuningHeader:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     conditions = {**job.device.measurement_conditions, "commit": source_commit(), PLANNED_SECONDS_KEY: effort.seconds}
     run, command = uuid.uuid4().hex[:12], " ".join(command_line_words())
-    return TuningHeader(run, identity.key, dict(identity.versions), conditions, job.resume_settings, command, now)
+    return TuningHeader(
+        run, identity.key, dict(identity.versions), conditions, job.settings_required_to_resume, command, now
+    )
 
 
 def _measure_and_record(
@@ -617,7 +619,7 @@ def _print_details(job: TuningJob, path: Path, outcome: TuningOutcome) -> None:
             print(line)
 
 
-def _stopped_text(job: TuningJob, path: Path, outcome: TuningOutcome, why_not: str, limit_text: str) -> str:
+def _early_stop_text(job: TuningJob, path: Path, outcome: TuningOutcome, why_not: str, limit_text: str) -> str:
     """Return a text that says why the measurements ended early and what was written; empty for a finished tuning."""
     if not outcome.stopped:
         return ""

@@ -75,7 +75,7 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Pro
         if effort.is_first_look and not wanted:
             measure_first_look(journal, dtype, effort)
         else:
-            calibration, side = measure_model(journal, dtype, effort, wanted)
+            calibration, side = measure_and_fit_model(journal, dtype, effort, wanted)
             is_complete = search_and_certify(journal, dtype, effort, wanted, calibration, side)
     except TimeUpError as error:
         stopped = "kernels are being compiled" if isinstance(error, KernelsNotReadyError) else TIME_UP_TEXT
@@ -89,7 +89,7 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Pro
     return TuningOutcome(conclude_section(journal, dtype), stopped, is_complete and not stopped)
 
 
-def measure_model(
+def measure_and_fit_model(
     journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()
 ) -> tuple[Calibration, int]:
     """Measure the crossovers and the probes, and fit the model; return the model and the largest affordable side.
@@ -103,13 +103,13 @@ def measure_model(
     # measure the ladder before the probes, since a time limit may end the tuning during the probes
     if has_ladder and journal.first_look:
         measure_crossover_ladder(journal, dtype, interim_calibration(journal, dtype), effort)
-    with journal.limited_stage(search_begin, lambda: is_model_checked(journal, effort)):
+    with journal.stage_with_time_limit(search_begin, lambda: is_model_checked(journal, effort)):
         measure_probes(journal, dtype, side, effort)
         if effort.blocks and dtype == blocks.BLOCK_MODEL_DTYPE and journal.device.chip is not None:
             probe_strategies(journal, effort)
     calibration = interim_calibration(journal, dtype)
     journal.on_finding()
-    with journal.limited_stage(search_begin, lambda: is_model_checked(journal, effort)):
+    with journal.stage_with_time_limit(search_begin, lambda: is_model_checked(journal, effort)):
         probe_crossovers(journal, dtype, side, calibration, effort)
     if has_ladder and not journal.first_look:
         measure_crossover_ladder(journal, dtype, calibration, effort)
@@ -185,7 +185,7 @@ def search_squares(
 def measure_crossover_ladder(journal: Journal, dtype: str, calibration: Calibration, effort: Effort) -> None:
     """Measure the ladder of squares in its share of the planned seconds, and of the time limit."""
     end = journal.elapsed_seconds + LADDER_LIMIT_SHARE * journal.limit
-    with journal.limited_stage(end):
+    with journal.stage_with_time_limit(end):
         measure_ladder(journal, dtype, calibration, effort, TIME_SHARES[LADDER_STAGE] * effort.seconds)
 
 

@@ -32,7 +32,7 @@ from fmm.problem import Problem
 from fmm.runtime import devices, prepare
 from fmm.runtime import matmul as product_call
 from fmm.runtime.decisions import early_declines, limits
-from fmm.runtime.decisions.decide import decide_plan, smaller_plans
+from fmm.runtime.decisions.decide import decide_plan, plans_with_less_memory
 from fmm.runtime.decisions.early_declines import remember_decline, was_declined
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints, default_workspace_bytes
 from fmm.runtime.devices import gpu_from_description, parse_cuda_index
@@ -314,7 +314,7 @@ def test_overlap_is_seen_exactly_where_the_byte_ranges_meet(starts: list[int], f
     a, b, c = (x.T if flip else x for x, flip in zip(places, flips, strict=True))
     call = prepare_query(asked(a, b, c))
     pointers = [x.__array_interface__["data"][0] for x in (a, b, c)]
-    assert call.can_overlap_out(*pointers) == (np.may_share_memory(a, c) or np.may_share_memory(b, c))
+    assert call.may_c_share_memory(*pointers) == (np.may_share_memory(a, c) or np.may_share_memory(b, c))
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_large_products_get_plans_and_small_ones_the_vendor() -> None:
 def test_leaner_plans_need_ever_less() -> None:
     problem = Problem(16384, 16384, 16384, "float32")
     best = decide_plan(problem, PLENTY, H200)
-    plans = list(smaller_plans(problem, best.plan, PLENTY, H200))
+    plans = list(plans_with_less_memory(problem, best.plan, PLENTY, H200))
     needs = [decide_plan(problem, PLENTY, H200).workspace, *(fmm.Decision(p, problem, "").workspace for p in plans)]
     assert len(plans) > 1 and VENDOR not in plans
     assert needs == sorted(needs, reverse=True) and len(set(needs)) > 1
@@ -408,7 +408,7 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fmm.Decis
 def test_after_an_entry_of_a_config_leaner_plans_are_the_models(entry: fmm.Decision) -> None:
     assert entry.problem is not None
     assert (entry.source, entry.candidates) == ("certified entry", ())
-    plans = list(smaller_plans(entry.problem, entry.plan, PLENTY, H200))
+    plans = list(plans_with_less_memory(entry.problem, entry.plan, PLENTY, H200))
     needs = [fmm.Decision(p, entry.problem, "").workspace for p in plans]
     assert len(plans) > 1 and VENDOR not in plans
     assert needs == sorted(needs, reverse=True) and needs[0] < entry.workspace

@@ -12,7 +12,7 @@ torch: Any = pytest.importorskip("torch")
 from fmm.arrays import torch_library  # noqa: E402
 from fmm.arrays.torch_calls import TORCH_BMM, TORCH_MATMUL  # noqa: E402
 from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, is_gram_symmetric  # noqa: E402
-from fmm.runtime.decisions.early_declines import find_symmetric_gram, remember_symmetric_gram  # noqa: E402
+from fmm.runtime.decisions.early_declines import find_declined_gram_function, remember_declined_gram  # noqa: E402
 from tests.support.own_calls import called_functions  # noqa: E402
 
 
@@ -69,20 +69,22 @@ def test_a_declined_product_is_found_by_few_calls(monkeypatch: pytest.MonkeyPatc
     """A tensor on the host stands for one on a device; the cache has the decline for both orders of the factors."""
     monkeypatch.setattr(TORCH, "cached_calls", {})
     x, matrix = torch.randn(3, 5, 7), torch.randn(5, 7)
-    assert find_symmetric_gram(TORCH, x, True) is None
-    remember_symmetric_gram(TORCH, x)
-    remember_symmetric_gram(TORCH, matrix)
-    assert find_symmetric_gram(TORCH, x, True) is find_symmetric_gram(TORCH, x.mT, False) is TORCH_BMM
-    assert find_symmetric_gram(TORCH, matrix, True) is TORCH_MATMUL
-    assert find_symmetric_gram(TORCH, x, False) is None and find_symmetric_gram(TORCH, x[:2], True) is None
-    assert len(called_functions(lambda: find_symmetric_gram(TORCH, x, True))) <= 3
+    assert find_declined_gram_function(TORCH, x, True) is None
+    remember_declined_gram(TORCH, x)
+    remember_declined_gram(TORCH, matrix)
+    assert find_declined_gram_function(TORCH, x, True) is find_declined_gram_function(TORCH, x.mT, False) is TORCH_BMM
+    assert find_declined_gram_function(TORCH, matrix, True) is TORCH_MATMUL
+    assert (
+        find_declined_gram_function(TORCH, x, False) is None and find_declined_gram_function(TORCH, x[:2], True) is None
+    )
+    assert len(called_functions(lambda: find_declined_gram_function(TORCH, x, True))) <= 3
 
     def checked(y: Any) -> Any:
-        assert find_symmetric_gram(TORCH, y, True) is None  # a tensor of a transform has no address
+        assert find_declined_gram_function(TORCH, y, True) is None  # a tensor of a transform has no address
         return y
 
     torch.func.vmap(checked)(x)
-    assert find_symmetric_gram(TORCH, x.to_sparse(), True) is None
+    assert find_declined_gram_function(TORCH, x.to_sparse(), True) is None
 
 
 def test_random_numbers_of_the_program_stay() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 MOST = {"cupy": 21, "torch": 27, "hook": 34}  # functions before the launches, without those that read an address
-READS = ("data_pointer", "can_write_into_out", "can_overlap_out", "may_overlap", "transposed_view", "broadcast_view")
+READS = ("data_pointer", "can_write_into_out", "may_c_share_memory", "may_overlap", "transposed_view", "broadcast_view")
 LIBRARIES = ["cupy", "torch", "hook"]
 
 

@@ -228,7 +228,7 @@ def test_a_large_declined_product_of_host_tensors_enters_few_functions(
     ):
         monkeypatch.setattr(module, name, 0)
     monkeypatch.setattr(early_declines, "SMALL_MULTIPLY_ADDS_UNALIGNED", 0)
-    monkeypatch.setitem(early_declines.DECLINE_MEMORY, "cpu", early_declines.DeclineMemory(10.0, 0))
+    monkeypatch.setitem(early_declines.DECLINE_MEMORY, "cpu", early_declines.DeclineCacheLimits(10.0, 0))
     monkeypatch.setattr(
         "fmm.runtime.prepare.decide_plan", lambda problem, *rest: Decision(VENDOR, problem, "", (), "model")
     )

@@ -222,7 +222,7 @@ def test_memory_that_runs_out_in_the_middle_is_no_second_addition(
             fmm.gemm(a, a, c, beta=2, out=c, plan="winograd > vendor")
     np.testing.assert_array_equal(c, np.ones((300, 300)))
     monkeypatch.setattr(run_host, "execute_plan", fails)
-    with pytest.raises(run_host.PartlyAddedError):
+    with pytest.raises(run_host.OutPartlyUpdatedError):
         fmm.gemm(a, a, c, beta=2, out=c, plan="winograd > vendor")
     with pytest.raises(MemoryError):
         fmm.gemm(a, a, alpha=2, plan="winograd > vendor")

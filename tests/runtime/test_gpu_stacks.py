@@ -11,7 +11,7 @@ import fmm
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.runtime import prepare
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.early_declines import find_symmetric_gram
+from fmm.runtime.decisions.early_declines import find_declined_gram_function
 
 torch: Any = pytest.importorskip("torch")
 cupy: Any = pytest.importorskip("cupy")
@@ -126,7 +126,7 @@ def test_a_recurring_declined_gram_is_the_librarys_own_product(
     is_declined = fmm.explain_gram(x, rows=rows).plan == VENDOR
     is_symmetric = library.has_symmetric_gram(x if rows else transposed)
     assert is_symmetric or module == "cupy"
-    assert (find_symmetric_gram(library, x, rows) is not None) is (is_declined and is_symmetric)
+    assert (find_declined_gram_function(library, x, rows) is not None) is (is_declined and is_symmetric)
     lower = fmm.gram(x, rows=rows, fill="lower")  # one triangle is no product of the library
     assert float(abs(lower - (torch if module == "torch" else cupy).tril(exact)).max()) < 1e-12
 

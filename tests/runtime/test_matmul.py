@@ -908,7 +908,7 @@ def test_that_numpy_multiplies_is_remembered_for_a_moment(monkeypatch: pytest.Mo
         return Prepared(asked[-1], ProductSetting(1))
 
     monkeypatch.setattr(calls, "prepare_call", prepared)
-    monkeypatch.setitem(early_declines.DECLINE_MEMORY, "cpu", early_declines.DeclineMemory(10.0, 2 * 1100**3))
+    monkeypatch.setitem(early_declines.DECLINE_MEMORY, "cpu", early_declines.DeclineCacheLimits(10.0, 2 * 1100**3))
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     a, b = draw((1200, 1200), "f4"), draw((1200, 1200), "f4")

@@ -20,7 +20,7 @@ from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE_TEXT, cpu_calibrat
 from fmm.problem import Problem
 from fmm.runtime import devices, probe
 from fmm.runtime.decisions import decide
-from fmm.runtime.decisions.decide import smaller_plans
+from fmm.runtime.decisions.decide import plans_with_less_memory
 from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.runtime.prepare import prepare_call
 
@@ -103,7 +103,7 @@ def test_a_guess_is_checked_by_measurement(stream: float, wins: bool, monkeypatc
     found = decide.decide_plan(TEMPTING, LARGE, devices.cpu_device(2))
     assert (found.plan != VENDOR) == wins
     assert "for tests" in found.reason
-    leaner = list(smaller_plans(TEMPTING, found.plan, LARGE, devices.cpu_device(2)))
+    leaner = list(plans_with_less_memory(TEMPTING, found.plan, LARGE, devices.cpu_device(2)))
     assert VENDOR not in leaner and (not leaner or wins)
 
 

@@ -103,7 +103,7 @@ def test_without_tqdm_there_are_lines_with_the_same_words(
     assert re.fullmatch(r"fmm\.matmul   0% 00:0\d<\?\n", capfd.readouterr().err)
     progress._new_display(8).show_counts(2, 8, 5.0)
     assert capfd.readouterr().err == "fmm.matmul  25% 00:05<00:15\n"
-    assert [progress.clock_time(x) for x in (42.9, 60, 3723)] == ["00:42", "01:00", "1:02:03"]
+    assert [progress.clock_time_text(x) for x in (42.9, 60, 3723)] == ["00:42", "01:00", "1:02:03"]
 
 
 def test_a_bar_where_there_is_tqdm(capfd: pytest.CaptureFixture[str]) -> None:

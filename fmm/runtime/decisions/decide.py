@@ -433,7 +433,7 @@ def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> 
     """Return the decision with an OnlineTrial: the shape's first products time the decided plan and the vendor."""
     if decision.plan == VENDOR or problem.writes_triangle or problem.flops < MIN_TUNED_FLOPS:
         return decision
-    trial = online.shape_trial(reduced_problem(problem), identity, decision.plan)
+    trial = online.trial_for_shape(reduced_problem(problem), identity, decision.plan)
     if (entry := trial.entry) is None:
         return replace(decision, problem=problem, source="being measured", trial=trial)
     return replace(
@@ -474,11 +474,11 @@ RETRY_WORKSPACE_SHARE = 0.8
 def next_winning_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
     """Yield the plans within the limits that are predicted to beat the vendor, the fastest first, without `refused`."""
     for candidate in _ranked_candidates(problem, limits, device):
-        if candidate.beats_vendor and _is_allowed(candidate, limits) and candidate.plan not in (refused, VENDOR):
+        if candidate.beats_vendor and _is_within_limits(candidate, limits) and candidate.plan not in (refused, VENDOR):
             yield candidate.plan
 
 
-def smaller_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
+def plans_with_less_memory(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
     """Yield plans to try after memory ran out for the plan `refused`.
 
     Each plan is the fastest within a workspace limit, and each limit is RETRY_WORKSPACE_SHARE times the workspace of
@@ -504,12 +504,12 @@ def decide_without_vendor(vendor: Decision, limits: Limits, device: Device) -> D
     problem = vendor.problem
     assert problem is not None
     for candidate in () if environment.is_disabled() else _ranked_candidates(problem, limits, device):
-        if candidate.plan != VENDOR and _is_allowed(candidate, limits):
+        if candidate.plan != VENDOR and _is_within_limits(candidate, limits):
             return replace(vendor, plan=candidate.plan, reason="the library has no product of this type", trial=None)
     return vendor
 
 
-def _is_allowed(candidate: Candidate, limits: Limits) -> bool:
+def _is_within_limits(candidate: Candidate, limits: Limits) -> bool:
     return limits.allows_plan(candidate.plan, candidate.error_growth) and candidate.fits_workspace(limits.workspace)
 
 

@@ -121,7 +121,7 @@ def are_small_matrices(a: Any, b: Any) -> bool:
 # ---- products with a cached decline
 
 
-class DeclineMemory(NamedTuple):
+class DeclineCacheLimits(NamedTuple):
     """The seconds for which a decline is cached, and the flops below which a product's decline is not cached."""
 
     seconds: float
@@ -131,7 +131,10 @@ class DeclineMemory(NamedTuple):
 # On the host a decline is cached for 10 seconds: a decision right after a long product takes milliseconds, since the
 # product has displaced data and code from the CPU's caches. On a device a decline is cached for 1 second, as long as a
 # reading of the free memory (FREE_MEMORY_SECONDS).
-DECLINE_MEMORY: dict[Processor, DeclineMemory] = {"cpu": DeclineMemory(10.0, 1 << 31), "cuda": DeclineMemory(1.0, 0)}
+DECLINE_MEMORY: dict[Processor, DeclineCacheLimits] = {
+    "cpu": DeclineCacheLimits(10.0, 1 << 31),
+    "cuda": DeclineCacheLimits(1.0, 0),
+}
 
 
 def decline_key(library: Library, a: Any, b: Any, beta: float = 0) -> Hashable:
@@ -233,7 +236,7 @@ class RecurringCall(NamedTuple):
     arrays: tuple[Any, Any, Any, Any]  # a, b, c and out, as in the key
     is_large: bool  # True if the product may take longer than CALL_DECLINE_SECONDS
 
-    def remember(self, cached: Hashable) -> None:
+    def cache_run_function(self, cached: Hashable) -> None:
         """Store how calls with this key are computed."""
         calls = self.key.library.cached_calls
         if len(calls) >= MAX_REMEMBERED_CALLS:
@@ -251,7 +254,7 @@ class DeclinedGram(NamedTuple):
     multiply: Callable[[Any, Any], Any]  # the library's own function
 
 
-def find_symmetric_gram(library: Library, a: Any, rows: bool) -> Callable[[Any, Any], Any] | None:
+def find_declined_gram_function(library: Library, a: Any, rows: bool) -> Callable[[Any, Any], Any] | None:
     """Return the library's function for A A^T of a device array; None if no decline of this product is cached.
 
     If `rows` is False, return the function for A^T A.
@@ -263,7 +266,7 @@ def find_symmetric_gram(library: Library, a: Any, rows: bool) -> Callable[[Any, 
     return declined.multiply if declined is not None and declined.expiry > time.monotonic() else None
 
 
-def remember_symmetric_gram(library: Library, a: Any) -> None:
+def remember_declined_gram(library: Library, a: Any) -> None:
     """Cache the decline of the product A A^T; the result of the library's kernel is symmetric bit for bit."""
     calls = library.cached_calls
     if len(calls) >= MAX_REMEMBERED_CALLS:
@@ -284,4 +287,4 @@ def remember_declined_call(call: RecurringCall | None, library: Library, vendor_
     if any(isinstance(x, int) and abs(x) > MAX_DECLINED_FACTOR for x in (call.params.alpha, call.params.beta)):
         return
     seconds = DECLINE_MEMORY[library.processor].seconds if call.is_large else CALL_DECLINE_SECONDS
-    call.remember(DeclinedCall(time.monotonic() + seconds, call.params, library, vendor_mirrors))
+    call.cache_run_function(DeclinedCall(time.monotonic() + seconds, call.params, library, vendor_mirrors))

@@ -132,7 +132,7 @@ def first_product_entry(identity: Identity, dtype: str) -> Entry | None:
     """
     if environment.tuning_mode() == "off":
         return None
-    if (entry := online.finished_entry(identity, dtype, FIRST_PRODUCT)) is not None:
+    if (entry := online.entry_of_finished_trial(identity, dtype, FIRST_PRODUCT)) is not None:
         return entry
     tuned = files.active_configs().find_tuning(identity, dtype)
     entries = () if tuned is None or tuned.changed else tuned.entries.values()
@@ -164,5 +164,5 @@ def _trial_on_largest_blocks(problem: Problem, limits: Limits, device: Device) -
             continue
         pair = sum(quick_prediction(x, block, device.guess).predicted_seconds for x in (plan, VENDOR))
         if online.MEASURED_PAIRS * pair <= MAX_PREDICTED_SECONDS:
-            return online.shape_trial(block, device.identity, plan, FIRST_PRODUCT)
+            return online.trial_for_shape(block, device.identity, plan, FIRST_PRODUCT)
     return None

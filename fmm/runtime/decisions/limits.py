@@ -109,7 +109,7 @@ def workspace_share(free: int, processes: int = 1) -> int:
     return share // step * step
 
 
-def workspace_valid_until(library: Library, number: int) -> float:
+def next_free_memory_read(library: Library, number: int) -> float:
     """Return the time.monotonic() at which the free memory is read again."""
     return _workspace_readings[library.name, number][0]
 

@@ -113,7 +113,7 @@ _trials: dict[tuple[Problem, Identity, Plan, str], OnlineTrial] = {}
 _lock = ForkSafeLock()
 
 
-def shape_trial(problem: Problem, device: Identity, plan: Plan, origin: str = "online") -> OnlineTrial:
+def trial_for_shape(problem: Problem, device: Identity, plan: Plan, origin: str = "online") -> OnlineTrial:
     """Return the trial of a shape; create the trial at the first call with these arguments.
 
     `problem` is a reduced problem, without the caller's layouts, so products in all layouts share one trial.
@@ -123,7 +123,7 @@ def shape_trial(problem: Problem, device: Identity, plan: Plan, origin: str = "o
         return _trials.setdefault(key, OnlineTrial(*key))
 
 
-def finished_entry(device: Identity, dtype: str, origin: str) -> Entry | None:
+def entry_of_finished_trial(device: Identity, dtype: str, origin: str) -> Entry | None:
     """Return the entry of the first trial of this type on this device that this process finished; None without one."""
     trials = (trial for trial in tuple(_trials.values()) if trial.origin == origin and trial.entry is not None)
     return next((trial.entry for trial in trials if (trial.device, trial.problem.dtype) == (device, dtype)), None)

@@ -32,7 +32,7 @@ from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime import gram as array_gram
 from fmm.runtime import matmul as array_matmul
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.early_declines import RecurringCall, find_symmetric_gram, remember_declined_call
+from fmm.runtime.decisions.early_declines import RecurringCall, find_declined_gram_function, remember_declined_call
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.gemm import BlasGemmParams, explain_gemm, run_gemm
 from fmm.runtime.gram import GramParams, Triangle, explain_conjugating_plan, run_conjugating_plan, run_gram
@@ -159,7 +159,7 @@ def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill:
         return None
     is_whole_stack = out is None and fill == "full" and a.ndim > 2
     if is_whole_stack and tracing_state() is None and not (is_tracing() or is_any_autocast_enabled()):
-        multiply = find_symmetric_gram(library, a, rows)
+        multiply = find_declined_gram_function(library, a, rows)
         if multiply is not None:
             return multiply(a, a.mT) if rows else multiply(a.mT, a)
     if not is_plain_call(a, a, out) or a.is_neg() or a.is_conj():

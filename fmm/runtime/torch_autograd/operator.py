@@ -42,7 +42,7 @@ def traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any
     """
     if constraints.reproducible:
         raise PlanError("a reproducible product cannot run while torch traces or compiles the call")
-    if out is None and not constraints.componentwise and _is_worth_an_operator(a, b):
+    if out is None and not constraints.componentwise and _is_worth_traced_operator(a, b):
         plan = None if constraints.plan is None else str(constraints.plan)
         return MATMUL_OPERATOR(a, b, plan, constraints.error_growth, constraints.workspace)
     if constraints.plan not in (None, VENDOR):
@@ -50,7 +50,7 @@ def traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any
     return TORCH_MATMUL(a, b) if out is None else TORCH_MATMUL(a, b, out=out)
 
 
-def _is_worth_an_operator(a: Any, b: Any) -> bool:
+def _is_worth_traced_operator(a: Any, b: Any) -> bool:
     """Return True for large operands while torch compiles a graph.
 
     Return False during torch.export: exported programs must run without fmm.

@@ -55,10 +55,10 @@ def _tuning_results(tuning: RecordedTuning) -> Iterator[dict[str, Any]]:
         if trial.part == "whole":
             samples.setdefault((trial.stage, trial.problem, trial.plan), []).append(trial)
     for trials in samples.values():
-        yield _plan_result(tuning, trials)
+        yield _t4_plan_result(tuning, trials)
 
 
-def _plan_result(tuning: RecordedTuning, trials: Sequence[Trial]) -> dict[str, Any]:
+def _t4_plan_result(tuning: RecordedTuning, trials: Sequence[Trial]) -> dict[str, Any]:
     """Return the T4 result of a plan from its samples; a sample without seconds says why the run failed."""
     first, header = trials[0], tuning.header
     milliseconds = [trial.seconds * 1e3 for trial in trials if trial.seconds is not None]
@@ -75,16 +75,16 @@ def _plan_result(tuning: RecordedTuning, trials: Sequence[Trial]) -> dict[str, A
         ]
     return {
         "timestamp": _sample_timestamp(header.started, first.elapsed),
-        "configuration": _configuration(header.device, first),
+        "configuration": _t4_trial_configuration(header.device, first),
         "objectives": ["time"],
         "times": {"runtimes": milliseconds},
-        "invalidity": _failure_kind(failure),
+        "invalidity": _t4_failure_word(failure),
         "correctness": int(not failure),
         "measurements": measurements,
     }
 
 
-def _configuration(key: str, trial: Trial) -> dict[str, Any]:
+def _t4_trial_configuration(key: str, trial: Trial) -> dict[str, Any]:
     """Return T4's configuration of a trial: the problem, the plan, and the choices that build the plan.
 
     For a plan outside the search space, such as the baseline, the result has no choices.
@@ -96,7 +96,7 @@ def _configuration(key: str, trial: Trial) -> dict[str, Any]:
     return {**problem, "plan": trial.plan, **plans.get(Plan.parse(trial.plan), {})}
 
 
-def _failure_kind(failure: str) -> str:
+def _t4_failure_word(failure: str) -> str:
     """Return T4's word for the reason of a failure; "correct" if `failure` is empty."""
     kinds = {"wrong result": "correctness", "PlanError": "constraints", "ompil": "compile", "": "runtime"}
     return next(kind for text, kind in kinds.items() if text in failure) if failure else "correct"

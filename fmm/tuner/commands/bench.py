@@ -64,7 +64,7 @@ def run_bench(options: argparse.Namespace) -> int:
         if options.rounds < 1:
             raise ValueError(f"--rounds must be 1 or more, not {options.rounds}")
         if options.m is None:
-            return print_search_gains(recorded_gains(device), options.json)
+            return print_search_gains(recorded_search_gains(device), options.json)
         if (options.k is None) != (options.n is None):
             raise ValueError(f"M alone is a square, M K N a product, not {options.m} {options.k}")
         size = (options.m,) * 3 if options.k is None else (options.m, options.k, options.n)
@@ -75,13 +75,15 @@ def run_bench(options: argparse.Namespace) -> int:
     except (UnknownDeviceError, PlanError, ValueError) as error:
         print(f"fmm-tune bench: {error}", file=sys.stderr)
         return 2
-    searched = next((x for x in recorded_gains(device) if (x.dtype, x.size) == (problem.dtype, problem.size)), None)
+    searched = next(
+        (x for x in recorded_search_gains(device) if (x.dtype, x.size) == (problem.dtype, problem.size)), None
+    )
     rows = list(time_plans(device, problem, plans, options.rounds, searched))
     print(json.dumps(rows, indent=1) if options.json else "\n".join(_result_lines(problem, rows)))
     return int(any("failed" in row for row in rows))
 
 
-def recorded_gains(device: TunableDevice) -> list[SearchGain]:
+def recorded_search_gains(device: TunableDevice) -> list[SearchGain]:
     """Return what Optuna added to the searches of this device, by the trials beside the configs that fmm reads."""
     paths = dict.fromkeys(map(trials_path, files.search_path(environment.environment_value("FMM_CONFIG"))))
     for path in paths:
@@ -147,7 +149,7 @@ def time_plans(
     by_search = {} if searched is None else {searched.model_plan: MODEL_SOURCE, searched.optuna_plan: OPTUNA_SOURCE}
     runs = list(dict.fromkeys([TimedRun(), *map(TimedRun, (decision.plan, *by_search, *plans))]))
     journal = Journal("bench", device)
-    with journal.open_problem("bench", problem) as timed:
+    with journal.open_timed_problem("bench", problem) as timed:
         samples = timed.sample_rounds(runs, RoundLimits(rounds))
     for run in runs:
         if samples[run]:

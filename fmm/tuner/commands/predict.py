@@ -42,7 +42,7 @@ from fmm.tuner.device_registry import (
     find_calibration,
     find_datasheet,
     is_local_cpu,
-    memory_from_config,
+    memory_bytes_from_config,
     trusted_calibration,
     tuning_from_config,
     tuning_rejection_reason,
@@ -119,12 +119,12 @@ def run_predict(options: argparse.Namespace) -> int:
     found["not_used"] = tuning_rejection_reason(name, problem.dtype)
     found["probed"] = _untuned_cpu_note(name, problem, choice) or _portable_kernels_note(name, problem, choice)
     if options.terms is not None:
-        found["terms"] = _terms_texts(plan_of_terms or choice.best.plan, problem, calibration)
+        found["terms"] = _prediction_term_texts(plan_of_terms or choice.best.plan, problem, calibration)
     print(json.dumps(found, indent=1) if options.json else _decision_text(found))
     return 0
 
 
-def _terms_texts(plan: Plan, problem: Problem, calibration: Calibration) -> list[str]:
+def _prediction_term_texts(plan: Plan, problem: Problem, calibration: Calibration) -> list[str]:
     """Return the terms of two predicted times as text: the time of a plan, and the time of the vendor's product."""
     plans = dict.fromkeys((plan, VENDOR))
     return [str(prediction_terms(predict(x, problem, calibration), calibration)) for x in plans]
@@ -250,7 +250,7 @@ def _bytes_beside_operands(name: str, problem: Problem) -> int:
     A gram product has the operand A only. ValueError is raised if operands and result do not fit in memory.
     """
     gpu = find_datasheet(name)
-    memory = int(gpu.memory_gb * 1e9) if gpu else memory_from_config(name)
+    memory = int(gpu.memory_gb * 1e9) if gpu else memory_bytes_from_config(name)
     if memory is None:
         return UNLIMITED_BYTES
     m, k, n = problem.size

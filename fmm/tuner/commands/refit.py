@@ -89,7 +89,7 @@ class RecordedSection:
         return RecordedDevice(identity, start, header.conditions)
 
     @property
-    def recorded_journal(self) -> Journal:
+    def replaying_journal(self) -> Journal:
         """Return a journal that replays the recorded trials instead of measuring."""
         run, trials = self.tuning.header.run, self.tuning.trials
         return Journal(run, self.recorded_device, trials, is_live=False, first_look=self.first_look)
@@ -100,7 +100,7 @@ RefitFunction = Callable[[RecordedSection], "dict[str, JsonValue] | None"]
 
 def refit_section(recorded: RecordedSection) -> dict[str, JsonValue] | None:
     """Return the section that this version of fmm computes from the trials; None if the trials are too few."""
-    section = conclude_section(recorded.recorded_journal, recorded.dtype)
+    section = conclude_section(recorded.replaying_journal, recorded.dtype)
     if section is None:
         return None
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -112,7 +112,7 @@ def refit_thresholds(recorded: RecordedSection) -> dict[str, JsonValue] | None:
     """Return the section with thresholds that are computed again from its calibration; None without a calibration."""
     if recorded.tuned.calibration is None:
         return None
-    journal, dtype = recorded.recorded_journal, recorded.dtype
+    journal, dtype = recorded.replaying_journal, recorded.dtype
     _, strategies = _fit_tile_sizes(recorded)
     intervals, looks = recorded.raw["intervals"] or {}, split_first_look_trials(journal, usable_trials(journal, dtype))
     found = thresholds_with_intervals(recorded.tuned.calibration, dtype, intervals, looks, strategies)
@@ -163,9 +163,9 @@ class RefitResult:
             return [f"{name}: unchanged, there are no trials of it beside {path}"]
         diagnostics = self.section.get("doubts")
         rejected = f"; rejected: {diagnostics[0]}" if diagnostics else ""
-        return [f"{name}: fitted from {self.samples} samples{rejected}", *self._change_texts()]
+        return [f"{name}: fitted from {self.samples} samples{rejected}", *self._value_change_lines()]
 
-    def _change_texts(self) -> list[str]:
+    def _value_change_lines(self) -> list[str]:
         """Return a line of text for each change; without changes, one line `unchanged`, with the fields that differ."""
         if self.changes:
             return [f"  {change.change_text}" for change in self.changes]

@@ -23,7 +23,12 @@ from fmm.tuner.commands.config_file import (
 from fmm.tuner.device_registry import cpu_rejection_lines
 from fmm.tuner.findings.model_in_use import model_in_use
 from fmm.tuner.report.figures import FIGURE_STYLE, save_figure
-from fmm.tuner.report.overview import PHONE_FIGURE_INCHES, SCREEN_FIGURE_INCHES, draw_speedups_of_types, shown_speedups
+from fmm.tuner.report.overview import (
+    PHONE_FIGURE_INCHES,
+    SCREEN_FIGURE_INCHES,
+    draw_speedups_of_types,
+    speedups_of_table_sides,
+)
 from fmm.tuner.report.page import report_html
 from fmm.tuner.report.type_figures import available_figures
 from fmm.tuner.report.type_report import TypeReport
@@ -90,7 +95,7 @@ def write_report(found: Sequence[TypeReport], output: Path) -> list[Path]:
     drawings = folder / "report"
     drawings.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
-    gains = shown_speedups(found)
+    gains = speedups_of_table_sides(found)
 
     def save(figure: Any, name: str) -> str:
         files, svg = save_figure(figure, drawings / name)

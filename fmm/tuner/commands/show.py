@@ -39,7 +39,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "types",
         nargs="*",
-        type=_type_argument,
+        type=_element_type_argument,
         metavar="TYPE",
         help="print every table of these types (--verbose: all)",
     )
@@ -50,7 +50,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(run=with_one_line_errors(run_show))
 
 
-def _type_argument(text: str) -> str:
+def _element_type_argument(text: str) -> str:
     if text not in DTYPES:
         raise argparse.ArgumentTypeError(f"unknown type {text!r}; valid: {', '.join(FLOAT_TYPES)}")
     return text

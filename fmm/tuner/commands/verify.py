@@ -121,7 +121,7 @@ def measure_entries(journal: Journal, dtype: str, entries: Sequence[Entry]) -> t
         if tried and cost > left:
             break
         run = TimedRun(Plan.parse(entry.plan))
-        with journal.open_problem("canary", Problem(*entry.size, dtype, op=entry.op)) as timed:
+        with journal.open_timed_problem("canary", Problem(*entry.size, dtype, op=entry.op)) as timed:
             samples = timed.sample_rounds([TimedRun(), run], RoundLimits(VERIFY_ROUNDS if cost <= left else 1))
         left, tried = left - cost, tried + 1
         gain = median_paired_speedup(samples, TimedRun(), run) if samples[run] else 0.0

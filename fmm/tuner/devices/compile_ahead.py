@@ -116,7 +116,7 @@ def is_needed_by_first_look(plan: Plan) -> bool:
     return light and plan.is_batched and len(plan.levels) == 1
 
 
-def call_compile_jobs(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[CompileJob]:
+def compile_jobs_of_calls(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[CompileJob]:
     """Yield the jobs that compile the kernels of these calls of fmm.matmul; the slowest jobs come first.
 
     Each call is (type, plan, size).

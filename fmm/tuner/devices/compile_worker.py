@@ -50,15 +50,15 @@ def claim_kernel_source(text: str, folder: Path) -> bool:
     return True
 
 
-class _SavedToDiskError(Exception):
+class _SavedToDiskCacheError(Exception):
     """Raised when CuPy has saved the compiled code to its disk cache and would load it into device memory next."""
 
 
-class _UnloadedModule:
+class _DiskOnlyCudaModule:
     """Replaces CuPy's module class, so that compiled code is not loaded into device memory."""
 
     def load(self, code: bytes) -> None:
-        raise _SavedToDiskError
+        raise _SavedToDiskCacheError
 
     def _set_mapping(self, mapping: Any) -> None:
         pass
@@ -81,10 +81,10 @@ def compile_to_disk_cache(kernel: Kernel, text: str, device: int) -> None:
         return
 
     class FunctionModule:
-        Module = _UnloadedModule
+        Module = _DiskOnlyCudaModule
 
     compiler.function = FunctionModule
-    with cupy.cuda.Device(device), suppress(_SavedToDiskError):
+    with cupy.cuda.Device(device), suppress(_SavedToDiskCacheError):
         cupy.RawModule(code=text, options=kernel.options).compile()
 
 

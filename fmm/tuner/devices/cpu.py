@@ -138,7 +138,7 @@ class CpuSession:
         self._spent: dict[Plan, dict[str, float]] = {}
 
     @cached_property
-    def _exact_checked_rows(self) -> tuple[Array, Array]:
+    def _exact_rows_to_check(self) -> tuple[Array, Array]:
         """Return the indices of the checked rows, and these rows of the exact product in float64 or complex128."""
         rows = np.linspace(0, self.problem.m - 1, min(CHECKED_ROWS, self.problem.m)).astype(np.intp)
         wide = np.result_type(self.a.dtype, np.float64)
@@ -158,7 +158,7 @@ class CpuSession:
 
     def _check_result(self, plan: Plan) -> None:
         """Raise RunFailedError if the result of the last run differs too much from the exact product."""
-        rows, exact = self._exact_checked_rows
+        rows, exact = self._exact_rows_to_check
         found = _frobenius_distance(self.c[rows], exact)
         growth, eps = expected_error_growth(plan, self.problem.dtype, True), float(np.finfo(self.c.dtype).eps)
         allowed = 20 * growth * eps * np.sqrt(self.problem.k) * float(np.linalg.norm(exact))

@@ -216,7 +216,7 @@ class CudaSession:
 
     def _check_result(self, plan: Plan) -> None:
         """Raise RunFailedError if C of the first set of operands differs too much from the exact product."""
-        error, _ = self.operands.result_errors()
+        error, _ = self.operands.checked_result_errors()
         kind = self.problem.element_type
         # For a type that is accumulated in a wider type, each element of C is rounded once, so the error does not grow
         # with k.
@@ -253,7 +253,7 @@ class OperandSets:
     dtype
         Element type of A, B and C.
     rows
-        Number of rows of the first set's C that `result_errors` compares with the exact product.
+        Number of rows of the first set's C that `checked_result_errors` compares with the exact product.
     adjoint
         True if B is the adjoint of A. For real types, an adjoint B shares A's memory.
     """
@@ -270,7 +270,7 @@ class OperandSets:
         self._rows = min(rows, m)
 
     @cached_property
-    def _exact_checked_rows(self) -> tuple[Any, Any]:
+    def _exact_rows_to_check(self) -> tuple[Any, Any]:
         """Return the indices of the checked rows, and these rows of the exact product in double precision."""
         a, b, c = self.sets[0]
         rows = cupy.asarray(np.linspace(0, len(a) - 1, self._rows).astype(np.int64))
@@ -282,9 +282,9 @@ class OperandSets:
             )
         return rows, exact
 
-    def result_errors(self) -> tuple[float, float]:
+    def checked_result_errors(self) -> tuple[float, float]:
         """Return the relative Frobenius error and the largest absolute error in the checked rows of the first C."""
-        rows, exact = self._exact_checked_rows
+        rows, exact = self._exact_rows_to_check
         difference = to_double_precision(self.sets[0][2][rows], self.kind) - exact
         return float(cupy.linalg.norm(difference) / cupy.linalg.norm(exact)), float(abs(difference).max())
 

@@ -103,7 +103,7 @@ class TunableDevice(Protocol):
         """Wait until the kernels of a plan are compiled; return False if the wait exceeds `seconds`."""
 
 
-MIN_HELD_OUT_SHAPES = 4  # smallest number of held-out shapes after `limited_to_seconds` has reduced an effort
+MIN_HELD_OUT_SHAPES = 4  # smallest number of held-out shapes after `effort_within_seconds` has reduced an effort
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Effort:
     # True for a first look, in which a few measurements scale the prior model of the device
     is_first_look: bool = False
 
-    def limited_to_seconds(self, seconds: float) -> Effort:
+    def effort_within_seconds(self, seconds: float) -> Effort:
         """Return the effort with its planned time reduced to at most `seconds`, and with fewer held-out shapes.
 
         With more planned seconds, the time limit would stop the tuning before its held-out shapes, and the model would

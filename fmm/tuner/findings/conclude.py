@@ -102,10 +102,10 @@ def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
 def interim_calibration(journal: Journal, dtype: str) -> Calibration:
     """Return the calibration fitted to the trials so far; unmeasured leaves have the rates of the untuned model."""
     trials = usable_trials(journal, dtype)
-    return with_unmeasured_rates(fit_trials(journal.device, trials, dtype), journal.device, trials)
+    return with_rates_of_unmeasured_leaves(fit_trials(journal.device, trials, dtype), journal.device, trials)
 
 
-def with_unmeasured_rates(
+def with_rates_of_unmeasured_leaves(
     fitted: fitting.CalibrationFit, device: TunableDevice, trials: Sequence[Trial]
 ) -> Calibration:
     """Return a fitted calibration; leaves without a measured rate have the untuned model's rate."""
@@ -133,7 +133,7 @@ def fit_trials(device: TunableDevice, trials: Sequence[Trial], dtype: str) -> fi
     observed = tuple(fitting.observed_medians(trials, FITTED_STAGES))
     if fitting.has_too_few_plans(observed):
         return scale_prior_model(device, trials, dtype)
-    return _cached_fit(starting_calibration(device.untuned_model(), dtype), dtype, observed)
+    return _cached_calibration_fit(starting_calibration(device.untuned_model(), dtype), dtype, observed)
 
 
 def scale_prior_model(device: TunableDevice, trials: Sequence[Trial], dtype: str) -> fitting.CalibrationFit:
@@ -143,7 +143,9 @@ def scale_prior_model(device: TunableDevice, trials: Sequence[Trial], dtype: str
 
 
 @lru_cache(maxsize=8)
-def _cached_fit(start: Calibration, dtype: str, observed: tuple[fitting.Observation, ...]) -> fitting.CalibrationFit:
+def _cached_calibration_fit(
+    start: Calibration, dtype: str, observed: tuple[fitting.Observation, ...]
+) -> fitting.CalibrationFit:
     """Return the fit of these observations; fits are cached, since a fit takes seconds and is needed repeatedly."""
     return fitting.fit_calibration(start, dtype, observed)
 
@@ -187,14 +189,17 @@ def check_fit(
     fitted: fitting.CalibrationFit, device: TunableDevice, trials: Sequence[Trial], dtype: str
 ) -> CheckedModel:
     """Return a fitted model, with crossovers and margins, and with its errors on the held-out trials."""
-    whole, held = with_unmeasured_rates(fitted, device, trials), fitting.observed_medians(trials, (HELD_OUT_STAGE,))
+    whole, held = (
+        with_rates_of_unmeasured_leaves(fitted, device, trials),
+        fitting.observed_medians(trials, (HELD_OUT_STAGE,)),
+    )
     crossovers = measure_crossovers(trials, whole)
     bounded = replace(whole, level_bounds=level_bounds_from_crossovers(crossovers))
 
     def is_allowed_by_level_bounds(o: fitting.Observation) -> bool:
         own = crossovers.get(baseline_text(o.run.plan))
         excluded = bounded.exceeds_level_bounds(o.run.plan, o.problem)
-        return not (own and excluded and own.is_optimistic_about(o.run.plan, o.problem))
+        return not (own and excluded and own.is_model_optimistic_for(o.run.plan, o.problem))
 
     checked = [t for t in trials if t.stage in CHECKING_STAGES]
     losing = margins_for_losing_samples(level_samples(checked, bounded))

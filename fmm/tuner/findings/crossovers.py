@@ -109,7 +109,7 @@ class BaselineCrossovers:
     # 95 % intervals of the crossovers, by the names tau1, tau2 and tau3
     intervals: Mapping[str, ThresholdInterval] = field(default_factory=dict)
 
-    def is_optimistic_about(self, plan: Plan, problem: Problem) -> bool:
+    def is_model_optimistic_for(self, plan: Plan, problem: Problem) -> bool:
         """Return True if predicted speedups are far too large for the plan's number of levels at this size."""
         return (
             self.optimism[min(count_levels(plan), MAX_COUNTED_LEVELS)].log_error_at_side(effective_side(problem.size))
@@ -160,7 +160,7 @@ def _crossovers_of_baseline(
         confirmed = any(s.capped_level_count == levels and s.speedup > 1 for s in samples)
         gain = MIN_SPEEDUP if confirmed else 1 + EXTRAPOLATION_MARGIN
         predicted = smallest_side_satisfying(
-            partial(_do_levels_win, baseline, levels, dtype, calibration, optimism, gain)
+            partial(_do_plans_with_levels_win, baseline, levels, dtype, calibration, optimism, gain)
         )
         measured = (
             any(s.capped_level_count == levels for s in samples)
@@ -270,7 +270,7 @@ def margins_for_losing_samples(samples: Iterable[LevelSample]) -> tuple[float, f
     return margins[0], margins[1]
 
 
-def _do_levels_win(
+def _do_plans_with_levels_win(
     baseline: str,
     levels: int,
     dtype: str,

@@ -118,7 +118,7 @@ def matrix_side_cell(side: float | None, measured: bool = False) -> SummaryCell:
 
 
 @dataclass(frozen=True)
-class TypeFindings:
+class ElementTypeFindings:
     """The numbers of one element type in the tables of a device; without a usable section, all numbers are missing."""
 
     dtype: str
@@ -133,7 +133,7 @@ class TypeFindings:
         return {side: decide_square(self.summary.used, side) for side in SUMMARY_SIDES}
 
     @property
-    def detailed_decision(self) -> SquareDecision | None:
+    def decision_shown_in_detail(self) -> SquareDecision | None:
         """Among decisions with a gain, the one with the side nearest to DETAILED_SIDE; None if no square has a gain."""
         gains = [x for x in self.decisions.values() if x and x.has_gain]
         return min(gains, key=lambda x: abs(log(x.side / DETAILED_SIDE)), default=None)
@@ -143,7 +143,7 @@ class TypeFindings:
         """Yield the cells of the type's row in the first table: speedups, crossover, error growth and workspace."""
         yield from map(speedup_cell, self.decisions.values())
         yield matrix_side_cell(self.summary.first_gain_side if self.summary else None)
-        if (best := self.detailed_decision) is None:
+        if (best := self.decision_shown_in_detail) is None:
             yield from (SummaryCell(), SummaryCell())
         else:
             yield SummaryCell(f"{format_error_growth(best.error_growth)}x")
@@ -156,7 +156,7 @@ class TypeFindings:
         return read_thresholds(self.section["thresholds"]) if usable else None
 
     @property
-    def recursion_rows(self) -> Iterator[tuple[str, tuple[SummaryCell, ...]]]:
+    def recursion_threshold_rows(self) -> Iterator[tuple[str, tuple[SummaryCell, ...]]]:
         """Yield the type's rows in the second table, one for each baseline, with tau1, tau2 and tau3.
 
         The first row, of the vendor as the baseline, also has alpha/pi, n1 and the block strategy.
@@ -164,7 +164,7 @@ class TypeFindings:
         found, large = self.thresholds, self.decisions[DETAILED_SIDE]
         baselines = _taus_by_baseline(found)
         names = [row.baseline for row in baselines]
-        chosen, labels = _row_of_plan(names, large), shortest_names(names)
+        chosen, labels = _baseline_row_of_decision(names, large), shortest_distinct_plan_names(names)
         for i, row in enumerate(baselines):
             ratio, n1, strategy = self._vendor_threshold_cells(found) if not i else (SummaryCell(),) * 3
             levels = level_count_cell(large) if i == chosen else SummaryCell()
@@ -199,17 +199,17 @@ def level_count_cell(answer: SquareDecision | None) -> SummaryCell:
     return SummaryCell() if answer is None else SummaryCell(str(count_levels(answer.plan)), answer.entry is not None)
 
 
-def _row_of_plan(baselines: Sequence[str], answer: SquareDecision | None) -> int:
+def _baseline_row_of_decision(baselines: Sequence[str], answer: SquareDecision | None) -> int:
     """Return the index of the table row that shows the baseline of the decision's plan; 0 if no row matches.
 
     If no row shows exactly this baseline, the first row with the same leading name is returned, such as `f16x3`.
     """
     if answer is None:
         return 0
-    own, first = baseline_text(answer.plan), [_first_name_of_plan(baseline) for baseline in baselines]
+    own, first = baseline_text(answer.plan), [_first_level_or_leaf_name(baseline) for baseline in baselines]
     if own in baselines:
         return baselines.index(own)
-    names = [_first_name_of_plan(own), *([EMULATED] if answer.plan.uses_emulation else [])]
+    names = [_first_level_or_leaf_name(own), *([EMULATED] if answer.plan.uses_emulation else [])]
     return next((i for i, name in enumerate(first) if name in names), 0)
 
 
@@ -253,7 +253,7 @@ class DeviceSummary:
     """The summary of a device: a headline, two tables, and lines on failures, the config and the next commands."""
 
     key: str
-    types: Sequence[TypeFindings]
+    types: Sequence[ElementTypeFindings]
     config: str  # path of the config as text
     in_force: bool  # True if fmm.matmul reads this config
     seconds: float | None  # duration of the tuning in seconds; None if no tuning has run, as in `fmm-tune show`
@@ -315,7 +315,7 @@ class DeviceSummary:
             "alpha/pi: an addition's time over a flop's; n1 = 15 alpha/pi (complex: 15/4): recursion point of "
             "FMM_TUNING_MODE=hasa; block strategy: tiles of fmm's own kernel, by n"
         )
-        rows = tuple(row for x in self.types for row in x.recursion_rows)
+        rows = tuple(row for x in self.types for row in x.recursion_threshold_rows)
         return SummaryTable("recursion", heads, rows, legend, left_aligned=1)
 
     @property
@@ -381,7 +381,7 @@ def summarize_device(
     """
     shown = set(dtypes) or set(sections)
     types = [
-        TypeFindings(
+        ElementTypeFindings(
             dtype,
             sections.get(dtype),
             TypeSummary(dtype, model_in_use(key, dtype, sections)) if dtype in sections else None,
@@ -419,26 +419,26 @@ def minutes_and_seconds_text(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def _first_name_of_plan(text: str) -> str:
+def _first_level_or_leaf_name(text: str) -> str:
     """Return the first name in a plan's text, such as `residues` for `residues(14) > bytes`."""
     return text.partition(" ")[0].partition("(")[0]
 
 
-def shortest_names(plans: Sequence[str]) -> list[str]:
+def shortest_distinct_plan_names(plans: Sequence[str]) -> list[str]:
     """Return the first name in each plan's text; if two plans have the same first name, return their whole texts.
 
     Examples
     --------
-    >>> shortest_names(["vendor", "3m > vendor", "3m > f16x3", "residues(14) > bytes"])
+    >>> shortest_distinct_plan_names(["vendor", "3m > vendor", "3m > f16x3", "residues(14) > bytes"])
     ['vendor', '3m > vendor', '3m > f16x3', 'residues']
     """
-    first = [_first_name_of_plan(text) for text in plans]
+    first = [_first_level_or_leaf_name(text) for text in plans]
     return [name if first.count(name) == 1 else text for name, text in zip(first, plans, strict=True)]
 
 
 def _first_plan_names(texts: Iterable[str]) -> str:
     """Return, separated by commas, the first name in each plan's text; repeated names are left out."""
-    return ", ".join(dict.fromkeys(map(_first_name_of_plan, texts)))
+    return ", ".join(dict.fromkeys(map(_first_level_or_leaf_name, texts)))
 
 
 def _share_range_text(shares: Sequence[float]) -> str:

@@ -266,11 +266,11 @@ def choose_square_plan(calibration: Calibration, dtype: str, side: int) -> Candi
 
 def first_gaining_side(calibration: Calibration, dtype: str) -> int | None:
     """Return the smallest side from which the model chooses a plan for every square with aligned rows; else None."""
-    first = smallest_side_satisfying(lambda side: gains_on_square(calibration, dtype, side))
+    first = smallest_side_satisfying(lambda side: is_plan_chosen_for_square(calibration, dtype, side))
     return int(first) if isfinite(first) else None
 
 
-def gains_on_square(calibration: Calibration, dtype: str, side: int) -> bool:
+def is_plan_chosen_for_square(calibration: Calibration, dtype: str, side: int) -> bool:
     """Return True if the model chooses a plan for a square product without a workspace limit.
 
     Compositions of levels, which take most of the time to rank, are ranked only if no other candidate wins.

@@ -104,7 +104,7 @@ class StrategyComparison:
         return min(self.modelled, key=lambda name: self.measured.seconds[name])
 
     @property
-    def rank_of_fastest(self) -> int:
+    def model_rank_of_fastest(self) -> int:
         """Rank (from 1) in `modelled_ranking` of the strategy with the shortest measured time."""
         return self.modelled_ranking.index(self.fastest_strategy) + 1
 

@@ -126,7 +126,7 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
     without a slope.
     """
     vendor_observations = [o for o in observed if o.has_vendor_leaf]
-    start = _with_fastest_rates(start, dtype, vendor_observations)
+    start = _with_fastest_measured_rates(start, dtype, vendor_observations)
     if start.batches:
         # with `rate.sms` = 0, the model computes the time from a fractional number of rounds of tiles
         without_rounds = with_parameters(start, dtype, {"rate.sms": 0.0})
@@ -156,7 +156,7 @@ def fit_until_determined(
     return CalibrationFit(problem.calibration_at(solution.x), problem.parameter_intervals(solution), solution.residuals)
 
 
-def _with_fastest_rates(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Calibration:
+def _with_fastest_measured_rates(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Calibration:
     """Return the start of a fit: the calibration with the highest measured product rate and the median sum rate."""
     rates = [o.problem.flops / o.seconds for o in observed if o.run_kind == "vendor"]
     streams = [

@@ -57,7 +57,7 @@ class SideSpeedup:
     beside: int = 0  # `side` minus the side of its column in the table: 1 for odd sides
 
 
-def shown_speedups(reports: Sequence[TypeReport]) -> list[SideSpeedup]:
+def speedups_of_table_sides(reports: Sequence[TypeReport]) -> list[SideSpeedup]:
     """Return the speedups of all types for the sides of the table, of products and of measured gram products."""
     found: list[SideSpeedup] = []
     for report in reports:
@@ -271,7 +271,7 @@ def speedup_curves(
     if report.tuned.trusted_calibration is None:
         return [], []
     last = max((gain.side for gain in own if gain.kind == EXTRAPOLATED_SPEEDUP_KIND), default=0)
-    further = report.speedup_curve_to(last)[len(report.speedup_curve) :]
+    further = report.speedup_curve_up_to(last)[len(report.speedup_curve) :]
     return [(float(side), gain) for side, gain in report.speedup_curve], [(float(side), gain) for side, gain in further]
 
 

@@ -212,7 +212,7 @@ def draw_roofline(report: TypeReport) -> Any:
     everywhere = []
     for name, colour, shape, plans in _plan_groups([o.run.plan for o in seen]):
         own = [o for o in seen if o.run.plan in plans]
-        intensity = [o.problem.flops / report.moved_bytes(o) for o in own]
+        intensity = [o.problem.flops / report.bytes_moved_by_plan(o) for o in own]
         speed = [o.problem.flops / o.seconds / 1e9 for o in own]
         axes.plot(intensity, speed, shape, ms=3.5, alpha=0.8, color=colour, label=name)
         everywhere += intensity

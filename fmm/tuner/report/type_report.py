@@ -71,7 +71,7 @@ class TypeReport:
         """Return the median seconds of each run that was timed in these stages, without runs of gram products."""
         return observed_medians([t for t in self.section_trials if t.op == DEFAULT_OPERATION], stages)
 
-    def moved_bytes(self, o: Observation) -> float:
+    def bytes_moved_by_plan(self, o: Observation) -> float:
         """Return the bytes that a plan moves: by its sums, and for the operands and results of its leaf products."""
         work, below = cached_plan_work(o.run.plan, o.problem), o.problem.itemsize
         for level in o.run.plan.levels:
@@ -103,9 +103,9 @@ class TypeReport:
     @cached_property
     def speedup_curve(self) -> list[tuple[int, float]]:
         """Return (side, predicted speedup) of squares up to MAX_SHOWN_SIDE_RATIO times the largest measured side."""
-        return self.speedup_curve_to(MAX_SHOWN_SIDE_RATIO * self.largest_cube_side)
+        return self.speedup_curve_up_to(MAX_SHOWN_SIDE_RATIO * self.largest_cube_side)
 
-    def speedup_curve_to(self, last: float) -> list[tuple[int, float]]:
+    def speedup_curve_up_to(self, last: float) -> list[tuple[int, float]]:
         """Return (side, predicted speedup of the model's choice) of square products, up to the side `last`."""
         return [(side, 1 / self.model_choice(side, side, side).time) for side in round_number_sides(0, last)]
 
@@ -174,20 +174,20 @@ def choices_on_grid(chosen: Callable[[int, int], Any], count: int) -> dict[tuple
             found[i, j] = chosen(i, j)
         return found[i, j]
 
-    def fill_rectangle(i: range, j: range) -> None:
+    def fill_rectangle_of_grid(i: range, j: range) -> None:
         corners = {choice_at(x, y) for x in (i[0], i[-1]) for y in (j[0], j[-1])}
         if len(corners) == 1:
             found.update({(x, y): found[i[0], j[0]] for x in i for y in j if (x, y) not in found})
         elif max(len(i), len(j)) > 2:
             for x in _split_range(i):
                 for y in _split_range(j):
-                    fill_rectangle(x, y)
+                    fill_rectangle_of_grid(x, y)
 
     edges = sorted({*range(0, count, MAP_TILE_POINTS), count - 1})
     intervals = [range(low, high + 1) for low, high in pairwise(edges)] or [range(count)]
     for i in intervals:
         for j in intervals:
-            fill_rectangle(i, j)
+            fill_rectangle_of_grid(i, j)
     return found
 
 

@@ -47,7 +47,7 @@ def _certify_faster_plan(
 ) -> bool:
     """Measure `plan` and `rival` in paired rounds; return True if `plan` is certified to be faster."""
     base, run = TimedRun(rival), TimedRun(plan)
-    with journal.open_problem(stage, problem, CERTIFY_SEED) as timed:
+    with journal.open_timed_problem(stage, problem, CERTIFY_SEED) as timed:
         samples = timed.sample_rounds([base, run], limits)
     return bool(samples[run] and samples[base]) and certification.is_certified(samples[base], samples[run], noise)
 

@@ -51,21 +51,21 @@ def search_plans(
     left = journal.limit - journal.elapsed_seconds
     predicted = [c.plan for c in rank_candidates(problem, calibration) if c.plan != VENDOR]
 
-    def is_searched(plan: Plan) -> bool:
+    def is_searchable_plan(plan: Plan) -> bool:
         ready = left > MIN_SECONDS_TO_COMPILE or journal.has_compiled_kernels(problem.dtype, plan)
         few = largest_level_products(plan) <= effort.max_products_per_level
         return few and ready and is_within_limits(journal.device, plan, problem)
 
-    predicted = [p for p in predicted if is_searched(p)]
+    predicted = [p for p in predicted if is_searchable_plan(p)]
     if problem.writes_triangle:
         return race_plans(journal, problem, predicted[: effort.trials], effort)
     without = best_plan_without_workspace(problem, calibration, journal.device)
-    without = [p for p in without if is_searched(p)]
+    without = [p for p in without if is_searchable_plan(p)]
     peers = [p for p in journal.device.vendor_alternatives() if p.accepts_type(problem.dtype)][: effort.enqueued]
     promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
     trials = effort.trials + len(peers + without)
     end = journal.elapsed_seconds + SEARCH_SHARE_OF_REST * left
-    with journal.open_problem(SEARCH_STAGE, problem) as timed:
+    with journal.open_timed_problem(SEARCH_STAGE, problem) as timed:
         race = PlanRace(timed, effort.rounds)
         proposals = optuna_proposals(
             journal.device,
@@ -73,9 +73,9 @@ def search_plans(
             race.results,
             max(trials - len(promising), 0),
             calibration=calibration,
-            is_searched=is_searched,
+            is_searchable_plan=is_searchable_plan,
         )
-        with journal.limited_stage(end):
+        with journal.stage_with_time_limit(end):
             for plan, proposer in alternate_proposals(promising[:trials], proposals):
                 if race.spent >= seconds:
                     break
@@ -102,7 +102,7 @@ def search_order(
 
 def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> RaceResult:
     """Time these plans against the vendor's product; return the plans with their speedups."""
-    with journal.open_problem(SEARCH_STAGE, problem) as timed:
+    with journal.open_timed_problem(SEARCH_STAGE, problem) as timed:
         racing = PlanRace(timed, effort.rounds)
         for plan in plans:
             racing.measure_speedup(plan)
@@ -156,7 +156,7 @@ class PlanRace:
         run, base = TimedRun(plan), TimedRun(VENDOR)
         self.timed.proposer = proposer
         samples = self.timed.sample_rounds(
-            (base, run), RoundLimits(self.rounds), lambda s: self._losing_runs(s, base, run)
+            (base, run), RoundLimits(self.rounds), lambda s: self._runs_to_stop(s, base, run)
         )
         self.spent += sum(map(sum, samples.values()))
         found = median_paired_speedup(samples, base, run) if samples[run] and samples[base] else 0.0
@@ -168,7 +168,7 @@ class PlanRace:
             )
         return found
 
-    def _losing_runs(self, samples: SampleSeconds, base: TimedRun, run: TimedRun) -> Iterable[TimedRun]:
+    def _runs_to_stop(self, samples: SampleSeconds, base: TimedRun, run: TimedRun) -> Iterable[TimedRun]:
         """Return the runs to stop after a round: both runs if the plan is clearly slower than the best plan, else none.
 
         A plan is clearly slower if its best round is below the 95 % interval of the best plan's speedup.
@@ -202,7 +202,7 @@ def optuna_proposals(
     count: int,
     sampler: Any = None,
     calibration: Calibration | None = None,
-    is_searched: Callable[[Plan], bool] = lambda plan: True,
+    is_searchable_plan: Callable[[Plan], bool] = lambda plan: True,
 ) -> Iterator[Plan]:
     """Yield at most `count` new plans that Optuna's TPE sampler proposes from all measured speedups.
 
@@ -228,7 +228,7 @@ def optuna_proposals(
                 study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))
 
     predicted = {} if calibration is None else predicted_speedups(device, problem, calibration, choices)
-    of_space = (plan for plan in predicted if is_searched(plan) and choices_of_plan(plan, choices) is not None)
+    of_space = (plan for plan in predicted if is_searchable_plan(plan) and choices_of_plan(plan, choices) is not None)
     required = max((predicted[plan] for plan in of_space), default=0.0) / MAX_PROPOSED_TIME_RATIO
     add_results(predicted)
     seen = set[Plan]()
@@ -239,7 +239,7 @@ def optuna_proposals(
         seen |= results.keys()
         trial = study.ask(space)
         proposed = _runnable_plan(trial.params, device, problem)
-        if proposed is not None and proposed not in results and is_searched(proposed):
+        if proposed is not None and proposed not in results and is_searchable_plan(proposed):
             if calibration is not None and proposed not in predicted:
                 predicted |= {c.plan: 1 / c.time for c in rank_candidates(problem, calibration, [proposed])}
             if predicted.get(proposed, 0.0) >= required:

@@ -49,7 +49,7 @@ def measure_ladder(journal: Journal, dtype: str, calibration: Calibration, effor
         for baseline in ladder_baselines(ranked)
     ]
     for ladder in sorted(ladders, key=Ladder.predicted_square_index):
-        ladder.bracket_crossover(end)
+        ladder.measure_until_crossover_bracketed(end)
 
 
 def ranked_plans(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> dict[Plan, float]:
@@ -102,11 +102,11 @@ class Ladder:
     calibration: Calibration
     effort: Effort
     squares: Sequence[Problem]
-    pool: Sequence[Plan]  # the plans from which `compared_plans` selects
+    pool: Sequence[Plan]  # the plans from which `plans_to_time_on_square` selects
     baseline: str
     levels: int
 
-    def bracket_crossover(self, end: float) -> None:
+    def measure_until_crossover_bracketed(self, end: float) -> None:
         """Measure squares until the crossover is between two timed squares, no square is left, or the time is up."""
         rung, ratios = self.predicted_square_index(), dict[int, float]()
         while 0 <= rung < len(self.squares) and rung not in ratios:
@@ -127,11 +127,11 @@ class Ladder:
         Return 0 if all compared plans have fewer than `levels` levels, or if all have at least `levels` levels.
         """
         times: dict[bool, list[float]] = {True: [], False: []}
-        for plan, time in self.compared_plans(problem).items():
+        for plan, time in self.plans_to_time_on_square(problem).items():
             times[count_levels(plan) >= self.levels].append(time)
         return min(times[False]) / min(times[True]) if times[False] and times[True] else 0.0
 
-    def compared_plans(self, problem: Problem) -> dict[Plan, float]:
+    def plans_to_time_on_square(self, problem: Problem) -> dict[Plan, float]:
         """Return the plans to time on a square, each with its predicted time divided by the vendor's predicted time.
 
         The plans are the baseline, the fastest plan with fewer than `levels` levels, the fastest plan with at least
@@ -151,13 +151,13 @@ class Ladder:
 
         Return None if a plan fails, or if the samples of the tuning would exceed `end` seconds in total.
         """
-        plans, rounds = self.compared_plans(problem), self.effort.rounds + LADDER_ROUNDS
+        plans, rounds = self.plans_to_time_on_square(problem), self.effort.rounds + LADDER_ROUNDS
         seconds = predict_vendor(problem, self.calibration).predicted_seconds * sum(plans.values())
         if self.journal.sampled_seconds + rounds * seconds > end:
             return None
         if len(plans) < 2 or not all(self.is_measurable(plan, problem) for plan in plans):
             return None
-        with self.journal.open_problem(LADDER_STAGE, problem, self.levels) as session:
+        with self.journal.open_timed_problem(LADDER_STAGE, problem, self.levels) as session:
             samples = session.sample_rounds([TimedRun(plan) for plan in plans], RoundLimits(rounds))
         point = ladder_point(problem, self.levels, {run.plan: own for run, own in samples.items() if own})
         return None if point is None else point.ratio

@@ -62,7 +62,7 @@ def time_products_on_idle_device(journal: Journal, dtype: str) -> None:
     side, seconds = QUIET_STAGE_FIRST_SIDE, 0.0
     while seconds * 8 < MAX_QUIET_PRODUCT_SECONDS:
         problem = Problem(side, side, side, dtype)
-        with journal.open_problem(QUIET_STAGE, problem) as timed:
+        with journal.open_timed_problem(QUIET_STAGE, problem) as timed:
             seconds = min(
                 timed.sample_rounds([TimedRun(part=SHORTEST_SAMPLE_PART)], RoundLimits(1))[
                     TimedRun(part=SHORTEST_SAMPLE_PART)
@@ -77,7 +77,7 @@ def measure_largest_side(journal: Journal, dtype: str, effort: Effort) -> int:
     side = 1024
     while True:
         problem = Problem(side, side, side, dtype)
-        with journal.open_problem("scale", problem) as timed:
+        with journal.open_timed_problem("scale", problem) as timed:
             samples = timed.sample_rounds([TimedRun()], RoundLimits(3, 20, 0.5))[TimedRun()]
             seconds = min(samples, default=0.0)  # other work on the device rarely slows down the shortest sample
         found = shapes.largest_affordable_side(problem, seconds, journal.device, effort) if seconds else side
@@ -109,7 +109,9 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
     probe_own_rate_leaves(journal, squares[::2], effort)
     scattered = list(random_shape_plans(device, dtype, side, effort))
     for turn in COMPILE_PHASES:
-        probe_squares(journal, squares, [p for p in plans if compile_phase_of_plan(p, gpu) == turn], turn, side, effort)
+        time_probe_squares(
+            journal, squares, [p for p in plans if compile_phase_of_plan(p, gpu) == turn], turn, side, effort
+        )
         if turn == OWN_KERNELS_PHASE:
             probe_own_kernel(journal, squares[::2], effort)
         for stage, problem, found in scattered:
@@ -117,7 +119,7 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
             runs = [TimedRun(p) for p in runnable if compile_phase_of_plan(p, gpu) == turn]
             if runs or (turn == QUICK_KERNELS_PHASE and not runnable):
                 time_runs_in_rounds(journal, stage, problem, [TimedRun(), *runs], effort)
-    probe_squares(journal, last, plans, QUICK_KERNELS_PHASE, side, effort)
+    time_probe_squares(journal, last, plans, QUICK_KERNELS_PHASE, side, effort)
     repeat_noisy_aa_pairs(journal, dtype, effort)
 
 
@@ -130,7 +132,7 @@ def compile_phase_of_plan(plan: Plan, gpu: bool) -> int:
     return QUICK_KERNELS_PHASE if not gpu or (plan.leaf_use.leaf.rate and not plan.levels) else compilation_phase(plan)
 
 
-def probe_squares(
+def time_probe_squares(
     journal: Journal, squares: Sequence[Problem], plans: Sequence[Plan], phase_index: int, side: int, effort: Effort
 ) -> None:
     """Time A/A pairs and the sums and products of plans on squares, and whole plans on some large squares.
@@ -143,7 +145,7 @@ def probe_squares(
         own = [p for p in plans if is_within_limits(journal.device, p, problem)]
         runs = [TimedRun(p, part) for p in own for part in ("sums", "products")]
         if (side // 2 <= problem.m + shapes.SIDE_STEP < side) if gpu else (side // 3 <= problem.m < 2 * side // 3):
-            runs += [TimedRun(p) for p in (*own, *type_changing_plans(journal.device, problem)[:2])]
+            runs += [TimedRun(p) for p in (*own, *plans_in_another_type(journal.device, problem)[:2])]
         time_runs_in_rounds(
             journal, "probe", problem, [*(AA_PAIR_RUNS if phase_index == QUICK_KERNELS_PHASE else ()), *runs], effort
         )
@@ -160,7 +162,7 @@ def repeat_noisy_aa_pairs(journal: Journal, dtype: str, effort: Effort) -> None:
         worst = max(found, key=lambda size: found[size])
         if found[worst] <= MAX_AA_PAIR_DIFFERENCE:
             return
-        with journal.open_problem("probe", Problem(*worst, dtype)) as timed:
+        with journal.open_timed_problem("probe", Problem(*worst, dtype)) as timed:
             timed.sample_rounds(AA_PAIR_RUNS, RoundLimits(effort.rounds + 1))
 
 
@@ -219,7 +221,7 @@ def random_shape_plans(
             # Only plans without emulation are timed here: the model must also be accurate for users who forbid
             # emulation.
             usual = [p for p in light if not p.leaf_use.leaf.rate]
-            plans, above = plans_worth_probing(device, problem, usual), type_changing_plans(device, problem)
+            plans, above = plans_worth_probing(device, problem, usual), plans_in_another_type(device, problem)
             others = plans[1:] or plans  # for a small product on a GPU, there may be only one plan
             beside = own_kernel_plans(device, problem, effort)[:1] if i % OWN_KERNEL_STRIDE == 0 else []
             beside += plans_of_own_rate_leaves(device, problem, effort)
@@ -259,7 +261,7 @@ def time_runs_in_rounds(
 ) -> None:
     """Time the runs on a problem in shuffled rounds; the effort limits the number of rounds."""
     if runs:
-        with journal.open_problem(stage, problem) as timed:
+        with journal.open_timed_problem(stage, problem) as timed:
             timed.sample_rounds(runs, round_limits_of_effort(journal, effort))
 
 
@@ -299,7 +301,7 @@ def plans_worth_probing(device: TunableDevice, problem: Problem, plans: Sequence
     return [c.plan for c in (near if len(near) > 1 else ranked[:2])]
 
 
-def type_changing_plans(device: TunableDevice, problem: Problem) -> list[Plan]:
+def plans_in_another_type(device: TunableDevice, problem: Problem) -> list[Plan]:
     """Return plans of a CPU that multiply in another element type, such as 3m (complex as real), the best first."""
     untuned = starting_calibration(device.untuned_model(), problem.dtype)
     if untuned.batches:

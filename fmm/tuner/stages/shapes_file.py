@@ -71,7 +71,7 @@ def read_shapes_file(path: Path) -> ShapesFile:
     except (OSError, UnicodeDecodeError) as error:
         raise ShapesFileError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     if text.lstrip().startswith("{"):
-        return ShapesFile(path, (), _shapes_by_work(_reported_work(path, text)))
+        return ShapesFile(path, (), _shapes_by_work(_multiply_adds_by_shape(path, text)))
     listed: list[ListedShape] = []
     work: Counter[RecordedShape] = Counter()
     for number, line in enumerate(text.splitlines(), 1):
@@ -141,7 +141,7 @@ def _parse_tunable_op(line: str, where: str) -> RecordedShape | None:
 # ---- reports
 
 
-def _reported_work(path: Path, text: str) -> Counter[RecordedShape]:
+def _multiply_adds_by_shape(path: Path, text: str) -> Counter[RecordedShape]:
     """Return a counter of multiply-adds: shape in a report's JSON -> number in all products of this shape."""
     try:
         report = json.loads(text)

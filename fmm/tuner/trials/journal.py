@@ -118,7 +118,7 @@ class Journal:
         return plan == VENDOR or self.device.wait_for_kernels(dtype, plan, 0.0)
 
     @contextmanager
-    def limited_stage(self, limit: float, may_end: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    def stage_with_time_limit(self, limit: float, may_end: Callable[[], bool] = lambda: True) -> Iterator[None]:
         """End the context at `limit` elapsed seconds, or later, as soon as `may_end` returns True.
 
         The time limit of the whole tuning still holds inside the context.
@@ -131,7 +131,7 @@ class Journal:
         finally:
             self.stage_limit, self.may_end_stage = float("inf"), lambda: True
 
-    def check_time(self) -> None:
+    def check_time_limits(self) -> None:
         """Raise TimeUpError at the time limit of the tuning, StageTimeUpError at the time limit of the stage."""
         if self.elapsed_seconds >= self.limit:
             raise TimeUpError
@@ -139,7 +139,7 @@ class Journal:
             raise StageTimeUpError
 
     @contextmanager
-    def open_problem(self, stage: str, problem: Problem, seed: int = 0) -> Iterator[TimedProblem]:
+    def open_timed_problem(self, stage: str, problem: Problem, seed: int = 0) -> Iterator[TimedProblem]:
         """Yield a problem on which runs can be timed; its operands are released when the context ends."""
         with ExitStack() as stack:
             timed = TimedProblem(self, stage, problem, seed, stack)
@@ -202,7 +202,7 @@ class RoundLimits:
     # A run with two samples is timed in a third round if (longer time) / (shorter time) exceeds this number.
     max_ratio_of_two: float = float("inf")
 
-    def needs_more_rounds(self, done: int, samples: SampleSeconds) -> bool:
+    def needs_another_round(self, done: int, samples: SampleSeconds) -> bool:
         """Return True if the measurement needs another round; `samples` are those of `done` rounds."""
         if done < max(self.min_rounds, self.max_rounds):
             spent = sum(map(sum, samples.values()))
@@ -251,7 +251,7 @@ class TimedProblem:
         If `timed` is False, the run is only prepared; None is returned if this succeeds.
         """
         self.journal.start_clock()
-        self.journal.check_time()
+        self.journal.check_time_limits()
         key = self._sample_key(run)
         proposer = "" if run.plan == VENDOR else self.proposer
         try:
@@ -316,7 +316,7 @@ class TimedProblem:
         samples: SampleSeconds = {run: [] for run in runs}
         racing, done = self._prepare_runs(samples), 0
         shuffled = random.Random(repr((self.problem.size, self.seed, self.stage, *(str(run.plan) for run in runs))))
-        while racing and limits.needs_more_rounds(done, samples):
+        while racing and limits.needs_another_round(done, samples):
             for run in shuffled.sample(racing, len(racing)):
                 try:
                     samples[run].append(self.sample_seconds(run))

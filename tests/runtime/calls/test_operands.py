@@ -300,7 +300,7 @@ def test_the_bytes_of_arrays_that_lie_in_no_usual_way_are_known_too() -> None:
     assert NUMPY.describe_operand(strided).strides is NUMPY.describe_operand(shifted).strides is None
     a, c = (np.ndarray((16, 16), np.float64, np.zeros(4000, np.uint8), 3, (128, 8)) for _ in range(2))
     call = prepared(a, np.zeros((16, 16)), np.zeros((16, 16)), LEVEL)
-    assert not call.can_overlap_out(a.ctypes.data, 0, c.ctypes.data) and call.can_overlap_out(
+    assert not call.may_c_share_memory(a.ctypes.data, 0, c.ctypes.data) and call.may_c_share_memory(
         a.ctypes.data, 0, a.ctypes.data + 2047
     )
 

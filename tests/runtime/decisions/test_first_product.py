@@ -172,7 +172,9 @@ def test_the_first_product_on_a_gpu(dtype: str, monkeypatch: pytest.MonkeyPatch,
 
 
 def trial_on_host() -> online.OnlineTrial:
-    return online.shape_trial(Problem(64, 64, 64), gpu("A100").identity, Plan.parse("winograd > vendor"), FIRST_PRODUCT)
+    return online.trial_for_shape(
+        Problem(64, 64, 64), gpu("A100").identity, Plan.parse("winograd > vendor"), FIRST_PRODUCT
+    )
 
 
 def test_the_runner_measures_blocks_and_decides_again(monkeypatch: pytest.MonkeyPatch) -> None:

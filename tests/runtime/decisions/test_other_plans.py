@@ -17,7 +17,7 @@ from fmm.runtime.decisions.decide import (
     Decision,
     decide_without_vendor,
     next_winning_plans,
-    smaller_plans,
+    plans_with_less_memory,
 )
 from fmm.runtime.devices import Device, cpu_device
 
@@ -61,13 +61,13 @@ def test_the_times_of_slow_plans_stand_below_each_other() -> None:
 def test_leaner_plans_need_at_most_a_share_of_the_one_before(device: Device) -> None:
     fastest = choose(reduced_problem(PROBLEM), FREE_SUMS, LARGE).best
     rooms = [fastest.workspace_bytes]
-    for plan in smaller_plans(PROBLEM, fastest.plan, LARGE, device):
+    for plan in plans_with_less_memory(PROBLEM, fastest.plan, LARGE, device):
         rooms.append(Decision(plan, PROBLEM, "").workspace)
     assert len(rooms) > 1 and all(y <= RETRY_WORKSPACE_SHARE * x for x, y in pairwise(rooms))
 
 
 def test_nothing_is_leaner_than_no_workspace(device: Device) -> None:
-    assert list(smaller_plans(PROBLEM, VENDOR, LARGE, device)) == []
+    assert list(plans_with_less_memory(PROBLEM, VENDOR, LARGE, device)) == []
 
 
 def test_the_only_choice_need_not_win(device: Device) -> None:

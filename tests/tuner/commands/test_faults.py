@@ -29,7 +29,7 @@ from fmm.tuner.devices.device import CPU_EFFORTS
 from fmm.tuner.devices.simulated import SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.report.plan_names import find_plan_texts, plan_names_table
 from fmm.tuner.trials.record import TrialFile, frame
-from fmm.tuner.tune import JobResult, JobTime, TuningJob
+from fmm.tuner.tune import JobResult, JobTimeLimit, TuningJob
 from tests.support import ROOT
 from tests.support import configs as tuned
 from tests.support.busy_device import BusyDevice, tune_by_clock
@@ -551,7 +551,7 @@ def test_types_share_the_time_limit(fake: SimulatedDevice, tmp_path: Path, monke
     """What one leaves is the next one's."""
     jobs, limits = [], []
 
-    def tuned(job: TuningJob, path: Path, options: Any, time: JobTime, progress: Any) -> JobResult:
+    def tuned(job: TuningJob, path: Path, options: Any, time: JobTimeLimit, progress: Any) -> JobResult:
         jobs.append((job.dtype, job.effort))
         limits.append(time.limit)
         return JobResult(0, "", 2.0)
@@ -570,7 +570,7 @@ def test_without_an_option_the_time_limit_is_of_the_efforts(
     """What starting, concluding and the table take is in it; a type that took longer leaves the others less."""
     limits = []
 
-    def tuned(job: TuningJob, path: Path, options: Any, time: JobTime, progress: Any) -> JobResult:
+    def tuned(job: TuningJob, path: Path, options: Any, time: JobTimeLimit, progress: Any) -> JobResult:
         limits.append(time)
         return JobResult(0, "", 2 * time.limit, concluding=4.0)
 
@@ -582,7 +582,7 @@ def test_without_an_option_the_time_limit_is_of_the_efforts(
     assert main(["--quiet", "--output", str(tmp_path)]) == 0
     assert [time.limit for time in limits] == [10.0, 10.0, 30.0, 0.0]
     assert [time.conclusion for time in limits] == [commands_tune.FIRST_LOOK_CONCLUSION_SECONDS, 4.0, 3.0, 4.0]
-    assert limits[2].measuring == 27.0
+    assert limits[2].measurement_end_seconds == 27.0
 
 
 @pytest.mark.parametrize(
@@ -596,7 +596,7 @@ def test_a_quick_tuning_of_a_cpu_is_one_pass(
     """Several types of a device have a first pass each before any is refined, if there is more to refine it with."""
     seen: list[tuple[str, str]] = []
 
-    def tuned(job: TuningJob, path: Path, options: Any, time: JobTime, progress: Any) -> JobResult:
+    def tuned(job: TuningJob, path: Path, options: Any, time: JobTimeLimit, progress: Any) -> JobResult:
         seen.append((job.effort, job.dtype))
         return JobResult(0, "", 2.0)
 
@@ -613,7 +613,7 @@ def test_on_a_gpu_a_first_pass_that_waited_for_the_compiler_has_a_second_go(
     seen: list[tuple[str, str, bool]] = []
     fake.chip = H200
 
-    def tuned(job: TuningJob, path: Path, options: Any, time: JobTime, progress: Any) -> JobResult:
+    def tuned(job: TuningJob, path: Path, options: Any, time: JobTimeLimit, progress: Any) -> JobResult:
         seen.append((job.dtype, job.effort, job.again))
         return JobResult(0, "" if job.again or job.dtype == "float64" else "the time limit was reached", 2.0)
 

@@ -13,7 +13,7 @@ from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import CPU_EFFORTS, GPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.progress import ProgressBar, best_speedup_text, duration_text, open_progress
-from fmm.tuner.tune import JobTime, TuningJob, tune_job
+from fmm.tuner.tune import JobTimeLimit, TuningJob, tune_job
 from tests.support import configs as tuned
 from tests.support.configs import SMALL
 
@@ -108,7 +108,7 @@ def test_the_bar_tells_what_was_gained_while_a_type_is_tuned(tmp_path: Path) -> 
     sizes = (4096, 4096, 4096), (6000, 6000, 6000), (8192, 8192, 8192)
     job = TuningJob(SmallEffort(), "float64", sizes, "small")
     options = Namespace(resume=False, json=False, quiet=True, verbose=False, time_limit=None)
-    assert tune_job(job, tmp_path / "config.json", options, JobTime(SMALL.most), bar).code == 0
+    assert tune_job(job, tmp_path / "config.json", options, JobTimeLimit(SMALL.most), bar).code == 0
     gains = list(dict.fromkeys(text.partition("; speedup: ")[2] for text in line.said))
     bar.begin_element_type("float32 (small):", 60.0)
     assert gains[0] == "" and gains[1].startswith("float64 from ")

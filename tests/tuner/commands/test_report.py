@@ -27,8 +27,8 @@ from fmm.tuner.report.overview import (
     all_types_caption,
     certified_square_entries,
     draw_speedups_of_types,
-    shown_speedups,
     speedups_frame,
+    speedups_of_table_sides,
 )
 from fmm.tuner.report.page import (
     crossover_text,
@@ -141,12 +141,12 @@ def test_the_roofs_names_touch_nothing(folder: Path, decades: float) -> None:
 def test_the_first_screen_says_what_was_found(folder: Path) -> None:
     """A table of types by sizes, then what it means: from which size, how much, at which error and workspace."""
     (case,) = type_reports(folder / "config.json")
-    gains = shown_speedups([case])
+    gains = speedups_of_table_sides([case])
     sides = {gain.side: gain for gain in gains}
     assert sides[1024].kind == "vendor" and sides[1024].plan == "vendor" and max(sides) <= 2 * 6000
     assert sides[4096].kind == "predicted" and 1 < sides[4096].speedup < 1.3
     known = replace(case.tuned, entries={e.entry_key: e for e in [tuned.entry((4096, 4096, 4096), speedup=1.1)]})
-    measured = {gain.side: gain for gain in shown_speedups([replace(case, tuned=known)])}[4096]
+    measured = {gain.side: gain for gain in speedups_of_table_sides([replace(case, tuned=known)])}[4096]
     assert (measured.kind, measured.low, measured.high) == ("measured", 1.05, 1.2)
     page = speedups_html_table([measured])
     assert '<td class="measured" data-side="4096"' in page and "1.05 to 1.20" in page
@@ -162,7 +162,7 @@ def test_of_an_entry_that_is_passed_over_the_choice_is_shown() -> None:
     (float32,) = (
         case for case in type_reports(ROOT / "results" / "nvidia-h200" / "config.json") if case.dtype == "float32"
     )
-    found = {gain.side: gain for gain in shown_speedups([float32]) if gain.op == "product"}
+    found = {gain.side: gain for gain in speedups_of_table_sides([float32]) if gain.op == "product"}
     for side in (4096, 8192, 16384):
         assert float32.tuned.find_entry((side,) * 3) is not None
         assert (found[side].kind, found[side].plan.split()[-1]) == (PREDICTED_SPEEDUP, "f16x3")
@@ -172,7 +172,7 @@ def test_of_an_entry_that_is_passed_over_the_choice_is_shown() -> None:
 def test_odd_sides_have_a_row_of_their_own(folder: Path) -> None:
     """In the column of the side that is one less, with the side on which anything is faster first."""
     (case,) = type_reports(folder / "config.json")
-    gains = shown_speedups([case])
+    gains = speedups_of_table_sides([case])
     assert not any(gain.beside for gain in gains), "the fake CPU is as fast on odd sides"
     even = next(gain for gain in gains if gain.side == 4096)
     odd = [
@@ -191,7 +191,7 @@ def test_gains_beyond_all_that_was_measured_are_shown_and_named_so(folder: Path)
     same: `fmm-tune show` and the report say the same."""
     (case,) = type_reports(folder / "config.json")
     small = tuple(t for t in case.tuning.trials if max(t.size) <= 2000)
-    gains = shown_speedups(
+    gains = speedups_of_table_sides(
         [replace(case, tuning=replace(case.tuning, trials=small), tuned=replace(case.tuned, entries={}))]
     )
     kinds = {gain.side: gain.kind for gain in gains}
@@ -202,7 +202,7 @@ def test_gains_beyond_all_that_was_measured_are_shown_and_named_so(folder: Path)
 def test_where_all_squares_gain_and_where_measured_ones_do(folder: Path) -> None:
     """A square below that side may be certified, of a type that gains nowhere else too."""
     (case,) = type_reports(folder / "config.json")
-    gains = shown_speedups([case])
+    gains = speedups_of_table_sides([case])
     assert crossover_text(case, 3000, gains[2:]) == "3000" and crossover_text(case, None, []) == "never"
     below = [replace(gains[1], kind="measured"), *gains[2:]]
     assert (crossover_text(case, 3000, below), crossover_text(case, None, below)) == ("3000 *", "as measured")
@@ -214,7 +214,7 @@ def test_halves_are_rows_of_their_own(folder: Path) -> None:
     (case,) = type_reports(folder / "config.json")
     half = replace(tuned.entry((4096, 4096, 4096), "gram > winograd > vendor", speedup=1.1), op="gram")
     found = replace(case, tuned=replace(case.tuned, entries={half.entry_key: half}))
-    gains = shown_speedups([found])
+    gains = speedups_of_table_sides([found])
     (gain,) = (gain for gain in gains if gain.op == "gram")
     assert (gain.side, gain.kind, gain.low, gain.plan) == (4096, "measured", 1.05, half.plan) and gain.workspace > 0
     assert "float64, gram" in speedups_html_table(gains)
@@ -286,7 +286,7 @@ def test_names_of_plans(plan: str, words: set[str]) -> None:
 def test_what_is_worth_tuning_again_is_named_with_its_command(folder: Path) -> None:
     (case,) = type_reports(folder / "config.json")
     assert not list(suggested_tunings([case], []))
-    (gain, *_) = shown_speedups([case])
+    (gain, *_) = speedups_of_table_sides([case])
     untried = [replace(gain, untried=2.0)]
     assert dict(suggested_tunings([case], untried)) == {
         "fmm-tune --device cpu --dtype float64": "measure the plans that were not tried"
@@ -352,7 +352,7 @@ def test_no_text_of_a_picture_touches_another(name: str, folder: Path) -> None:
             made = FIGURE_FUNCTIONS[name](case)
         else:
             made = draw_speedups_of_types(
-                [case], shown_speedups([case]), SCREEN_FIGURE_INCHES if name == "wide" else PHONE_FIGURE_INCHES
+                [case], speedups_of_table_sides([case]), SCREEN_FIGURE_INCHES if name == "wide" else PHONE_FIGURE_INCHES
             )
         assert not texts_that_touch(made)
 
@@ -364,7 +364,7 @@ def test_pictures_and_tables_go_by_the_model_in_use() -> None:
     known = cases["complex64"]
     assert str(known.model_choice(4096, 4096, 4096).plan) == "3m > f16x3"
     assert any(plan.leaf_use.leaf.name == "f16x3" for plan in known.plan_map[1].values() if plan.levels)
-    (gain,) = (gain for gain in shown_speedups([known]) if gain.side == 4096)
+    (gain,) = (gain for gain in speedups_of_table_sides([known]) if gain.side == 4096)
     assert dict(known.speedup_curve)[4096] == gain.speedup and gain.plan == "3m > f16x3"
 
 

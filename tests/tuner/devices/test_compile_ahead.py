@@ -23,8 +23,8 @@ from fmm.tuner.devices.compile_ahead import (
     COMPILED_SIZES,
     CompileJob,
     CompileWorkers,
-    call_compile_jobs,
     compilation_phase,
+    compile_jobs_of_calls,
     is_needed_by_first_look,
     kernel_keys,
     plans_to_compile,
@@ -183,7 +183,7 @@ def test_the_jobs_of_calls_make_what_they_launch() -> None:
     sizes = ((4096, 4096, 4096), (4133, 2053, 3001))
     plans = [Plan.parse(x) for x in ("f16x3", "strassen.batched.pad16 > vendor", "strassen^3.batched.pad16 > f16x3")]
     calls = [("float32", plan, size) for plan in plans for size in sizes]
-    jobs = list(call_compile_jobs([*calls, *calls]))
+    jobs = list(compile_jobs_of_calls([*calls, *calls]))
     assert len(jobs) == 2 * (1 + 1 + 4) and "^3" in jobs[0].plan, "the longest first"
     made = {kernel for job in jobs for kernel in compile_worker.kernels_of_compile_job(job, H200)}
     met = set[Kernel]()

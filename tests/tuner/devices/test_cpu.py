@@ -30,7 +30,7 @@ WINOGRAD = Plan.parse("winograd > vendor")
 def test_every_type_is_measured(dtype: str) -> None:
     journal = Journal("run", CpuDevice())
     runs = [TimedRun(), TimedRun(WINOGRAD), TimedRun(WINOGRAD, "sums"), TimedRun(VENDOR, "whole", 1)]
-    with journal.open_problem("probe", Problem(65, 66, 67, dtype)) as timed:
+    with journal.open_timed_problem("probe", Problem(65, 66, 67, dtype)) as timed:
         samples = timed.sample_rounds(runs, RoundLimits(2))
     assert all(len(found) == 2 and min(found) > 0 for found in samples.values())
     assert not [t for t in journal.recorded if t.failed]
@@ -75,7 +75,7 @@ def test_a_problem_beyond_the_free_memory_is_a_failure(monkeypatch: pytest.Monke
     """The system hands out more than there is, and kills whoever uses it."""
     monkeypatch.setattr(host_memory, "available_bytes", lambda: 3 * 100 * 100 * 8 - 1)
     journal = Journal("run", CpuDevice())
-    with journal.open_problem("bench", Problem(100, 100, 100)) as timed:
+    with journal.open_timed_problem("bench", Problem(100, 100, 100)) as timed:
         assert timed.sample_rounds([TimedRun()], RoundLimits(1)) == {TimedRun(): []}
     assert [t.failed for t in journal.recorded] == ["out of memory"]
 

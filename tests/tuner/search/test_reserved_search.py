@@ -70,7 +70,7 @@ def test_probes_end_early_enough_for_the_search() -> None:
 
 def timed_stage(journal: Journal, problem: Problem, rounds: int) -> int:
     """Return the number of the samples."""
-    with journal.open_problem("probe", problem) as timed:
+    with journal.open_timed_problem("probe", problem) as timed:
         timed.sample_rounds([TimedRun()], RoundLimits(rounds))
     return len(journal.recorded)
 
@@ -78,7 +78,7 @@ def timed_stage(journal: Journal, problem: Problem, rounds: int) -> int:
 def test_a_stage_ends_and_the_tuning_goes_on() -> None:
     device = BusyDevice()
     journal = Journal("run", device, clock=device.clock, limit=100.0)
-    with journal.limited_stage(2.0):
+    with journal.stage_with_time_limit(2.0):
         timed_stage(journal, PROBLEM, 10**6)
     assert 2.0 <= device.now < 8.0 and journal.recorded
     before = len(journal.recorded)
@@ -88,7 +88,7 @@ def test_a_stage_ends_and_the_tuning_goes_on() -> None:
 def test_a_stage_that_is_needed_goes_on_until_the_time_limit() -> None:
     device = BusyDevice()
     journal = Journal("run", device, clock=device.clock, limit=20.0)
-    with pytest.raises(TimeUpError), journal.limited_stage(2.0, lambda: False):
+    with pytest.raises(TimeUpError), journal.stage_with_time_limit(2.0, lambda: False):
         timed_stage(journal, PROBLEM, 10**6)
     assert device.now >= 20.0
 
@@ -116,7 +116,7 @@ def test_proposals_are_near_the_best_by_the_model_and_may_run() -> None:
             results,
             5,
             calibration=calibration,
-            is_searched=lambda plan: refused not in str(plan),
+            is_searchable_plan=lambda plan: refused not in str(plan),
         )
         for plan in plans:
             results[plan] = 1.0

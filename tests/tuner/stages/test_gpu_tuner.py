@@ -41,7 +41,7 @@ def test_every_type_and_part_is_measured(dtype: str) -> None:
         TimedRun(VENDOR, "whole", 1),
         TimedRun(part=SHORTEST_SAMPLE_PART),
     ]
-    with journal.open_problem("probe", Problem(515, 521, 530, dtype)) as timed:
+    with journal.open_timed_problem("probe", Problem(515, 521, 530, dtype)) as timed:
         samples = timed.sample_rounds(runs, RoundLimits(3))
     assert not [t.failed for t in journal.recorded if t.failed]
     assert all(len(found) == 3 and min(found) > 0 for found in samples.values())
@@ -51,7 +51,7 @@ def test_what_does_not_fit_is_a_row() -> None:
     from fmm.tuner.devices.cuda import CudaDevice
 
     journal = Journal("run", CudaDevice(0))
-    with journal.open_problem("probe", Problem(1 << 20, 1 << 20, 1 << 20, "float64")) as timed:
+    with journal.open_timed_problem("probe", Problem(1 << 20, 1 << 20, 1 << 20, "float64")) as timed:
         assert timed.sample_rounds([TimedRun()], RoundLimits(1)) == {TimedRun(): []}
     (trial,) = journal.recorded
     assert trial.failed and "memory" in trial.failed

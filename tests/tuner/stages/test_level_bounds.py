@@ -159,7 +159,7 @@ def test_an_extrapolated_crossover_asks_for_more_than_a_confirmed_one(monkeypatc
         return True
 
     samples = [sample(1, 3000, 1.05, 1.05), sample(2, 3000, 0.99, 1.0)]
-    monkeypatch.setattr(crossovers, "_do_levels_win", wins)
+    monkeypatch.setattr(crossovers, "_do_plans_with_levels_win", wins)
     monkeypatch.setattr(crossovers, "level_samples", lambda trials, calibration: samples)
     crossovers.measure_crossovers([], ONE_LANE)
     assert gains == {1: MIN_SPEEDUP, 2: 1 + EXTRAPOLATION_MARGIN, 3: 1 + EXTRAPOLATION_MARGIN}

@@ -84,7 +84,7 @@ def test_waiting_for_the_compiler_does_not_count_up_to_a_bound(cold: ColdGpu) ->
     """Sums that are there after three seconds, and some that never are."""
     light, heavy = (TimedRun(Plan.parse(f"{name}.batched.pad16 > vendor")) for name in ("strassen", "strassen^3"))
     journal = Journal("run", cold, limit=1.0, clock=cold.clock, compiler_wait_seconds=10.0)
-    with journal.open_problem("probe", Problem(512, 512, 512)) as timed:
+    with journal.open_timed_problem("probe", Problem(512, 512, 512)) as timed:
         assert timed.sample_rounds([light], RoundLimits(1))[light]
         assert journal.limit == pytest.approx(1.0 + SOON) and journal.waits == pytest.approx(10.0 - SOON)
         with pytest.raises(TimeUpError):

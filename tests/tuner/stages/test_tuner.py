@@ -313,10 +313,10 @@ def test_ctrl_c_keeps_the_best_so_far() -> None:
 
 def test_the_third_sample_tells_which_of_two_was_disturbed() -> None:
     limits, like = RoundLimits(2, max_ratio_of_two=1.1), TimedRun(Plan.parse("winograd > vendor"))
-    assert limits.needs_more_rounds(2, {TimedRun(): [1.0, 1.02], like: [2.0, 2.3]})
-    assert not limits.needs_more_rounds(2, {TimedRun(): [1.0, 1.02], like: [2.0, 2.1]})
-    assert not limits.needs_more_rounds(3, {TimedRun(): [1.0, 1.02, 1.01], like: [2.0, 2.3, 2.0]})
-    assert not RoundLimits(2).needs_more_rounds(2, {TimedRun(): [1.0, 3.0]})
+    assert limits.needs_another_round(2, {TimedRun(): [1.0, 1.02], like: [2.0, 2.3]})
+    assert not limits.needs_another_round(2, {TimedRun(): [1.0, 1.02], like: [2.0, 2.1]})
+    assert not limits.needs_another_round(3, {TimedRun(): [1.0, 1.02, 1.01], like: [2.0, 2.3, 2.0]})
+    assert not RoundLimits(2).needs_another_round(2, {TimedRun(): [1.0, 3.0]})
 
 
 @pytest.mark.parametrize(("noise", "settled"), [(0.002, True), (1.0, False)], ids=["an interruption", "a noisy device"])
@@ -344,7 +344,7 @@ def test_rounds_are_shuffled_paired_and_the_same_every_time() -> None:
     orders = []
     for _ in range(2):
         journal = Journal("run", SimulatedDevice())
-        with journal.open_problem("probe", Problem(500, 500, 500)) as timed:
+        with journal.open_timed_problem("probe", Problem(500, 500, 500)) as timed:
             timed.sample_rounds([TimedRun(), TimedRun(Plan.parse("winograd > vendor"))], RoundLimits(8))
         orders.append([t.plan for t in journal.recorded])
     assert orders[0] == orders[1]
@@ -370,11 +370,11 @@ def test_all_runs_are_made_ready_before_any_is_timed(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(SimulatedSession, name, noted(name))
     device = SimulatedDevice(broken=frozenset({str(broken.plan)}))
     journal, problem = Journal("run", device), Problem(500, 500, 500)
-    with journal.open_problem("probe", problem) as timed:
+    with journal.open_timed_problem("probe", problem) as timed:
         live = timed.sample_rounds([TimedRun(), broken, fine], RoundLimits(2))
     assert seen == ["prepare_run"] * 3 + ["sample_seconds"] * 4 and live[broken] == []
     replayed = Journal("run", device, journal.recorded, is_live=False)
-    with replayed.open_problem("probe", problem) as timed:
+    with replayed.open_timed_problem("probe", problem) as timed:
         assert timed.sample_rounds([TimedRun(), broken, fine], RoundLimits(2)) == live
 
 
@@ -406,7 +406,7 @@ def test_cheap_runs_get_more_rounds() -> None:
     counts = []
     for n in (256, 4096):
         journal = Journal("run", SimulatedDevice())
-        with journal.open_problem("probe", Problem(n, n, n)) as timed:
+        with journal.open_timed_problem("probe", Problem(n, n, n)) as timed:
             counts.append(len(timed.sample_rounds([TimedRun()], RoundLimits(2, 9, 0.05))[TimedRun()]))
     assert counts == [9, 2]
 
@@ -418,7 +418,7 @@ def test_unsure_medians_are_measured_on_but_not_where_that_is_dear() -> None:
         RoundLimits(3, max_uncertain_rounds=9),
         RoundLimits(3, max_uncertain_rounds=9, max_uncertain_seconds=1e-9),
     ):
-        with Journal("run", SimulatedDevice(noise=0.3)).open_problem("probe", Problem(256, 256, 256)) as timed:
+        with Journal("run", SimulatedDevice(noise=0.3)).open_timed_problem("probe", Problem(256, 256, 256)) as timed:
             counts.append(len(timed.sample_rounds([TimedRun()], limits)[TimedRun()]))
     assert counts == [3, 9, 3]
 
@@ -431,7 +431,7 @@ def test_a_session_is_opened_only_if_something_is_not_on_record() -> None:
     problem, run = Problem(64, 64, 64), TimedRun()
     past = [Trial("run", "probe", problem.size, "float64", "vendor", "whole", 0, 0, i * 0.1, 1.0 + i) for i in range(3)]
     journal = Journal("run", Closed(), past)
-    with journal.open_problem("probe", problem) as timed:
+    with journal.open_timed_problem("probe", problem) as timed:
         assert timed.sample_rounds([run], RoundLimits(3)) == {run: [1.0, 2.0, 3.0]}
         assert journal.elapsed_seconds == pytest.approx(0.2)  # the recorded clock
         with pytest.raises(AssertionError):
@@ -445,7 +445,7 @@ def test_out_of_memory_is_a_row() -> None:
 
     journal = Journal("run", Full())
     with (
-        journal.open_problem("probe", Problem(64, 64, 64)) as timed,
+        journal.open_timed_problem("probe", Problem(64, 64, 64)) as timed,
         pytest.raises(RunFailedError, match="out of memory"),
     ):
         timed.sample_seconds(TimedRun())

@@ -66,7 +66,9 @@ def test_a_tuning_that_has_little_time_is_planned_for_it(dtype: str) -> None:
     for limit in (inf, 39.0):
         device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=1, memory_bytes=1 << 33)
         journal = Journal("run", device, clock=device.clock, limit=39.0)
-        outcome = tune_type(journal, dtype, CPU_EFFORTS["default"].limited_to_seconds(tune.CPU_SAMPLING_SHARE * limit))
+        outcome = tune_type(
+            journal, dtype, CPU_EFFORTS["default"].effort_within_seconds(tune.CPU_SAMPLING_SHARE * limit)
+        )
         assert outcome.section is not None
         found[limit] = outcome.section
     assert "held-out speedups, 5 are needed" in found[inf]["doubts"][0]
@@ -75,13 +77,13 @@ def test_a_tuning_that_has_little_time_is_planned_for_it(dtype: str) -> None:
 
 def test_an_effort_within_so_many_seconds() -> None:
     usual, look = CPU_EFFORTS["default"], GPU_EFFORTS["coarse"]
-    assert usual.limited_to_seconds(usual.seconds) is usual and look.limited_to_seconds(0.1) is look
-    half, none = usual.limited_to_seconds(usual.seconds / 2), usual.limited_to_seconds(0.0)
+    assert usual.effort_within_seconds(usual.seconds) is usual and look.effort_within_seconds(0.1) is look
+    half, none = usual.effort_within_seconds(usual.seconds / 2), usual.effort_within_seconds(0.0)
     assert (half.seconds, half.held_out) == (usual.seconds / 2, usual.held_out // 2)
     assert none.held_out == CPU_EFFORTS["coarse"].held_out
     shares = (CPU_EFFORTS, tune.CPU_SAMPLING_SHARE), (GPU_EFFORTS, tune.GPU_SAMPLING_SHARE)
     for efforts, share in shares:  # without a limit of the user's, all are as they were planned
-        assert all(effort.limited_to_seconds(share * effort.most) is effort for effort in efforts.values())
+        assert all(effort.effort_within_seconds(share * effort.most) is effort for effort in efforts.values())
 
 
 @dataclass
