@@ -163,11 +163,11 @@ def test_wheel_works_alone(clean_bin: Path, tmp_path: Path) -> None:
     run([clean_bin / "python", "-W", "error", "-c", USE_THE_WHEEL], tmp_path)
 
 
-def lowest_version(name: str) -> str:
-    """The lowest version of a requirement that pyproject.toml declares."""
+def lowest_versions(*extras: str) -> dict[str, str]:
+    """The lowest version of each requirement that pyproject.toml declares, with those of these extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (version,) = [line.removeprefix(f"{name}>=") for line in project["dependencies"] if line.startswith(f"{name}>=")]
-    return str(version)
+    lines = [*project["dependencies"], *(x for extra in extras for x in project["optional-dependencies"][extra])]
+    return dict(re.sub(r"\[.*?\]", "", line).split(">=") for line in lines)
 
 
 def oldest_available(name: str, lowest: str, python: Path) -> str | None:
@@ -190,12 +190,48 @@ def test_wheel_works_with_the_oldest_numpy(wheel: Path, tmp_path: Path) -> None:
     """The lowest version that pyproject.toml declares, or the oldest later one that has a wheel for this Python."""
     venv.create(tmp_path / "env")
     python = tmp_path / "env" / "bin" / "python"
-    numpy = oldest_available("numpy", lowest_version("numpy"), python)
+    numpy = oldest_available("numpy", lowest_versions()["numpy"], python)
     if numpy is None:
         pytest.skip("pip finds no NumPy: the package index does not answer")
     run([*pip_install(python), "--only-binary", "numpy", wheel, f"numpy=={numpy}"], tmp_path)
     run([python, "-W", "error", "-c", USE_THE_WHEEL], tmp_path)
     assert f"NumPy {numpy}," in run([python, "-m", "fmm", "--version", "--verbose"], tmp_path)
+
+
+# The optional packages that a clone's user installs without a GPU; torch and JAX have tests of their own.
+OLD_EXTRAS = "compiled", "dask", "einsum", "tune"
+USE_THE_EXTRAS = """
+import dask.array as da
+import numpy as np
+
+import fmm
+import fmm.dask
+
+rng = np.random.default_rng(0)
+a, b = rng.standard_normal((64, 128, 32)), rng.standard_normal((32, 96))
+np.testing.assert_allclose(fmm.einsum("pij,jk->pik", a, b), a @ b, rtol=1e-10, atol=1e-10)
+x = np.asarray(rng.standard_normal((512, 512)))
+y = fmm.matmul(x, x, plan="winograd > vendor")  # sums by compiled loops
+np.testing.assert_allclose(y, x @ x, rtol=1e-10, atol=1e-10)
+chunks = da.from_array(x, chunks=(256, 256))
+np.testing.assert_allclose(fmm.dask.matmul(chunks, chunks).compute(), x @ x, rtol=1e-10, atol=1e-10)
+"""
+
+
+@pytest.mark.slow
+def test_wheel_works_with_the_oldest_packages(wheel: Path, tmp_path: Path) -> None:
+    """The lowest declared versions, or the oldest later ones with a wheel for this Python."""
+    venv.create(tmp_path / "env")
+    python = tmp_path / "env" / "bin" / "python"
+    oldest = {name: oldest_available(name, low, python) for name, low in lowest_versions(*OLD_EXTRAS).items()}
+    if None in oldest.values():
+        pytest.skip("the package index does not answer")
+    pinned = [f"{name}=={version}" for name, version in oldest.items()]
+    run([*pip_install(python), "--only-binary", ":all:", f"{wheel}[{','.join(OLD_EXTRAS)}]", *pinned], tmp_path)
+    run([python, "-c", USE_THE_EXTRAS], tmp_path)
+    tuning = ROOT / "results" / "nvidia-h100-80gb-hbm3" / "config.json"
+    run([python.parent / "fmm-tune", "report", tuning, "--output", tmp_path / "report"], tmp_path)
+    assert (tmp_path / "report" / "report.html").exists()
 
 
 def test_the_users_program_has_every_public_name() -> None:
