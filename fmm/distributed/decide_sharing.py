@@ -122,8 +122,8 @@ def decide_sharing(
         return limits_without_arrays("product", dtype, workspace, local_growth)
 
     @cache
-    def local_device_model(limits: Limits) -> _SingleDeviceModel:
-        return _SingleDeviceModel(dtype, device, limits)
+    def local_device_model(limits: Limits) -> _SingleDeviceTimeModel:
+        return _SingleDeviceTimeModel(dtype, device, limits)
 
     single = local_device_model(limits_without_arrays("product", dtype, UNLIMITED_BYTES, growth))
     calibration = single.find_calibration(Problem(layout.m, layout.k, layout.n, dtype))
@@ -167,7 +167,7 @@ def _error_growth_of_piecewise_sums(conditions: LocalProductConditions, dtype: s
     return float(expected_error_growth(conditions.outer_plan, dtype) * ((pieces + 1) / 2) ** 0.5)
 
 
-class _SingleDeviceModel:
+class _SingleDeviceTimeModel:
     """Chooses plans and caches predicted seconds for products on one device, in one type and within fixed limits."""
 
     def __init__(self, dtype: str, device: Device, limits: Limits) -> None:

@@ -16,7 +16,7 @@ from math import isqrt, prod
 from typing import NamedTuple
 
 from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, CutAxes, MeshLayout, OperandName
-from fmm.distributed.quadrants import ALLOWED_CUTS, level_part_counts, outer_level_blocks
+from fmm.distributed.quadrants import ALLOWED_CUTS, outer_level_blocks, parts_per_dimension
 from fmm.hardware.links import Link, Network
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import clear_on_registration
@@ -365,7 +365,7 @@ def level_operation_counts(outer_plan: Plan) -> tuple[int, tuple[float, float, f
 
     The additions follow from the costs of the smallest product and of three products with one side doubled.
     """
-    parts = level_part_counts(outer_plan)
+    parts = parts_per_dimension(outer_plan)
     m, k, n = parts
     once = cost(outer_plan, m, k, n, 1).additions
     doubled = [cost(outer_plan, *size, 1).additions for size in ((2 * m, k, n), (m, 2 * k, n), (m, k, 2 * n))]

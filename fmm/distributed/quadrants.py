@@ -80,7 +80,7 @@ class OuterLevelBlocks:
 
 def outer_level_blocks(layout: MeshLayout, plan: Plan) -> OuterLevelBlocks:
     """Return the blocks of this plan's levels; raise PlanError if the processes' parts of A, B and C do not match."""
-    parts = level_part_counts(plan)
+    parts = parts_per_dimension(plan)
     shape, wanted = layout.mesh, zip(layout.a, layout.b, layout.work, strict=True)
     if not all(cut_a in ALLOWED_CUTS["A"][axis] and cut_b in ALLOWED_CUTS["B"][axis] for cut_a, cut_b, axis in wanted):
         raise PlanError("an outer level requires A cut like the rows of C, and B cut like the columns of C")
@@ -100,7 +100,7 @@ def outer_level_blocks(layout: MeshLayout, plan: Plan) -> OuterLevelBlocks:
     return OuterLevelBlocks(layout, parts, rows, cols, inner, width)
 
 
-def level_part_counts(plan: Plan) -> LevelParts:
+def parts_per_dimension(plan: Plan) -> LevelParts:
     """Return the number of parts into which the plan's levels together cut each of m, k and n."""
     cuts = [level.cut.parts for level in plan.levels if level.cut]
     if len(cuts) != len(plan.levels) or plan.leaf != "vendor":
@@ -112,7 +112,7 @@ def level_part_counts(plan: Plan) -> LevelParts:
 def parse_outer_level(plan: Plan | Decision | str) -> Plan:
     """Return the plan of an outer level; raise PlanError for levels other than schemes and step tables."""
     levels = parse_block_levels(plan, "above")
-    level_part_counts(levels)
+    parts_per_dimension(levels)
     return levels
 
 

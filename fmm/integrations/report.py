@@ -220,7 +220,7 @@ def begin_report() -> ReportCounts:
     """Start to count products, from zero."""
     global _active_counts
     _active_counts = ReportCounts()
-    _notify_watchers()
+    _call_counting_callbacks()
     return _active_counts
 
 
@@ -228,7 +228,7 @@ def end_report() -> None:
     """Stop counting."""
     global _active_counts
     _active_counts = None
-    _notify_watchers()
+    _call_counting_callbacks()
 
 
 def is_reporting() -> bool:
@@ -241,7 +241,7 @@ def register_counting_callback(callback: Callable[[], None]) -> Callable[[], Non
     return lambda: _counting_watchers.remove(callback)
 
 
-def _notify_watchers() -> None:
+def _call_counting_callbacks() -> None:
     RECORDING_SWITCH.on = is_reporting()
     for callback in tuple(_counting_watchers):
         callback()
@@ -354,10 +354,10 @@ def report_at_exit(name: str = STDERR_FILE_NAME) -> None:
         begin_report()
     if name not in _report_files:
         _report_files[name] = os.getpid()
-        atexit.register(_write_at_exit, name)
+        atexit.register(_write_report_at_exit, name)
 
 
-def _write_at_exit(name: str) -> None:
+def _write_report_at_exit(name: str) -> None:
     """Write the report to a file or to stderr. A forked process writes no report to stderr."""
     if name:
         write_report(Path(name.replace(PROCESS_ID_MARK, str(os.getpid()))))
@@ -381,7 +381,7 @@ def write_report(path: Path) -> None:
 
 def _write_report_files() -> None:
     for name in filter(None, _report_files):
-        _write_at_exit(name)
+        _write_report_at_exit(name)
 
 
 def _finalize_forked_child() -> None:

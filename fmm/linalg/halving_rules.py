@@ -104,7 +104,7 @@ def diagonal_block_side(
         return 0
     if not is_large_enough_for_products(library, a, SmallestProductSides(rule.single_smallest, rule.double_smallest)):
         return 0
-    if library.is_measured(a):
+    if library.are_solvers_measured_for(a):
         return diagonal_block_rows(library, a, rule)
     dtype, device = library.product_type(a), library.device(a)
     gain = product_speedup(first_half_row_count(n), columns, dtype, device, limit) if n >= UNMEASURED_SMALLEST else 0

@@ -126,18 +126,18 @@ def product_source(dtype: str, width: int) -> str:
     return entry_source(f"fmm::lu::Panel<{number}>", body, "lu_panel.cuh", (TILE_THREADS,), entry="fmm_lu_product")
 
 
-def exchanged_rows_launch(count: int, origin: int) -> Launch:
+def moved_row_indices_launch(count: int, origin: int) -> Launch:
     """Return the launch that lists the rows that `count` exchanges move: first their new places, then their old ones.
 
     A pivot with the value `origin` means the first row.
     """
-    kernel = Kernel(exchanged_rows_source, (), "fmm_lu_trace", TILE_THREADS)
+    kernel = Kernel(moved_row_indices_source, (), "fmm_lu_trace", TILE_THREADS)
     slots = AddressSlot(0, PIVOTS), AddressSlot(1, ROWS), AddressSlot(2, ROWS, 16 * count)
     parameters = struct.pack("<3q2i", 0, 0, 0, count, origin)
     return Launch("product", "trace_rows", kernel, (-(-2 * count // TILE_THREADS), 1, 1), parameters, slots)
 
 
-def exchanged_rows_source() -> str:
+def moved_row_indices_source() -> str:
     """Return the CUDA source of the kernel that finds the old places of exchanged rows."""
     body = "__shared__ int pivots[fmm::lu::TILE_THREADS];", "fmm::lu::trace_rows(p, pivots);"
     return entry_source("fmm::lu::Exchanges", body, "lu_panel.cuh", (TILE_THREADS,), entry="fmm_lu_trace")
@@ -281,10 +281,10 @@ def invert_blocks(
 
 
 @lru_cache(maxsize=2048)
-def _exchanged_rows_sequence(count: int, origin: int, device: int) -> Any:
+def _moved_row_indices_sequence(count: int, origin: int, device: int) -> Any:
     from fmm.kernels.cuda.launch.player import LaunchSequence
 
-    return LaunchSequence([exchanged_rows_launch(count, origin)], device)
+    return LaunchSequence([moved_row_indices_launch(count, origin)], device)
 
 
 def list_moved_row_indices(count: int, origin: int, pivots: int, rows: int, device: int, stream: int) -> None:
@@ -292,4 +292,4 @@ def list_moved_row_indices(count: int, origin: int, pivots: int, rows: int, devi
 
     The exchanges move at most 2 * count rows. `pivots` and `rows` are device addresses.
     """
-    _exchanged_rows_sequence(count, origin, device).launch_all({PIVOTS: pivots, ROWS: rows}, stream)
+    _moved_row_indices_sequence(count, origin, device).launch_all({PIVOTS: pivots, ROWS: rows}, stream)

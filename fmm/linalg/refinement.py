@@ -48,7 +48,7 @@ class _LinearSystem:
         module = self.library.module
         columns = self.b - module.matmul(self.a, x)
         largest, bound = module.amax(abs(columns), -2), module.amax(abs(x), -2) * self.tolerance
-        return columns, self.library.host_number((largest / (bound + (largest == 0))).max())
+        return columns, self.library.element_as_float((largest / (bound + (largest == 0))).max())
 
 
 @np.errstate(all="ignore")  # float32 overflows, and SciPy does not warn of inf and NaN
@@ -57,7 +57,7 @@ def refine_solution(
 ) -> tuple[Any | None, RefinementReport]:
     """Return solutions refined from float32 factors, and a report; the solutions are None if they do not converge."""
     single = library.cast(a, "float32")
-    norm = library.host_number(abs(single).sum(-1).max())
+    norm = library.element_as_float(abs(single).sum(-1).max())
     precondition = _factor_single(library, single, assume_a, limit) if norm < np.inf else None
     if precondition is None:
         return None, RefinementReport("", 0, 0, float("nan"))

@@ -88,7 +88,7 @@ class NumpySolvers:
         """Return True if gradients must be recorded for the result; only torch records gradients."""
         return False
 
-    def is_measured(self, x: Any) -> bool:
+    def are_solvers_measured_for(self, x: Any) -> bool:
         """Return True if solvers were measured for the array's element type on a GPU like the array's GPU."""
         return False
 
@@ -250,7 +250,7 @@ class NumpySolvers:
         """Return the array converted to another element type."""
         return x.astype(dtype, copy=False)
 
-    def host_number(self, x: Any) -> float:
+    def element_as_float(self, x: Any) -> float:
         """Return the element of an array with one element, as a float."""
         return float(x)
 
@@ -287,7 +287,7 @@ class DeviceSolvers(NumpySolvers):
         dtype = self.type_name(x)
         return dtype if dtype in CPP_NUMBERS and self.device(x).startswith("cuda") and has_cupy() else ""
 
-    def is_measured(self, x: Any) -> bool:
+    def are_solvers_measured_for(self, x: Any) -> bool:
         """Return True for float32 and float64 on a GPU of compute capability 9.0 that is not divided by MIG."""
         if not self.solver_kernel_dtype(x):
             return False
@@ -298,7 +298,9 @@ class DeviceSolvers(NumpySolvers):
 
     def panel_width(self, a: Any) -> int:
         """Return the number of columns of a panel; 0 if `factor_panel` cannot factor panels of this matrix."""
-        return PANEL_WIDTH if self.is_measured(a) and a.shape[-2] <= MAX_ROWS_PER_THREAD * ROW_CAPACITY else 0
+        return (
+            PANEL_WIDTH if self.are_solvers_measured_for(a) and a.shape[-2] <= MAX_ROWS_PER_THREAD * ROW_CAPACITY else 0
+        )
 
     def factor_panel(self, a: Any, pivots: Any) -> None:
         """Factor a panel in place, and write the pivots, counted from the panel's first row."""

@@ -101,7 +101,7 @@ class MinplusKernel:
     with_arguments: bool = False  # True if the kernel also records the best sum's index k for each entry of C
 
     @property
-    def shared_memory_bytes(self) -> int:
+    def minplus_shared_memory_bytes(self) -> int:
         """The bytes of shared memory for the tiles of A, which have padded rows, and the tiles of B."""
         s, item = self.sizes, TROPICAL_RINGS[self.ring].word_bytes
         return s.stages * item * (s.m_s * (s.k_s + VECTOR_BYTES // item) + s.k_s * s.n_s)
@@ -145,7 +145,7 @@ def minplus_launch(ring: TropicalRing, sizes: TileSizes, products: Sequence[Semi
         packed += words
         blocks.append(count)
     packed += b"\0" * (len(packed) * (2 - len(products))) + struct.pack("<ii", blocks[0], 0)
-    compiled = Kernel(minplus_source, (kernel,), ENTRY_POINT, sizes.thread_count, kernel.shared_memory_bytes)
+    compiled = Kernel(minplus_source, (kernel,), ENTRY_POINT, sizes.thread_count, kernel.minplus_shared_memory_bytes)
     label = f"minplus.{sizes.name.casefold()} over {ring.name}{', with arguments' * with_arguments}"
     return Launch("product", label, compiled, (sum(blocks), 1, 1), packed, tuple(slots))
 

@@ -100,7 +100,7 @@ def tuned_device_keys() -> tuple[str, ...]:
     return tuple(_sections_by_device())
 
 
-def is_local_cpu(name: str) -> bool:
+def is_cpu_name(name: str) -> bool:
     """Return True if the name is `cpu`, in upper or lower case."""
     return name.casefold() == "cpu"
 
@@ -125,16 +125,16 @@ def find_device_identity(name: str) -> Identity:
 
     Any other name is returned as the key of an unknown device.
     """
-    if is_local_cpu(name):
+    if is_cpu_name(name):
         return identity.cpu_identity(blas_threads())
     if is_local_gpu(name):
         return _find_local_gpu(name).identity
     sections = _sections_by_device()
-    key = name if name in sections else _find_tuned_key(name, sections)
+    key = name if name in sections else _find_tuned_device_key(name, sections)
     return Identity(key, device_name(key, sections[key]) if key in sections else key)
 
 
-def _find_tuned_key(name: str, sections: Mapping[str, JsonValue]) -> str:
+def _find_tuned_device_key(name: str, sections: Mapping[str, JsonValue]) -> str:
     """Return the key of the tuned card with this datasheet; return the name itself for no or several tuned cards."""
     with suppress(ValueError):
         wanted = datasheets.datasheet_of(name)
@@ -146,7 +146,7 @@ def _find_tuned_key(name: str, sections: Mapping[str, JsonValue]) -> str:
 
 def tuning_from_config(name: str, dtype: str) -> Tuning | None:
     """Return the tuning of an element type on a device from the active configs; None if there is no tuning."""
-    own = "float64" if is_local_cpu(name) and dtype in INTEGERS else dtype  # integer matrices use the tuning of float64
+    own = "float64" if is_cpu_name(name) and dtype in INTEGERS else dtype  # integer matrices use the tuning of float64
     return (
         None
         if environment.tuning_mode() == "off"
@@ -195,10 +195,10 @@ def find_calibration(name: str, dtype: str) -> Calibration:
 
     Raise ValueError with the valid names for an unknown device.
     """
-    exact = is_local_cpu(name) and dtype in INTEGERS
+    exact = is_cpu_name(name) and dtype in INTEGERS
     if (known := trusted_calibration(name, dtype)) is not None:
         return with_integer_rates(known) if exact else known
-    if is_local_cpu(name):
+    if is_cpu_name(name):
         built_in = cpu_calibration(blas_threads())
         return with_integer_rates(built_in) if exact else built_in
     if is_local_gpu(name) or name in _sections_by_device():

@@ -76,7 +76,7 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Pro
             measure_first_look(journal, dtype, effort)
         else:
             calibration, side = measure_and_fit_model(journal, dtype, effort, wanted)
-            is_complete = search_and_certify(journal, dtype, effort, wanted, calibration, side)
+            is_complete = search_and_certify_plans(journal, dtype, effort, wanted, calibration, side)
     except TimeUpError as error:
         stopped = "kernels are being compiled" if isinstance(error, KernelsNotReadyError) else TIME_UP_TEXT
         if journal.patience < inf and not any(t.stage == HELD_OUT_STAGE for t in journal.recorded):
@@ -127,7 +127,7 @@ def is_model_checked(journal: Journal, effort: Effort) -> bool:
     return len(pairs) >= MIN_HELD_OUT_PAIRS and 4 * len({size for size, _ in pairs}) >= effort.held_out
 
 
-def search_and_certify(
+def search_and_certify_plans(
     journal: Journal,
     dtype: str,
     effort: Effort,

@@ -102,7 +102,7 @@ def test_exchanges_are_traced_to_their_sources() -> None:
     for i, pivot in enumerate(pivots - origin):
         rows[[i, pivot]] = rows[[pivot, i]]
     found = np.full(4 * count, -1, np.int64)
-    play([panel_launches.exchanged_rows_launch(count, origin)], {"pivots": pivots, "rows": found})
+    play([panel_launches.moved_row_indices_launch(count, origin)], {"pivots": pivots, "rows": found})
     np.testing.assert_array_equal(rows[found[: 2 * count]], found[2 * count :])
     moved = set(np.flatnonzero(rows != np.arange(400)).tolist())
     assert moved <= set(found[: 2 * count].tolist())

@@ -324,7 +324,7 @@ def test_an_h200_computes_what_was_measured_to_gain(monkeypatch: pytest.MonkeyPa
     triangular, positive = halving_rules.INVERTED_RULE, halving_rules.POSITIVE_RULE
     assert sides(triangular, "float32", 512, 4096) == [0, 0], "another GPU"
     assert sides(triangular, "float32", 16384, columns=16384) == [1024]
-    monkeypatch.setattr(NUMPY_SOLVERS, "is_measured", lambda x: True)
+    monkeypatch.setattr(NUMPY_SOLVERS, "are_solvers_measured_for", lambda x: True)
     assert sides(triangular, "float32", 3072, 4096) == [0, 1024]
     assert sides(triangular, "float64", 3072, 4096) == [0, 512]
     assert sides(triangular, "float64", 4096, columns=64) == [0]

@@ -274,5 +274,5 @@ def test_numbers_are_written_twice_everywhere() -> None:
 def test_shared_memory_fits(name: str, with_arguments: bool) -> None:
     """On every architecture one thread block; on Hopper as many as the compiler leaves registers for."""
     for s in candidate_tile_sizes(TROPICAL_RINGS[name], with_arguments):
-        shared = MinplusKernel(name, s, with_arguments).shared_memory_bytes
+        shared = MinplusKernel(name, s, with_arguments).minplus_shared_memory_bytes
         assert shared <= 64 << 10 and s.blocks * (shared + 1024) <= 228 << 10

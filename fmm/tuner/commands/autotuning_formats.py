@@ -124,7 +124,7 @@ def t1_space_document(key: str, device_name: str, dtype: str) -> dict[str, Any]:
             "TimeUnit": "Milliseconds",
             "OutputFormat": "JSON",
         },
-        "ConfigurationSpace": {"TuningParameters": parameters, "Conditions": list(space_conditions(space))},
+        "ConfigurationSpace": {"TuningParameters": parameters, "Conditions": list(t1_space_conditions(space))},
         "KernelSpecification": {
             # The format T1 allows the languages OpenCL, CUDA and Vulkan. On a CPU, plans call BLAS, which is none of
             # the three languages. OpenCL is written, because OpenCL also runs on CPUs.
@@ -139,7 +139,7 @@ def t1_space_document(key: str, device_name: str, dtype: str) -> dict[str, Any]:
     }
 
 
-def space_conditions(space: SearchSpace) -> Iterator[dict[str, Any]]:
+def t1_space_conditions(space: SearchSpace) -> Iterator[dict[str, Any]]:
     """Yield T1's conditions: Python expressions that are all true if and only if the choices build a valid plan.
 
     Each condition excludes combinations of values of as few parameters as possible.
@@ -154,10 +154,10 @@ def space_conditions(space: SearchSpace) -> Iterator[dict[str, Any]]:
             if excluded:
                 left = {values for values in left if tuple(values[i] for i in picked) not in excluded}
                 parameters = [names[i] for i in picked]
-                yield {"Parameters": parameters, "Expression": _excluding_expression(parameters, sorted(excluded))}
+                yield {"Parameters": parameters, "Expression": _t1_exclusion_expression(parameters, sorted(excluded))}
 
 
-def _excluding_expression(names: Sequence[str], excluded: Sequence[Sequence[str]]) -> str:
+def _t1_exclusion_expression(names: Sequence[str], excluded: Sequence[Sequence[str]]) -> str:
     """Return a Python expression that is false if the parameters have one of the excluded combinations of values.
 
     Names of leaves contain < and >. Kernel Tuner splits an expression that contains several comparison signs, unless

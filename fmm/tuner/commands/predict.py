@@ -41,7 +41,7 @@ from fmm.tuner.commands.config_file import add_json_option
 from fmm.tuner.device_registry import (
     find_calibration,
     find_datasheet,
-    is_local_cpu,
+    is_cpu_name,
     memory_bytes_from_config,
     trusted_calibration,
     tuning_from_config,
@@ -209,7 +209,7 @@ def _candidate_of_plan(plan: Plan, choice: Choice, calibration: Calibration) -> 
 
 def _untuned_cpu_note(name: str, problem: Problem, choice: Choice) -> str:
     """Return a note that fmm.matmul would first probe this CPU, which has no tuning; else an empty text."""
-    applies = is_local_cpu(name) and problem.op == DEFAULT_OPERATION and choice.best.plan != VENDOR
+    applies = is_cpu_name(name) and problem.op == DEFAULT_OPERATION and choice.best.plan != VENDOR
     if not applies or trusted_calibration(name, problem.dtype) is not None:
         return ""
     m, k, n = problem.size

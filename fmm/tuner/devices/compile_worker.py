@@ -38,7 +38,7 @@ def chip_from_driver(device: int) -> Chip:
     return chip_of(device)
 
 
-def claim_kernel_source(text: str, folder: Path) -> bool:
+def claim_kernel_for_this_process(text: str, folder: Path) -> bool:
     """Claim a kernel source for this process; return False if another process has already claimed the source.
 
     A claim is a file in `folder`, named by the hash of the source.
@@ -91,7 +91,7 @@ def compile_to_disk_cache(kernel: Kernel, text: str, device: int) -> None:
 def compile_requested_jobs(arguments: list[str]) -> int:
     """Read jobs from stdin and compile their kernels, until the input ends; return exit code 0.
 
-    `arguments` are the index of the CUDA device, and the folder for the files of `claim_kernel_source`.
+    `arguments` are the index of the CUDA device, and the folder for the files of `claim_kernel_for_this_process`.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the process at once, even inside the compiler
     if hasattr(os, "nice"):
@@ -101,7 +101,7 @@ def compile_requested_jobs(arguments: list[str]) -> int:
         try:
             dtype, plan, size, *how = json.loads(line)
             for kernel in kernels_of_compile_job(CompileJob(dtype, plan, tuple(size), *how), chip_from_driver(device)):
-                if claim_kernel_source(text := kernel.cuda_source, folder):
+                if claim_kernel_for_this_process(text := kernel.cuda_source, folder):
                     compile_to_disk_cache(kernel, text, device)
             outcome = "done"
         # The error is only returned as text: the tuner compiles the kernel again, and records the error in the trials.

@@ -79,15 +79,15 @@ def _parameter_groups(
         kinds = {o.run_kind for o in own}
         free = [p for p in FIT_PARAMETERS if p.name in determined and kinds & p.informed_by]
         if free:
-            yield _group_from_problem(LeastSquares(calibration, dtype, own, free), dtype)
+            yield _parameter_group_of_problem(LeastSquares(calibration, dtype, own, free), dtype)
     for name in sorted(calibration.rates.keys() - {dtype}):
         own = [o for o in observed if o.run.part != "sums" and o.run.plan.leaf_use.leaf.rate == name]
         free = [p for p in LEAF_RATE_PARAMETERS if f"{name}.{p.name}" in determined]
         if own and free:
-            yield _group_from_problem(LeastSquares(calibration, name, own, free), name)
+            yield _parameter_group_of_problem(LeastSquares(calibration, name, own, free), name)
 
 
-def _group_from_problem(problem: LeastSquares, dtype: str) -> _ParameterGroup:
+def _parameter_group_of_problem(problem: LeastSquares, dtype: str) -> _ParameterGroup:
     solution = problem.solve(1)  # one evaluation suffices for the Jacobian at the fitted parameters
     # Infinitely many sets of directions have the same covariance. The QR factorization and the positive diagonal of R
     # make the directions unique, so that samples are reproducible.

@@ -77,7 +77,7 @@ def read_shapes_file(path: Path) -> ShapesFile:
     for number, line in enumerate(text.splitlines(), 1):
         where = f"{path}, line {number}: {line.strip()[:60]!r}"
         if TUNABLE_OP_PATTERN.match(line):
-            if (recorded := _parse_tunable_op(line, where)) is not None:
+            if (recorded := _parse_tunable_op_line(line, where)) is not None:
                 work[recorded] = prod(recorded.size)
         elif words := line.partition("#")[0].replace(",", " ").split():
             listed.append(_parse_listed_shape(words, where))
@@ -125,7 +125,7 @@ TUNABLE_OP_TYPES = MappingProxyType(
 )
 
 
-def _parse_tunable_op(line: str, where: str) -> RecordedShape | None:
+def _parse_tunable_op_line(line: str, where: str) -> RecordedShape | None:
     """Return the shape that a line of TunableOp's file records; None for 8-bit floats, which fmm does not multiply."""
     fields = TUNABLE_OP_FIELDS.fullmatch(line)
     if fields is None or 0 in (sizes := [int(x) for x in fields.group(2, 3, 4)]):

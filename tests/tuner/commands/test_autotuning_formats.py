@@ -18,7 +18,7 @@ from fmm.tuner import tune
 from fmm.tuner.cli import main
 from fmm.tuner.commands.autotuning_formats import (
     search_space_of_device,
-    space_conditions,
+    t1_space_conditions,
     t1_space_document,
     t4_results_document,
 )
@@ -149,7 +149,7 @@ def test_the_conditions_hold_exactly_for_the_choices_that_build_a_plan(key: str,
 
 def test_a_space_in_which_all_choices_fit_has_no_conditions() -> None:
     space = {"scheme": ("strassen", "winograd"), "depth": ("1", "2"), "composed": ("no",)}
-    assert list(space_conditions(space)) == []
+    assert list(t1_space_conditions(space)) == []
 
 
 # ---- what the schemas refuse

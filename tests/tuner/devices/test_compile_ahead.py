@@ -155,7 +155,7 @@ def test_waiting_ends_in_time_and_workers_end_at_once() -> None:
 
 
 def test_each_source_is_compiled_once(tmp_path: Path) -> None:
-    assert [compile_worker.claim_kernel_source(text, tmp_path) for text in ("x", "y", "x", "y")] == [
+    assert [compile_worker.claim_kernel_for_this_process(text, tmp_path) for text in ("x", "y", "x", "y")] == [
         True,
         True,
         False,
