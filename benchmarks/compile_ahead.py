@@ -209,9 +209,9 @@ def main(arguments: list[str]) -> int:
     if options.chip:
         of = named_chip(options.chip)
     else:
-        from fmm.kernels.cuda.launch.device_facts import chip_of
+        from fmm.kernels.cuda.launch.device_facts import cuda_device_chip
 
-        of = chip_of(0)
+        of = cuda_device_chip(0)
     began = time.perf_counter()
     with TemporaryDirectory() as folder:
         if options.paper is not None:

@@ -24,7 +24,7 @@ from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.thread_pool import ThreadGroup, blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import plan_workspace_bytes
-from fmm.perfmodel.candidates import device_candidates
+from fmm.perfmodel.candidates import device_candidate_plans
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.runtime.overflow import may_overflow
 from fmm.tuner.trials.paired import PairedRoundLimits, measure_paired_rounds
@@ -189,7 +189,7 @@ def fast_plan(decision: fmm.Decision) -> Plan:
     So memory, errors and the check are measured on every machine. A certified entry has no candidates: then the first
     plan that is ever compared.
     """
-    plans = (decision.plan, *(candidate.plan for candidate in decision.candidates), *device_candidates(False))
+    plans = (decision.plan, *(candidate.plan for candidate in decision.candidates), *device_candidate_plans(False))
     return next(plan for plan in plans if plan != VENDOR)
 
 

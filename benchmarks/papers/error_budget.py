@@ -21,7 +21,7 @@ from benchmarks.papers.figure import Figure
 from benchmarks.papers.matrices import Array, reference_product
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.candidates import device_candidates
+from fmm.perfmodel.candidates import device_candidate_plans
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
@@ -42,7 +42,7 @@ def deepest_within(budget: float, problem: Problem, on_host: bool, pick: random.
     limits, dtype = Limits(UNLIMITED, budget), problem.dtype
     found = [
         plan
-        for plan in device_candidates(not on_host, problem.writes_triangle)
+        for plan in device_candidate_plans(not on_host, problem.writes_triangle)
         if plan.is_candidate_for(dtype)
         and limits.allows_plan(plan, expected_error_growth(plan, dtype, on_host))
         and _has_large_leaves(plan, problem.size)

@@ -291,9 +291,9 @@ class DeviceSolvers(NumpySolvers):
         """Return True for float32 and float64 on a GPU of compute capability 9.0 that is not divided by MIG."""
         if not self.solver_kernel_dtype(x):
             return False
-        from fmm.kernels.cuda.launch.device_facts import chip_of
+        from fmm.kernels.cuda.launch.device_facts import cuda_device_chip
 
-        chip = chip_of(self.adapter.device_number(x))
+        chip = cuda_device_chip(self.adapter.device_number(x))
         return chip.version // 10 == 9 and chip.multiprocessors >= MIN_MULTIPROCESSORS
 
     def panel_width(self, a: Any) -> int:

@@ -91,10 +91,10 @@ def _cached_iteration(
 def _prepare_iteration(
     stack: Stack, coefficients: tuple[StepCoefficients, ...], device: int
 ) -> PreparedIteration | None:
-    from fmm.kernels.cuda.launch.device_facts import chip_of
+    from fmm.kernels.cuda.launch.device_facts import cuda_device_chip
     from fmm.newton_schulz.recurring_launches import RecurringLaunches
 
-    chip = chip_of(device)
+    chip = cuda_device_chip(device)
     if not coefficients or not chip.has_warpgroups or not is_faster_by_launches(stack, chip.multiprocessors):
         return None
     units = step_units(stack, coefficients, chip.multiprocessors)

@@ -30,7 +30,7 @@ from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import hidden_sum_share, predict_from_work
 from fmm.perfmodel.stability import expected_error_growth
-from fmm.perfmodel.work import estimated_work, estimated_workspace, level_footprint
+from fmm.perfmodel.work import cached_level_work, estimated_work, estimated_workspace
 from fmm.problem import Problem
 
 
@@ -48,7 +48,7 @@ class CandidateForm:
     reason: str  # the reason why the plans of this form are compared
     needs: str | None = None  # name of a Python module that must be importable; None: no module
 
-    def make_plans(self, level: CandidateLevel, leaf: str) -> Iterator[Plan]:
+    def plans_with_level_and_leaf(self, level: CandidateLevel, leaf: str) -> Iterator[Plan]:
         """Yield the plans of this form that consist of `level` and `leaf`.
 
         Plans with too many products are not parsed, since parsing takes seconds.
@@ -137,7 +137,7 @@ OUTER_LEVEL_PATTERNS: Final = (
 # ---- candidates of whole products
 
 
-def device_candidates(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
+def device_candidate_plans(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
     """Return the candidates of a GPU, or of a CPU if `batches` is False; a GPU starts the products of a batch together.
 
     If `gram` is True, the candidates are plans for self-adjoint products such as A^T A.
@@ -151,7 +151,9 @@ def device_candidates(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
 def candidate_plans(device: str) -> tuple[Plan, ...]:
     """Return the plans that are compared on a device (`cpu` or `cuda`), the vendor and the probed plans first."""
     more = [
-        plan for name in _plan_form_names(device) for plan in _plans_of_forms(name, device, lambda leaf: leaf.forms)
+        plan
+        for name in _plan_form_names(device)
+        for plan in _plans_with_form_name(name, device, lambda leaf: leaf.forms)
     ]
     plain = [plan for plan in dict.fromkeys([*probed_plans(device), *more])]
     above = [plan for level in candidate_levels() if level.above for plan in _plans_below_level(level, plain, device)]
@@ -163,11 +165,13 @@ def candidate_plans(device: str) -> tuple[Plan, ...]:
 def probed_plans(device: str) -> tuple[Plan, ...]:
     """Return the candidates that a tuning's probes measure: the vendor first, other leaves without levels last."""
     names = _plan_form_names(device)
-    plans = [plan for name in names for plan in _plans_of_forms(name, device, lambda leaf: leaf.probed_plan_forms)]
+    plans = [
+        plan for name in names for plan in _plans_with_form_name(name, device, lambda leaf: leaf.probed_plan_forms)
+    ]
     return tuple(dict.fromkeys([VENDOR, *plans]))
 
 
-def peer_plans(device: str) -> tuple[Plan, ...]:
+def vendor_alternative_plans(device: str) -> tuple[Plan, ...]:
     """Return the plans that run other functions of the vendor's library; a good plan is faster than these plans too."""
     peers = [leaf for leaf in device_leaves(device) if "peer" in leaf.forms]
     return tuple(Plan(leaf=name) for leaf in peers for name in leaf.candidate_names)
@@ -190,23 +194,29 @@ def _plans_below_level(level: CandidateLevel, plans: Sequence[Plan], device: str
                     yield composed
 
 
-def _device_forms(device: str) -> list[CandidateForm]:
+def _usable_plan_forms(device: str) -> list[CandidateForm]:
     usable = [form for form in CANDIDATE_FORMS if form.needs is None or find_spec(form.needs) is not None]
     return [form for form in usable if form.device == device]
 
 
 def _plan_form_names(device: str) -> tuple[str, ...]:
-    return (*(form.name for form in _device_forms(device)), "alone")
+    return (*(form.name for form in _usable_plan_forms(device)), "alone")
 
 
-def _plans_of_forms(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
+def _plans_with_form_name(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
     """Return the plans of all forms with this name; `leaf_forms` returns the forms that may end in a leaf."""
     leaves = [x for leaf in device_leaves(device) if name in leaf_forms(leaf) for x in leaf.candidate_names]
     if name == "alone":
         return [Plan(leaf=leaf) for leaf in leaves]
-    forms = [form for form in _device_forms(device) if form.name == name]
+    forms = [form for form in _usable_plan_forms(device) if form.name == name]
     levels = candidate_levels()
-    return [plan for form in forms for leaf in leaves for level in levels for plan in form.make_plans(level, leaf)]
+    return [
+        plan
+        for form in forms
+        for leaf in leaves
+        for level in levels
+        for plan in form.plans_with_level_and_leaf(level, leaf)
+    ]
 
 
 # ---- candidates of self-adjoint products
@@ -233,12 +243,14 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
     the diagonal. If the plan's leaf is the vendor's product, further candidates compute the blocks on the diagonal with
     a triangle kernel.
     """
-    inner = [VENDOR, *_plans_of_forms("alone", device, lambda leaf: leaf.forms)]
-    for form in _device_forms(device):
+    inner = [VENDOR, *_plans_with_form_name("alone", device, lambda leaf: leaf.forms)]
+    for form in _usable_plan_forms(device):
         levels = [level for level in candidate_levels() if form.name in level.forms][:GRAM_ALGORITHM_COUNT]
         names = [x for leaf in device_leaves(device) if form.name in leaf.forms for x in leaf.candidate_names]
         if form.name in GRAM_FORM_NAMES:
-            inner += [plan for name in names for level in levels for plan in form.make_plans(level, name)]
+            inner += [
+                plan for name in names for level in levels for plan in form.plans_with_level_and_leaf(level, name)
+            ]
     alone = [x for x in plan_leaves() if x.is_candidate_on(device) and x.forms and x.kernel_triangles]
     plans = [VENDOR, *(Plan(leaf=x.name) for x in alone)]
     leaves = device_leaves(device)
@@ -267,9 +279,9 @@ def candidate_levels() -> tuple[CandidateLevel, ...]:
     return tuple(sorted(levels, key=lambda level: level.lean))
 
 
-def search_levels(device: str) -> tuple[CandidateLevel, ...]:
+def tuner_search_levels(device: str) -> tuple[CandidateLevel, ...]:
     """Return the levels that the tuner's search tries on a device, levels of candidates first."""
-    forms = [form.name for form in _device_forms(device)] + ([FORM_SEARCH_ONLY] if device == "cpu" else [])
+    forms = [form.name for form in _usable_plan_forms(device)] + ([FORM_SEARCH_ONLY] if device == "cpu" else [])
 
     def first_form_index(level: CandidateLevel) -> int:
         return min((forms.index(form) for form in level.forms if form in forms), default=len(forms))
@@ -280,7 +292,7 @@ def search_levels(device: str) -> tuple[CandidateLevel, ...]:
 
 @clear_on_registration
 @lru_cache(maxsize=4)
-def outer_levels(device: str) -> tuple[Level, ...]:
+def workspace_saving_levels(device: str) -> tuple[Level, ...]:
     """Return the levels that may be put above any candidate that needs too much workspace."""
     levels: list[Level] = []
     for level in candidate_levels() if device == "cuda" else ():
@@ -383,7 +395,7 @@ def compose_levels(
             for level in levels
             for x in _append_innermost_level(outer, level, problem, calibration)
         )
-        front = _drop_dominated(
+        front = _drop_dominated_outer_levels(
             [x for x in longer if x.workspace <= max_workspace and x.error_growth <= max_error_growth]
         )
         for sides in dict.fromkeys(outer.sides for outer in front):
@@ -413,7 +425,7 @@ def _append_innermost_level(
         levels = (*outer.levels, level)
         if (growth := _levels_error_growth(levels, problem.dtype)) is None:
             return
-        f = level_footprint(level, outer.sides)
+        f = cached_level_work(level, outer.sides)
         if f is not None and min(f.sides) >= calibration.least:
             traffic = sum(f.moved) * problem.itemsize / (calibration.sequential if f.sequential else 1.0)
             each = (traffic + calibration.small * f.passes) / calibration.stream + calibration.launch * f.passes
@@ -444,7 +456,7 @@ def _levels_error_growth(levels: tuple[Level, ...], dtype: str) -> float | None:
         return None
 
 
-def _drop_dominated(found: Sequence[OuterLevels]) -> list[OuterLevels]:
+def _drop_dominated_outer_levels(found: Sequence[OuterLevels]) -> list[OuterLevels]:
     """Return the outer levels that are not dominated by other outer levels with products of the same size."""
     best: list[OuterLevels] = []
     for x in sorted(found, key=lambda x: (x.seconds, x.workspace, x.error_growth)):

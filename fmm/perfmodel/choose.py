@@ -25,7 +25,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration, ProductRate
-from fmm.perfmodel.candidates import compose_levels, device_candidates, outer_levels
+from fmm.perfmodel.candidates import compose_levels, device_candidate_plans, workspace_saving_levels
 from fmm.perfmodel.level_bounds import LevelBounds, count_levels
 from fmm.perfmodel.predict import Prediction, is_b_column_major, predict_from_work, predict_vendor
 from fmm.perfmodel.stability import expected_error_growth, has_componentwise_bound
@@ -154,7 +154,7 @@ def all_candidates(problem: Problem, calibration: Calibration, limits: Limits) -
 
 def compose_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
     """Return the best compositions of outer levels and candidates within the limits, ranked by time."""
-    if not (levels := outer_levels("cuda" if calibration.batches else "cpu")):
+    if not (levels := workspace_saving_levels("cuda" if calibration.batches else "cpu")):
         return ()
     eligible = [x for x in _eligible_candidates(problem, calibration) if x.accepts_operands(problem)]
     inner = [x.plan for x in eligible if limits.allows_plan(x.plan, 1)]
@@ -267,7 +267,7 @@ def _eligible_candidates(problem: Problem, calibration: Calibration) -> tuple[El
 @clear_on_registration
 @lru_cache(maxsize=256)
 def _eligible_plans_for_type(dtype: str, writes_triangle: bool, calibration: Calibration) -> tuple[EligiblePlan, ...]:
-    plans = device_candidates(calibration.batches, writes_triangle)
+    plans = device_candidate_plans(calibration.batches, writes_triangle)
     return tuple(x for plan in plans if (x := _eligible_plan(plan, dtype, writes_triangle, calibration)))
 
 
@@ -305,11 +305,11 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
     reads_any_rows = plan.is_batched or (tiled and rate.tiled_odd > 0)
     # The crossovers were measured on whole products, not on blocks of a triangle.
     levels, bounds = count_levels(plan), None if writes_triangle else calibration.level_bounds_of(plan)
-    shortest = shortest_sides(plan, rate) if calibration.batches else (0, 0, 0)
+    shortest = min_sides_for_plan(plan, rate) if calibration.batches else (0, 0, 0)
     return EligiblePlan(plan, 1 if reads_any_rows else leaf.alignment, inf, shortest, parts, levels, bounds)
 
 
-def shortest_sides(plan: Plan, rate: ProductRate) -> Shape:
+def min_sides_for_plan(plan: Plan, rate: ProductRate) -> Shape:
     """Return the smallest m, k and n with which a plan may be chosen on a GPU; `rate`: the rate of the plan's leaf."""
     limits = [(0, 0, 0)]
     if any(level.is_complex_split for level in plan.levels):

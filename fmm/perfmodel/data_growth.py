@@ -60,7 +60,7 @@ def data_transforms_of_plan(plan: Plan) -> tuple[DataTransform, ...]:
 
 def _multiplies_real_parts(level: Level) -> bool:
     """Return True if the level multiplies the real and imaginary parts of complex numbers."""
-    return level.dtype_below("complex128") != "complex128"
+    return level.dtype_of_products("complex128") != "complex128"
 
 
 def _variance_of_error(stages: Sequence[DataTransform], a: Array, b: Array, partial_sum_terms: int, rng: Any) -> float:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from fmm.dtypes import DTYPES, INTEGERS, DType
 from fmm.hardware.datasheets import Datasheet, datasheet_of
-from fmm.kernels.algorithms.digits import RELATIVE_TIME, safe_digit_products
+from fmm.kernels.algorithms.digits import RELATIVE_TIME, digit_products_for_any_input
 from fmm.kernels.cpu.thread_pool import MAX_SUM_THREADS as SUM_THREADS
 from fmm.kernels.cuda.products.kernel_sizes import VENDOR_PIECE_LENGTH
 from fmm.kernels.cuda.products.small_tiles import SMALL_BLOCKS_PER_SM, SMALL_TILE_SIDE
@@ -74,7 +74,7 @@ def with_integer_rates(found: Calibration) -> Calibration:
         INTEGER_LOOP_FLOPS * (NOMINAL_RATE_FACTOR if found.source == BUILT_IN_SOURCE_TEXT else 1.0),
     )
     for name in INTEGERS:
-        digits, _ = safe_digit_products(8 * DTYPES[name].itemsize, 1024)
+        digits, _ = digit_products_for_any_input(8 * DTYPES[name].itemsize, 1024)
         base = found.find_rate(digits.real) or found.find_rate("float64") or found.find_rate("float32")
         if base is None:
             continue
@@ -189,7 +189,7 @@ def datasheet_calibration(name: str) -> Calibration:
     gpu = datasheet_of(name)
     rates = _vendor_rates(gpu)
     stream = gpu.bandwidth_gbs * 1e9 * SUM_BANDWIDTH_SHARE
-    rates |= _own_leaf_rates(gpu, rates, stream)
+    rates |= _integer_and_leaf_rates(gpu, rates, stream)
     return Calibration(
         gpu.name,
         "datasheet, not measured",
@@ -330,7 +330,7 @@ RESIDUE_TRIANGLE_SHARE, RESIDUE_TRIANGLE_EDGE_ROWS = 0.55, 256.0
 INTEGER_KERNEL_RATE_SHARES = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}
 
 
-def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, ProductRate], stream: float) -> dict[str, ProductRate]:
+def _integer_and_leaf_rates(gpu: Datasheet, rates: Mapping[str, ProductRate], stream: float) -> dict[str, ProductRate]:
     """Return the rates of integers and of the leaves with their own rates, under the names of `Calibration.rates`."""
     found = {
         SMALL_RATE.format(t): _small_leaf_rate(gpu, seconds)
@@ -341,13 +341,13 @@ def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, ProductRate], stream: fl
         return found
     vendor = rates["float16"]
     if gpu.capability == WARPGROUP_CAPABILITY:
-        found[F16X3_RATE] = _own_f16x3_rate(_f16x3_rate(vendor, stream), F16X3_RATE_FACTOR, gpu)
+        found[F16X3_RATE] = _fmm_f16x3_kernel_rate(_f16x3_rate(vendor, stream), F16X3_RATE_FACTOR, gpu)
         return found | _integer_and_residue_rates(gpu, rates, replace(vendor, flops=2 * vendor.flops), stream)
     if gpu.capability in TENSOR_MEMORY_CAPABILITIES:
         three = f16x3_rate_on_vendor_gemm(vendor, stream)
     else:
         three = _f16x3_rate(replace(vendor, flops=_peak_flops(gpu, "float16") * PORTABLE_F16X3_PEAK_SHARE), stream)
-        three = _own_f16x3_rate(three, 1.0, gpu)
+        three = _fmm_f16x3_kernel_rate(three, 1.0, gpu)
         if gpu.int8_tops:
             int8 = replace(vendor, flops=gpu.int8_tops * 1e12 * PORTABLE_INT8_PEAK_SHARE)
             found |= _integer_and_residue_rates(gpu, rates, int8, stream)
@@ -356,7 +356,7 @@ def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, ProductRate], stream: fl
     return found
 
 
-def _own_f16x3_rate(three: ProductRate, factor: float, gpu: Datasheet) -> ProductRate:
+def _fmm_f16x3_kernel_rate(three: ProductRate, factor: float, gpu: Datasheet) -> ProductRate:
     """Return the rate of fmm's kernel for `f16x3`.
 
     `three` is the rate of three float16 products; `factor` is the speed of fmm's kernel relative to this rate.

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, pruned_program
 from fmm.kernels.plans.gemm_params import GemmParams
-from fmm.kernels.plans.level import Level, LevelCut
+from fmm.kernels.plans.level import Level, LevelBlockGrid
 from fmm.kernels.plans.lower import lower_leaf_level, lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps import LevelSteps, ProductWithSums
@@ -177,7 +177,7 @@ SIDE_DIGIT_POWERS = (1, 3, 9)
 BaseDigits = tuple[tuple[int, int], ...]  # pairs (power of DIGIT_BASE, coefficient)
 
 
-def _side_digit_powers(cut: LevelCut, shape: Shape) -> tuple[int, ...] | None:
+def _side_digit_powers(cut: LevelBlockGrid, shape: Shape) -> tuple[int, ...] | None:
     """Return the power of DIGIT_BASE for each side; None if the cut pads or leaves empty blocks: no polynomials exist.
 
     If the level's steps depend on which side of a block is longest, longer sides get larger powers.

@@ -217,7 +217,7 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
     positive = prod(s.same_sign_error_growth_blocked if in_pieces else s.same_sign_error_growth for s in schemes)
     random *= prod(level.error_growth for level in plan.levels)
     positive *= prod(level.same_sign_error_growth for level in plan.levels)
-    if in_pieces and DTYPES[dtype].is_complex and any(x.dtype_below(dtype) != dtype for x in plan.levels):
+    if in_pieces and DTYPES[dtype].is_complex and any(x.dtype_of_products(dtype) != dtype for x in plan.levels):
         random, positive = random * SHORTER_PIECES_GROWTH.random, positive * SHORTER_PIECES_GROWTH.positive
     return float(plan.leaf_use.leaf.relative_error * max(random, positive))
 

@@ -1,6 +1,6 @@
 """Count the work of a plan on a problem; predict.py turns the counts into seconds.
 
-`estimated_work` takes microseconds and adds up the footprints of the levels. A footprint is the number of elements that
+`estimated_work` takes microseconds and adds up the estimates of the levels. An estimate is the number of elements that
 a level's sums move and hold if all blocks of the level have equal size. `counted_work` takes milliseconds and counts
 the plan's steps (fmm.perfmodel.cost). The shares of traffic in `PlanWork`, such as the share of strided traffic, are
 estimates in both cases. `estimated_workspace` estimates the bytes of a plan's temporaries.
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from fmm.kernels.cuda.products.kernel_sizes import ALL_STRATEGIES, FLOAT64_SIZES, FUSED_SIZES, H200_STRATEGIES
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.level import Level
-from fmm.kernels.plans.lower import Footprint, Sides, lower_level, require_level_with_steps
+from fmm.kernels.plans.lower import LevelWorkEstimate, Sides, lower_level, require_level_with_steps
 from fmm.kernels.plans.memory_layout import ALIGN_BYTES
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.steps import Product, ProductBatch
@@ -96,7 +96,7 @@ class PlanWork:
 
 
 def estimated_work(plan: Plan, problem: Problem) -> PlanWork:
-    """Return the work of a plan for blocks of equal size; if a level has no footprint, the counts are exact."""
+    """Return the work of a plan for blocks of equal size; if a level has no estimate, the counts are exact."""
     return _gram_work(plan, problem) if problem.writes_triangle else _product_work(plan, problem)
 
 
@@ -114,19 +114,19 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
         parts = _gram_parts(plan, problem)
         below = (estimated_workspace(inner, Problem(*size, problem.dtype)) for inner, size, _ in parts.products)
         return parts.held * problem.itemsize + max(below, default=0.0)
-    footprints = _level_footprints(plan, problem)
-    if footprints is None:
+    estimates = _level_work_estimates(plan, problem)
+    if estimates is None:
         return float(plan_workspace_bytes(plan, *problem.size, problem.itemsize))
     held, streams, itemsize = 0.0, 1, problem.itemsize
-    for level, f in zip(plan.levels, footprints, strict=True):
+    for level, f in zip(plan.levels, estimates, strict=True):
         held += streams * sum(f.held) * itemsize
         streams, itemsize = max(streams, level.stream_count), level.itemsize_below(itemsize)
-    m, k, n = (int(side) for side in (footprints[-1].sides if footprints else problem.size))
+    m, k, n = (int(side) for side in (estimates[-1].sides if estimates else problem.size))
     scratch = plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, int(_batch_size(plan)) * problem.batch)
     return held + streams * scratch
 
 
-# ---- whole products: work from the footprints of levels, or counted from the steps
+# ---- whole products: work from the estimates of levels, or counted from the steps
 
 # Names of the fields of PlanWork that are shares of the traffic.
 TRAFFIC_SHARE_FIELDS = ("sequential", "ragged", "overlapped", "scalar", "deep", "parts")
@@ -135,13 +135,13 @@ PRODUCT_SHARE_FIELDS = ("unaligned", "odd", "copied")
 
 
 def _product_work(plan: Plan, problem: Problem) -> PlanWork:
-    footprints = _level_footprints(plan, problem)
-    if footprints is None:
+    estimates = _level_work_estimates(plan, problem)
+    if estimates is None:
         steps = lower_level(plan, *problem.size)
         direct = steps.in_place_product_share if steps and len(plan.levels) == 1 else 0.0
         return PlanWork(*_exact_counts(plan, problem), **_alignment_fields(plan, problem, direct))
-    moves, direct = _sum_traffic(plan, problem, footprints)
-    m, k, n = footprints[-1].sides if footprints else problem.size
+    moves, direct = _sum_traffic(plan, problem, estimates)
+    m, k, n = estimates[-1].sides if estimates else problem.size
     leaves = ((float(m), float(k), float(n), moves.products * problem.batch, _batch_size(plan) * problem.batch),)
     whole = moves.traffic or 1.0
     shares = {name: getattr(moves, name) / whole for name in TRAFFIC_SHARE_FIELDS}
@@ -184,11 +184,11 @@ class _SumTraffic:
     products: float = 1.0  # number of products below the levels counted so far
 
 
-def _sum_traffic(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) -> tuple[_SumTraffic, float]:
+def _sum_traffic(plan: Plan, problem: Problem, estimates: Sequence[LevelWorkEstimate]) -> tuple[_SumTraffic, float]:
     """Return the counts of the sums, and the share of leaf products that read or write A, B or C itself."""
     found, direct, below_overlapped = _SumTraffic(), 1.0, False
     itemsize = problem.itemsize
-    for level, f in zip(plan.levels, footprints, strict=True):
+    for level, f in zip(plan.levels, estimates, strict=True):
         each = [found.products * x * itemsize / problem.itemsize for x in f.moved]
         moved = sum(each)
         if f.passes:
@@ -210,29 +210,29 @@ def _sum_traffic(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) 
     return found, direct
 
 
-def _level_footprints(plan: Plan, problem: Problem) -> tuple[Footprint, ...] | None:
-    """Return the footprints of a plan's levels from the outermost level inwards; None if a level has no footprint."""
-    return _footprints_of_nested_levels(plan.levels, problem.size) if plan.levels else ()
+def _level_work_estimates(plan: Plan, problem: Problem) -> tuple[LevelWorkEstimate, ...] | None:
+    """Return the estimates of a plan's levels from the outermost level inwards; None if a level has no estimate."""
+    return _nested_level_work_estimates(plan.levels, problem.size) if plan.levels else ()
 
 
 @clear_on_registration
-@lru_cache(maxsize=4096)  # cached: the work and the workspace of plans with the same levels need the same footprints
-def _footprints_of_nested_levels(levels: tuple[Level, ...], size: Shape) -> tuple[Footprint, ...] | None:
-    found: list[Footprint] = []
+@lru_cache(maxsize=4096)  # cached: the work and the workspace of plans with the same levels need the same estimates
+def _nested_level_work_estimates(levels: tuple[Level, ...], size: Shape) -> tuple[LevelWorkEstimate, ...] | None:
+    found: list[LevelWorkEstimate] = []
     sides: Sides = (float(size[0]), float(size[1]), float(size[2]))
     for level in levels:
-        if (footprint := level_footprint(level, sides)) is None:
+        if (estimate := cached_level_work(level, sides)) is None:
             return None
-        found.append(footprint)
-        sides = footprint.sides
+        found.append(estimate)
+        sides = estimate.sides
     return tuple(found)
 
 
 @clear_on_registration
 @lru_cache(maxsize=4096)
-def level_footprint(level: Level, sides: Sides) -> Footprint | None:
-    """Return the footprint of one level; cached, since the candidates for a problem have the same outer levels."""
-    return require_level_with_steps(level).estimate_footprint(VENDOR, sides)
+def cached_level_work(level: Level, sides: Sides) -> LevelWorkEstimate | None:
+    """Return the estimate of one level; cached, since the candidates for a problem have the same outer levels."""
+    return require_level_with_steps(level).estimate_level_work(VENDOR, sides)
 
 
 # ---- the alignment of rows

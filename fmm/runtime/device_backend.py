@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import cupy
 
 from fmm.kernels.cuda.launch.compile import compile_kernels
-from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.kernels.cuda.launch.device_facts import cuda_device_chip
 from fmm.kernels.cuda.launch.player import Addresses, Player, cached_player
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.record import record_launches
@@ -36,7 +36,7 @@ def record_plan_for_device(
 ) -> LaunchList:
     """Return the launch list of a plan on a device (default: the current one)."""
     index = cupy.cuda.runtime.getDevice() if device is None else device
-    return record_launches(plan, problem, chip_target(chip_of(index), alignment, flagged))
+    return record_launches(plan, problem, chip_target(cuda_device_chip(index), alignment, flagged))
 
 
 def compile_launch_lists(launch_lists: Iterable[LaunchList]) -> None:

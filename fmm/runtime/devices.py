@@ -110,14 +110,14 @@ def cuda_device(index: int) -> Device:
         raise ValueError(f"there is no device cuda:{index}; this machine has {count}")
 
     from fmm.kernels.cuda.launch.cublas import cublas_version
-    from fmm.kernels.cuda.launch.device_facts import chip_of
+    from fmm.kernels.cuda.launch.device_facts import cuda_device_chip
 
     facts = runtime.getDeviceProperties(index)
     name = facts["name"].decode() if isinstance(facts["name"], bytes) else str(facts["name"])
     numbers = {"driver": runtime.driverGetVersion(), "cuda": runtime.runtimeGetVersion(), "cublas": cublas_version()}
     versions = {**{name: str(number) for name, number in numbers.items()}, "cupy": str(cupy.__version__)}
     capability, processors = f"{facts['major']}.{facts['minor']}", int(facts["multiProcessorCount"])
-    return gpu_from_description(name, capability, processors, versions, chip_of(index))
+    return gpu_from_description(name, capability, processors, versions, cuda_device_chip(index))
 
 
 def gpu_from_description(

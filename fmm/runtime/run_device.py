@@ -22,7 +22,7 @@ from fmm.arrays.host_memory import register_release_callback
 from fmm.arrays.library import DeviceLibrary
 from fmm.kernels.cuda.launch.bound_calls import run_bound_calls
 from fmm.kernels.cuda.launch.cublas import StreamContext, set_handle_stream
-from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.kernels.cuda.launch.device_facts import cuda_device_chip
 from fmm.kernels.cuda.launch.graphs import GraphCache, GraphCaptures, KernelNode, UpdatableGraph
 from fmm.kernels.cuda.launch.player import Addresses, Player, cached_player
 from fmm.kernels.cuda.launch.streams import return_capture_stream, take_capture_stream, thread_cublas_handle
@@ -244,7 +244,7 @@ class StreamCall:
         """Return the player of the call's plan, recorded for this alignment of the addresses."""
         found = self._players.get(alignment)
         if found is None:
-            chip = chip_with_tuned_terms(cuda_device(self.device)) or chip_of(self.device)
+            chip = chip_with_tuned_terms(cuda_device(self.device)) or cuda_device_chip(self.device)
             target = chip_target(chip, alignment, self.is_flagged)
             try:
                 launches = record_launches(self.launches.plan, self.launches.problem, target)

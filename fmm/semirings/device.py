@@ -13,7 +13,7 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import runtime
 
-from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.kernels.cuda.launch.device_facts import cuda_device_chip
 from fmm.kernels.cuda.launch.player import LaunchSequence
 from fmm.semirings.closure_launches import (
     ARGUMENT_BUFFER_PREFIX,
@@ -118,7 +118,7 @@ def _product_launches(
         words = DeviceMatrix(DOUBLED_BUFFER, 0, m, k, padded_leading_dimension(k))
         launches.append(duplicate_entries_launch(left, words))
         left = words
-    sizes = fastest_minplus_sizes(ring, with_arguments, [size], chip_of(device).multiprocessors)
+    sizes = fastest_minplus_sizes(ring, with_arguments, [size], cuda_device_chip(device).multiprocessors)
     args = DeviceMatrix(ARGUMENT_BUFFER_PREFIX, 0, m, n, padded_leading_dimension(n)) if with_arguments else None
     launches.append(minplus_launch(ring, sizes, [SemiringProduct(left, right, dest, args=args)]))
     return LaunchSequence(launches, device)
@@ -140,7 +140,7 @@ def _closure_launches(
 
     `doubled_bytes` is the number of bytes for copies in which each 16-bit entry is written twice.
     """
-    closure = closure_launches(ring, n, with_predecessors, chip_of(device).multiprocessors)
+    closure = closure_launches(ring, n, with_predecessors, cuda_device_chip(device).multiprocessors)
     return LaunchSequence(closure.launches, device), closure.numbers, closure.doubled_bytes
 
 

@@ -22,7 +22,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel import candidates
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.candidates import OuterLevels, outer_levels
+from fmm.perfmodel.candidates import OuterLevels, workspace_saving_levels
 from fmm.perfmodel.choose import Candidate, Limits, choose, compose_candidates, rank_candidates
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.predict import predict
@@ -237,7 +237,7 @@ def test_compositions_far_within_the_room_are_not_counted(monkeypatch: pytest.Mo
 def test_step_tables_need_little_more_than_is_estimated() -> None:
     """So little that they are counted before they can exceed the room, whatever blocks at the edge are like."""
     draw = Random(7)
-    levels = [level for level in outer_levels("cuda") if level.types is None]
+    levels = [level for level in workspace_saving_levels("cuda") if level.types is None]
     tables = {level for level in levels if level.cut is not None and level.cut.ordered}
     seen = 0
     while seen < 30:

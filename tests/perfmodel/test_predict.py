@@ -17,7 +17,7 @@ from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration, ProductRate
-from fmm.perfmodel.candidates import device_candidates
+from fmm.perfmodel.candidates import device_candidate_plans
 from fmm.perfmodel.choose import Choice, Limits, choose, few_tiles_margin, rank_candidates, required_margin
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration
 from fmm.perfmodel.predict import (
@@ -368,7 +368,7 @@ def test_the_vendors_product_and_small_plans_know_no_lanes() -> None:
 
 def test_a_device_without_lanes_is_predicted_as_before() -> None:
     told = replace(datasheet_calibration("h200"), idle=9.0, spin=9.0, apart=9.0)
-    for plan in device_candidates(True):
+    for plan in device_candidate_plans(True):
         problem = Problem(8192, 8192, 8192, "float32")
         assert predict(plan, problem, told) == predict(plan, problem, datasheet_calibration("h200"))
 
@@ -382,7 +382,9 @@ def test_complex_products_do_four_times_the_flops() -> None:
 # ---- estimated counts against exact ones
 
 
-PLANS = sorted({*device_candidates(True), *device_candidates(False), Plan.parse("balanced > hasa > vendor")}, key=str)
+PLANS = sorted(
+    {*device_candidate_plans(True), *device_candidate_plans(False), Plan.parse("balanced > hasa > vendor")}, key=str
+)
 
 
 def test_the_estimated_work_is_exact_where_sizes_divide() -> None:

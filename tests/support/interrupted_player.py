@@ -49,7 +49,7 @@ def patch() -> None:
         (player, "KernelCall", SizedCall),
         (our_cublas, "load_library", lambda name: functions),
         (streams, "create_handle", lambda: 78),
-        (run_device, "chip_of", lambda device: H200),
+        (run_device, "cuda_device_chip", lambda device: H200),
         (run_device, "cuda_device", lambda device: None),
         (run_device, "chip_with_tuned_terms", lambda device: None),  # a shape that no tuning contains
         (run_device, "UpdatableGraph", Graph),

@@ -224,7 +224,7 @@ def install() -> None:
     from fmm.runtime import device_backend
 
     found = functools.cache(lambda device: chip())
-    vars(device_facts)["chip_of"] = vars(device_backend)["chip_of"] = found
+    vars(device_facts)["cuda_device_chip"] = vars(device_backend)["cuda_device_chip"] = found
     vars(device_backend)["cached_player"] = Player
     vars(device_backend)["compile_kernels"] = record_kernels
     device_backend.DeviceBackend._capture_graph = _captured  # type: ignore[method-assign]

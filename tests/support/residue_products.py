@@ -18,7 +18,13 @@ from fmm.kernels.cuda.products.residue_planes import (
     cpp_operand_type,
     residue_split_launch,
 )
-from fmm.kernels.cuda.products.residues import NO_ALIGNMENT, ResidueOp, integer_join_launch, join_launch, residue_op
+from fmm.kernels.cuda.products.residues import (
+    NO_ALIGNMENT,
+    ResidueOp,
+    integer_reconstruction_launch,
+    reconstruction_launch,
+    residue_op,
+)
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.levels.residues import residue_leaves
 from fmm.kernels.plans.plan import Plan
@@ -109,9 +115,9 @@ def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Mat
         multiplied(op, first, chosen, memory)
         first += len(chosen)
     if kind.exact and not op.writes_c:
-        play(integer_join_launch(op), f"fmm::residues::JoinIntegers<{kind.cpp}>", bases)
+        play(integer_reconstruction_launch(op), f"fmm::residues::JoinIntegers<{kind.cpp}>", bases)
     elif not kind.exact:
-        play(join_launch(op, True), f"fmm::residues::Join<{kind.cpp}>", bases)
+        play(reconstruction_launch(op, True), f"fmm::residues::Join<{kind.cpp}>", bases)
     return bool(flag[0])
 
 

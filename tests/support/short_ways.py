@@ -79,7 +79,7 @@ def patch() -> None:
         (cublas, "load_library", lambda name: functions),
         (streams, "create_handle", lambda: 78),
         (devices, "cuda_device", lambda index: H200),
-        (run_device, "chip_of", lambda device: H200.chip),
+        (run_device, "cuda_device_chip", lambda device: H200.chip),
         (run_device, "cuda_device", lambda device: H200),
     ):
         vars(module)[name] = value

@@ -219,7 +219,7 @@ def patch() -> None:
         (cublas, "load_library", lambda name: functions),
         (streams, "create_handle", lambda: 78),
         (graphs, "_driver_functions", lambda: driver),
-        (run_device, "chip_of", lambda device: H200),
+        (run_device, "cuda_device_chip", lambda device: H200),
         (run_device, "cuda_device", lambda device: None),
         (run_device, "chip_with_tuned_terms", lambda device: None),
     ):

@@ -106,7 +106,7 @@ class DigitProducts:
 # ---- the candidates
 
 
-def _product_with_one_cut_operand(width: int, digits: int, left: bool) -> DigitProducts:
+def _product_with_one_split_operand(width: int, digits: int, left: bool) -> DigitProducts:
     """Return the product with one operand cut into digits of `width` bits and the other operand uncut."""
     cut = OperandPlanes((width,) * (digits - 1), tuple((i,) for i in range(digits)))
     products = tuple(PlaneProduct(i if left else 0, 0 if left else i, 1 << (width * i)) for i in range(digits))
@@ -156,7 +156,7 @@ def _candidate_digit_products(left: int, right: int, bits: int) -> Iterator[Digi
         for magnitude, first in ((left, True), (right, False)):
             width = -(-(magnitude.bit_length() + 1) // digits)
             if width > 1 and width * (digits - 1) < bits:
-                yield _product_with_one_cut_operand(width, digits, first)
+                yield _product_with_one_split_operand(width, digits, first)
     if bits == 64:
         yield from (_karatsuba_product(x, y) for x, y in ((2, 2), (2, 3), (3, 2), (3, 3)))
     else:
@@ -183,6 +183,6 @@ def fastest_digit_products(left: int, right: int, k: int, bits: int) -> tuple[Di
     return best[1:]
 
 
-def safe_digit_products(bits: int, k: int) -> tuple[DigitProducts, int]:
+def digit_products_for_any_input(bits: int, k: int) -> tuple[DigitProducts, int]:
     """Return the fastest product that is exact for all integers of `bits` bits, and the inner length of a BLAS call."""
     return fastest_digit_products(1 << (bits - 1), 1 << (bits - 1), max(k, 1), bits)

@@ -21,7 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.algorithms.digits import DigitProducts, OperandPlanes, fastest_digit_products, safe_digit_products
+from fmm.kernels.algorithms.digits import (
+    DigitProducts,
+    OperandPlanes,
+    digit_products_for_any_input,
+    fastest_digit_products,
+)
 from fmm.kernels.cpu.host_arrays import Arena, Array, matmul
 from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, threads_per_product
 from fmm.kernels.cpu.thread_pool import ThreadGroup
@@ -79,7 +84,7 @@ def describe_digits(dtype: str, k: int) -> str:
     if dtype == "bool":
         return "or-and by 1 float32 product"
     bits = 8 * np.dtype(dtype).itemsize
-    digits, _ = safe_digit_products(bits, k)
+    digits, _ = digit_products_for_any_input(bits, k)
     max_length = "at most " if digits.product_count > 1 else ""
     fewer = ", fewer where the numbers are smaller" if digits.product_count > 1 else ""
     return f"exact: {dtype} by {max_length}{digits}{fewer}"

@@ -99,7 +99,7 @@ def record_launches(plan: Plan, problem: Problem, target: ChipTarget) -> LaunchL
     unflagged = False  # True if C contains numbers that no kernel has checked for inf and NaN
     for op, stream in zip(fuse_plane_sums(wanted.ops, target), wanted.streams, strict=True):
         selected = (op,) if isinstance(op, StreamSync) else select_launches(op, target)
-        if recomputes and _is_mirrored_after_recompute(problem) and _is_checked_mirror(op, selected, unflagged):
+        if recomputes and _is_mirrored_after_recompute(problem) and _is_mirror_of_checked_c(op, selected, unflagged):
             selected = selected[:-1]  # omit this mirror of C: the launches that recompute C end with the same mirror
         steps += selected
         streams += [stream] * len(selected)
@@ -183,7 +183,7 @@ def _is_mirrored_after_recompute(problem: Problem) -> bool:
     return problem.writes_triangle and problem.element_type.is_complex
 
 
-def _is_checked_mirror(op: RecordedOp, steps: Sequence[LaunchStep], unflagged: bool) -> bool:
+def _is_mirror_of_checked_c(op: RecordedOp, steps: Sequence[LaunchStep], unflagged: bool) -> bool:
     """Return True if the last step mirrors the complete C in place, and earlier kernels have checked C's numbers."""
     mirror = op.mirror if isinstance(op, MirroredGemm) else op
     if not (isinstance(mirror, MirrorOp) and _mirrors_lower_triangle(op) and mirror.is_in_place):
@@ -243,7 +243,7 @@ class LaunchRecorder:
         self.used_bytes = self.peak = self.stream = 0
         self._sums: dict[Hashable, _RecordedSum] = {}
 
-    def _record(self, *ops: RecordedOp) -> None:
+    def _append_operations(self, *ops: RecordedOp) -> None:
         self.ops += ops
         self.streams += [self.stream] * len(ops)
 
@@ -269,9 +269,9 @@ class LaunchRecorder:
 
     def compute_sums(self, step: Sum, reads: Sequence[DeviceView], writes: Sequence[DeviceView]) -> None:
         if isinstance(step, LineExponents | RescaledCopy):
-            self._record(scaling_op(step, reads, writes[0]))
+            self._append_operations(scaling_op(step, reads, writes[0]))
         elif (op := self._sum_op(step, reads, writes)) is not None:
-            self._record(op)
+            self._append_operations(op)
 
     def _sum_op(self, step: Sum, reads: Sequence[DeviceView], writes: Sequence[DeviceView]) -> SumOp | None:
         """Return the operation that computes a step of sums; None if the step writes nothing.
@@ -295,7 +295,7 @@ class LaunchRecorder:
     def copy_addend(self, addend: DeviceView, dest: DeviceView) -> None:
         """Record a copy of the addend to the result, for kernels that cannot read the addend in place."""
         if (op := copy_op("begin C", addend, dest)) is not None:
-            self._record(op)
+            self._append_operations(op)
 
     def _record_c_scaling(self, dest: DeviceView, beta: Coefficient) -> None:
         """Record dest = beta dest. If k = 0 or alpha = 0, this scaling is the complete GEMM."""
@@ -303,7 +303,7 @@ class LaunchRecorder:
         program = AdditionProgram(1, (((beta, 0),),), (1,)) if beta else AdditionProgram(0, ((),), (0,))
         op = sum_op("scale", program, [(place, dest)] * program.inputs, [(place, dest)])
         if op is not None and beta != 1:
-            self._record(op)
+            self._append_operations(op)
 
     # ---- products
 
@@ -342,7 +342,7 @@ class LaunchRecorder:
         scratch = leaf_use(leaf).leaf.workspace_bytes(DTYPES[dtype].itemsize, m, k, n, len(batch))
         self.peak = max(self.peak, self.used_bytes + scratch)
         op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), self.used_bytes, addend)
-        self._record(replace(op, checked=self.componentwise, prepared=self.prepared))
+        self._append_operations(replace(op, checked=self.componentwise, prepared=self.prepared))
 
     # ---- results that are their own adjoints
 
@@ -369,14 +369,14 @@ class LaunchRecorder:
             return
         if k == 0 or alpha == 0:
             for _, _, dest in products:
-                self._record(MirrorOp(dest, dest, 0, beta, full=False))
+                self._append_operations(MirrorOp(dest, dest, 0, beta, full=False))
             return
         row = leaf_use(leaf).leaf
         as_whole_products = params.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_product_rows
         if params.op == "gram" and dtype in row.blas_triangles and not as_whole_products:
             ranks = [rank_update_op(leaf, dtype, *triple, alpha, beta) for triple in products]
             if all(ranks):
-                self._record(*(op for op in ranks if op))
+                self._append_operations(*(op for op in ranks if op))
                 return
         row_major = not is_column_major(dest)
         if params.fill == "loose" or (dtype in row.kernel_triangles and row_major):
@@ -402,7 +402,7 @@ class LaunchRecorder:
             self.multiply(leaf, [(left, right, temporary)], dtype, 1, 0)
             if has_kernel:
                 self._restrict_to_triangles(first, params._replace(fill="loose"))
-            self._record(MirrorOp(temporary, dest, alpha, beta, full=False))
+            self._append_operations(MirrorOp(temporary, dest, alpha, beta, full=False))
             self.free_temporaries_since(mark)
 
     def _restrict_to_triangles(self, first: int, params: GemmParams) -> None:
@@ -418,7 +418,7 @@ class LaunchRecorder:
         if self.ops and (both := mirrored_gemm(self.ops[-1], source, op)):
             self.ops[-1] = both
         else:
-            self._record(op)
+            self._append_operations(op)
 
     # ---- products whose kernels form sums
 
@@ -430,7 +430,7 @@ class LaunchRecorder:
         )
         if any(x.rows and x.cols for x in writes):
             use = step.product.plan.leaf_use
-            self._record(
+            self._append_operations(
                 tile_op_with_fused_sums(
                     use, writes[0].dtype, factors[0], factors[1], step.update.program, reads, writes
                 )
@@ -465,24 +465,24 @@ class LaunchRecorder:
         """Record independent products alternately on two streams. Each stream has its own temporaries."""
         mark, itemsize = self.used_bytes, DTYPES[dtype].itemsize
         stream_bytes = max(plan_workspace_bytes(p.plan, *p.size, itemsize, *p.params) for p in products)
-        self._record(StreamSync.FORK)
+        self._append_operations(StreamSync.FORK)
         for i, product in enumerate(products):
             self.stream = i % 2
             self.used_bytes = mark + self.stream * stream_bytes
             run(product)
         self.stream, self.used_bytes = 0, mark
-        self._record(StreamSync.JOIN)
+        self._append_operations(StreamSync.JOIN)
 
     def _record_on_streams(self, streams: Sequence[Sequence[RecordedOp]]) -> None:
         """Record operations in order on each of several streams. Different streams run concurrently."""
         if len(streams) > 1:
-            self._record(StreamSync.FORK)
+            self._append_operations(StreamSync.FORK)
         for ops in zip_longest(*streams):
             for self.stream, op in enumerate(ops):
-                self._record(*([op] if op else []))
+                self._append_operations(*([op] if op else []))
         self.stream = 0
         if len(streams) > 1:
-            self._record(StreamSync.JOIN)
+            self._append_operations(StreamSync.JOIN)
 
 
 def column_major_by_operand(steps: LevelSteps) -> dict[str, bool]:

@@ -40,7 +40,7 @@ class LeafOption:
     searched: bool = False  # True if the tuner's search tries the option; the model's candidates have no options
 
 
-def _no_scratch_bytes(m: int, k: int, n: int, count: int) -> int:
+def _zero_scratch_bytes(m: int, k: int, n: int, count: int) -> int:
     return 0
 
 
@@ -72,7 +72,7 @@ class Leaf:
     # Fields on the execution of a leaf's product.
     call_text: str = "one launch"  # text for one product in explain's table
     launches: int = 1  # number of launches or library calls of one product
-    scratch: ScratchFunction = _no_scratch_bytes  # function that returns the bytes of workspace
+    scratch: ScratchFunction = _zero_scratch_bytes  # function that returns the bytes of workspace
     typed_scratch: TypedScratchFunction | None = None  # function in place of `scratch` if the bytes depend on the type
     host_product: HostProductFunction | None = None  # function that multiplies on the CPU; None: numpy.matmul
     # Function in place of `host_product` for a leaf that needs scratch memory and starts its own threads.

@@ -29,7 +29,7 @@ class PlanError(ValueError):
     """Raised if a plan's text is invalid, or if a plan cannot run on a problem."""
 
 
-class LevelCut(NamedTuple):
+class LevelBlockGrid(NamedTuple):
     """How a level cuts m, k and n into parts, if the level's steps depend only on the sides of the blocks."""
 
     parts: tuple[int, int, int]
@@ -73,7 +73,7 @@ class Level(ABC):
     saves_products: bool = True
     bilinear: Scheme | None = None  # the scheme or the composition of schemes that the level computes
     # the numbers of parts of m, k and n; if set, all counts of the level are polynomials in the block sides
-    cut: LevelCut | None = None
+    cut: LevelBlockGrid | None = None
     below: str = ""  # for a level that one leaf runs: a description of the texts that can follow it in a plan
 
     # Fields on Gram products, where C is its own adjoint.
@@ -131,7 +131,7 @@ class Level(ABC):
 
     # ---- numbers below the level
 
-    def dtype_below(self, dtype: str) -> str:
+    def dtype_of_products(self, dtype: str) -> str:
         """Return the type of the level's products if the level computes a product of type `dtype`."""
         if self.number_below == "byte":
             return BYTE_TYPE.name

@@ -24,10 +24,10 @@ from fmm.problem import Fill, Operation, Shape
 Sides = tuple[float, float, float]  # sides m, k, n; average sides if a level cuts into unequal blocks
 
 
-class Footprint(NamedTuple):
+class LevelWorkEstimate(NamedTuple):
     """A quick estimate of a level's products and sums, as if all its blocks were equal.
 
-    The model uses footprints to rank plans within microseconds. An element is a number of the level's own type.
+    The model uses estimates to rank plans within microseconds. An element is a number of the level's own type.
     """
 
     products: float  # number of the level's products
@@ -70,8 +70,8 @@ class LevelWithSteps(Level):
         """
         return None
 
-    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint | None:
-        """Return the footprint of A B, if the plan `inner` computes the products.
+    def estimate_level_work(self, inner: Plan, sides: Sides) -> LevelWorkEstimate | None:
+        """Return the estimate of A B, if the plan `inner` computes the products.
 
         Return None if the model must count the steps. Raise PlanError for sides that the level cannot cut.
         """

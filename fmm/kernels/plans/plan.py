@@ -172,7 +172,7 @@ class Plan:
     def leaf_type(self, dtype: str) -> str:
         """Return the type of the leaf products in a product of `dtype`; levels can change the type."""
         for level in self.levels:
-            dtype = level.dtype_below(dtype)
+            dtype = level.dtype_of_products(dtype)
         return dtype
 
     def accepts_type(self, dtype: str) -> bool:
@@ -180,7 +180,7 @@ class Plan:
         for level in self.levels:
             if level.types is not None and dtype not in level.types:
                 return False
-            dtype = level.dtype_below(dtype)
+            dtype = level.dtype_of_products(dtype)
         return dtype in self.leaf_types
 
     def dtype_in_first_level(self, dtype: str, products: Iterable[Plan]) -> str:
@@ -190,7 +190,7 @@ class Plan:
         beta C separately, contain products by this plan itself. A product by this plan itself still runs the first
         level, so its type is `dtype`.
         """
-        return dtype if not self.levels or self in products else self.levels[0].dtype_below(dtype)
+        return dtype if not self.levels or self in products else self.levels[0].dtype_of_products(dtype)
 
     def inner_itemsize(self, itemsize: int, products: Iterable[Plan]) -> int:
         """Return the bytes of a number in the first level's temporaries and products.

@@ -191,14 +191,14 @@ def _step_with_addend(step: LevelStep, written: list[Place]) -> LevelStep:
         return replace(step, has_addend=True)
     if not isinstance(step, Sum):
         raise PlanError("the steps of this level cannot add another matrix than C")
-    return replace(step, reads=tuple(replace(p, name=ADDEND) if _is_old_c(p, written) else p for p in step.reads))
+    return replace(step, reads=tuple(replace(p, name=ADDEND) if _is_unwritten_c(p, written) else p for p in step.reads))
 
 
 def _reads_old_c(step: LevelStep, written: list[Place]) -> bool:
-    return any(_is_old_c(place, written) for place in _places_read_by_step(step))
+    return any(_is_unwritten_c(place, written) for place in _places_read_by_step(step))
 
 
-def _is_old_c(place: Place, written: list[Place]) -> bool:
+def _is_unwritten_c(place: Place, written: list[Place]) -> bool:
     """Return True for a place of C if no part of the place has been written."""
     if place.name != "C" or not place.rows or not place.cols:
         return False

@@ -171,7 +171,7 @@ def check_plan_type(plan: Plan, dtype: str, device: Literal["cpu", "cuda"] | Non
     for level in plan.levels:
         if level.types is not None and dtype not in level.types:
             raise PlanError(f"{plan}: {level} is for {' and '.join(level.types)}, not for {dtype}")
-        dtype = level.dtype_below(dtype)
+        dtype = level.dtype_of_products(dtype)
     kinds = ", ".join(t for t in plan.leaf_types if device != "cpu" or t in HOST_TYPES) or "nothing below levels"
     other = _with_leaf_for_type(plan, dtype, device)
     instead = f"; {other} does" if other else ""

@@ -25,19 +25,19 @@ EXAMPLE_CUTOFF: Final = 512
 EXAMPLE_SHAPES: Final = ((256, 256), (512, 512), (1024, 1024), (2048, 2048), (1024, 8192), (512, 8192), (8192, 8192))
 
 
-def cutoff_sum(m: int, n: int, cutoff: int) -> float:
+def algorithm_1_cutoff_sum(m: int, n: int, cutoff: int) -> float:
     """Return mm + nn of Algorithm 1 for an m x n matrix A, with mm = CUTOFF / (m/2) and nn = CUTOFF / (n/2)."""
     return cutoff / (m // 2) + cutoff / (n // 2)
 
 
 def does_recursion_stop(m: int, n: int, cutoff: int) -> bool:
     """Return True if Algorithm 1 stops at an m x n matrix by the corrected condition mm + nn >= 2."""
-    return cutoff_sum(m, n, cutoff) >= 2
+    return algorithm_1_cutoff_sum(m, n, cutoff) >= 2
 
 
 def does_recursion_stop_as_printed(m: int, n: int, cutoff: int) -> bool:
     """Return True if Algorithm 1 stops at an m x n matrix by the printed condition mm + nn <= 2."""
-    return cutoff_sum(m, n, cutoff) <= 2
+    return algorithm_1_cutoff_sum(m, n, cutoff) <= 2
 
 
 def sforza_stop() -> PaperTable:
@@ -45,7 +45,7 @@ def sforza_stop() -> PaperTable:
     columns = ("m", "n", "mm + nn", "stops as printed", "stops as meant")
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (
-            *(m, n, cutoff_sum(m, n, EXAMPLE_CUTOFF)),
+            *(m, n, algorithm_1_cutoff_sum(m, n, EXAMPLE_CUTOFF)),
             does_recursion_stop_as_printed(m, n, EXAMPLE_CUTOFF),
             does_recursion_stop(m, n, EXAMPLE_CUTOFF),
         )

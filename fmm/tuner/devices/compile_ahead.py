@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from fmm.kernels.cuda.products.kernel_sizes import H200_STRATEGIES, STRATEGIES, TMA_SIZES
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.candidates import device_candidates
+from fmm.perfmodel.candidates import device_candidate_plans
 
 MAX_WORKER_PROCESSES = 16  # largest number of background processes
 # Three sizes (m, k, n) for which a plan needs different kernels. The block size of every level divides the sides of the
@@ -85,7 +85,7 @@ def tuning_compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterato
 def plans_to_compile(probed: Sequence[Plan]) -> list[Plan]:
     """Return the plans that a tuning may time: the probed plans, and all candidates with the leaf of a probed plan."""
     leaves = {plan.leaf for plan in probed}
-    return list(dict.fromkeys([*probed, *(plan for plan in device_candidates(True) if plan.leaf in leaves)]))
+    return list(dict.fromkeys([*probed, *(plan for plan in device_candidate_plans(True) if plan.leaf in leaves)]))
 
 
 def strategy_compile_jobs() -> Iterator[CompileJob]:
@@ -156,7 +156,7 @@ def kernel_keys(plan: Plan, dtype: str) -> frozenset[KernelKey]:
     found: list[KernelKey] = []
     for step in plan.levels:
         found.append((storage_type(dtype), str(step), step is plan.levels[-1]))
-        dtype = step.dtype_below(dtype)
+        dtype = step.dtype_of_products(dtype)
     if uses_own_kernel(plan):
         found.append((dtype, plan.leaf, bool(plan.levels) and plan.levels[-1].sums_inside))
     return frozenset(found)

@@ -33,9 +33,9 @@ def kernels_of_compile_job(job: CompileJob, chip: Chip) -> Iterator[Kernel]:
 
 def chip_from_driver(device: int) -> Chip:
     """Return the description of a CUDA device from properties that the driver reports, without loading cuBLAS."""
-    from fmm.kernels.cuda.launch.device_facts import chip_of
+    from fmm.kernels.cuda.launch.device_facts import cuda_device_chip
 
-    return chip_of(device)
+    return cuda_device_chip(device)
 
 
 def claim_kernel_for_this_process(text: str, folder: Path) -> bool:

@@ -25,7 +25,7 @@ from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.launch_list import LaunchList, LaunchPurpose, StreamSync
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, ProductRate
-from fmm.perfmodel.candidates import peer_plans, probed_plans
+from fmm.perfmodel.candidates import probed_plans, vendor_alternative_plans
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Layout, Layouts, Problem
 from fmm.runtime import devices
@@ -102,7 +102,7 @@ class CudaDevice:
         return probed_plans("cuda")
 
     def vendor_alternatives(self) -> Sequence[Plan]:
-        return peer_plans("cuda")
+        return vendor_alternative_plans("cuda")
 
     @property
     def efforts_by_name(self) -> Mapping[str, Effort]:

@@ -16,7 +16,7 @@ from fmm.config.identity import Identity
 from fmm.hardware.chip import Chip
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, ProductRate
-from fmm.perfmodel.candidates import peer_plans, probed_plans
+from fmm.perfmodel.candidates import probed_plans, vendor_alternative_plans
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
@@ -64,7 +64,7 @@ class RecordedDevice:
         return probed_plans("cuda" if self.starting_calibration.batches else "cpu")
 
     def vendor_alternatives(self) -> Sequence[Plan]:
-        return peer_plans("cuda") if self.starting_calibration.batches else ()
+        return vendor_alternative_plans("cuda") if self.starting_calibration.batches else ()
 
     def open_session(self, problem: Problem, seed: int) -> AbstractContextManager[TimingSession]:
         raise RunFailedError("nothing can be measured: only recorded samples are available")

@@ -22,7 +22,7 @@ from fmm.config.certification import MIN_SPEEDUP, paired_ratios
 from fmm.config.schema import ThresholdInterval
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.candidates import device_candidates
+from fmm.perfmodel.candidates import device_candidate_plans
 from fmm.perfmodel.choose import rank_candidates
 from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds, baseline_text, count_levels, effective_side
 from fmm.problem import Problem
@@ -83,7 +83,7 @@ class LevelSample:
 
 def level_samples(trials: Sequence[Trial], calibration: Calibration) -> list[LevelSample]:
     """Return a sample for each candidate with levels that was timed in pairs with the vendor's product."""
-    compared, free = set(device_candidates(calibration.batches)), calibration_with_margin(calibration, 0.0)
+    compared, free = set(device_candidate_plans(calibration.batches)), calibration_with_margin(calibration, 0.0)
     by_problem: dict[tuple[Problem, str, int], list[Trial]] = defaultdict(list)
     for t in trials:
         if t.op == DEFAULT_OPERATION and t.stage != "peer":

@@ -22,7 +22,7 @@ from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.leaf import Leaf
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.candidates import device_candidates
+from fmm.perfmodel.candidates import device_candidate_plans
 from fmm.perfmodel.choose import (
     Candidate,
     Limits,
@@ -85,7 +85,7 @@ def _read_tuning(key: str, dtype: str, section: JsonValue) -> Tuning:
 
 def _own_rate_leaves(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
     """Yield each candidate leaf that has a rate of its own for this type, with the name of the rate."""
-    for plan in device_candidates(guess.batches):
+    for plan in device_candidate_plans(guess.batches):
         leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)
         if leaf.rate and plan.is_candidate_for(dtype) and rate in guess.rates:
             yield leaf, rate

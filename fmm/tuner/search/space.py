@@ -15,7 +15,7 @@ from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import clear_on_registration
-from fmm.perfmodel.candidates import candidate_levels, candidate_plans, device_leaves, search_levels
+from fmm.perfmodel.candidates import candidate_levels, candidate_plans, device_leaves, tuner_search_levels
 from fmm.tuner.devices.device import TunableDevice
 
 MAX_PASS_PRODUCTS = 7**3  # largest number of products of several levels that are computed in one pass
@@ -24,7 +24,7 @@ SearchSpace = Mapping[str, Sequence[str]]  # name of a choice, such as "leaf" ->
 
 def search_space(device: str) -> SearchSpace:
     """Return the search space of a kind of device, which is `cpu` or `cuda`."""
-    schemes = tuple(level.text for level in search_levels(device))
+    schemes = tuple(level.text for level in tuner_search_levels(device))
     # Leaves for integers are left out, since products of integers are not tuned.
     floats = [leaf for leaf in device_leaves(device) if any(t in FLOAT_TYPES for t in leaf.types)]
     # All leaves are in the search space: the effort limits the number of plans that are timed.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fmm.config.certification import MIN_SPEEDUP
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.candidates import device_candidates
+from fmm.perfmodel.candidates import device_candidate_plans
 from fmm.perfmodel.choose import rank_candidates
 from fmm.perfmodel.level_bounds import count_levels
 from fmm.perfmodel.work import are_rows_aligned, estimated_work
@@ -306,7 +306,7 @@ def plans_in_another_type(device: TunableDevice, problem: Problem) -> list[Plan]
     untuned = starting_calibration(device.untuned_model(), problem.dtype)
     if untuned.batches:
         return []
-    taking = [p for p in device_candidates(False) if p.accepts_type(problem.dtype)]
+    taking = [p for p in device_candidate_plans(False) if p.accepts_type(problem.dtype)]
     found = [p for p in taking if p.leaf_type(problem.dtype) != problem.dtype]
     return plans_worth_probing(device, problem, found) if found else []
 

@@ -16,11 +16,11 @@ from fmm.perfmodel.candidates import (
     CANDIDATE_FORMS,
     candidate_levels,
     candidate_plans,
-    outer_levels,
-    peer_plans,
     probed_plans,
+    vendor_alternative_plans,
+    workspace_saving_levels,
 )
-from fmm.perfmodel.candidates import device_candidates as compared
+from fmm.perfmodel.candidates import device_candidate_plans as compared
 from fmm.tuner.search.space import choices_by_plan, search_space, space_for_dtype
 
 RESIDUES = ["residues(14) > bytes", "residues(14) > strassen > bytes"]  # of float64
@@ -116,17 +116,17 @@ def test_what_is_compared(device: str, expected: list[str]) -> None:
 
 
 def test_what_may_stand_above_a_candidate() -> None:
-    found = [str(level) for level in outer_levels("cuda")]
+    found = [str(level) for level in workspace_saving_levels("cuda")]
     assert [x for x in found if x.startswith("li-")] == ["li-fig2.pad16", "li-fig23.pad16"]
     for name in ("strassen", "winograd"):
         options = [".sequential.pad16", ".pad16", ".overlapped.pad16", "^2.pad16", "^2.overlapped.pad16"]
         assert [x for x in found if x.startswith(name)] == [name + x for x in options]
-    assert found[-1] == "quarters" and outer_levels("cpu") == ()
+    assert found[-1] == "quarters" and workspace_saving_levels("cpu") == ()
 
 
 def test_what_else_the_vendor_has() -> None:
-    assert [str(plan) for plan in peer_plans("cuda")] == ["lt0", "lt1", "lt2", "lt3", "vendor3m"]
-    assert peer_plans("cpu") == ()
+    assert [str(plan) for plan in vendor_alternative_plans("cuda")] == ["lt0", "lt1", "lt2", "lt3", "vendor3m"]
+    assert vendor_alternative_plans("cpu") == ()
 
 
 def test_what_is_searched() -> None:

@@ -26,7 +26,7 @@ from fmm.kernels.plans.workspace import count_multiplications, plan_workspace_by
 from fmm.perfmodel import Calibration, Limits, Problem, choose, cost, error_bound, expected_error_growth, predict
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.calibration import ProductRate
-from fmm.perfmodel.candidates import candidate_plans, peer_plans
+from fmm.perfmodel.candidates import candidate_plans, vendor_alternative_plans
 from fmm.perfmodel.choose import rank_candidates
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.work import counted_work, estimated_work, estimated_workspace
@@ -252,7 +252,11 @@ def test_it_is_compared_above_every_real_plan(device: str, below: tuple[str, ...
     lean = [plan.levels[0] for plan in found if plan.levels and str(plan).startswith("3m")]
     assert [str(level) for level in lean] == sorted((str(level) for level in lean), key="3m.sequential".__eq__)
     assert not any(plan.is_candidate_for("float64") for plan in found if str(plan).startswith(("3m", "vendor3m")))
-    assert (Plan(leaf="vendor3m") in peer_plans(device)) == (Plan(leaf="vendor3m") in found) == (device == "cuda")
+    assert (
+        (Plan(leaf="vendor3m") in vendor_alternative_plans(device))
+        == (Plan(leaf="vendor3m") in found)
+        == (device == "cuda")
+    )
 
 
 CHOSEN = [

@@ -33,7 +33,7 @@ from fmm.perfmodel.choose import rank_candidates
 class Narrow(LevelWithSteps):
     """A product in numbers of half the size (its error is no matter here)."""
 
-    def dtype_below(self, dtype: str) -> str:
+    def dtype_of_products(self, dtype: str) -> str:
         return {"float64": "float32", "complex128": "complex64"}.get(dtype, dtype)
 
     def itemsize_below(self, itemsize: int) -> int:
@@ -72,7 +72,7 @@ def test_a_level_that_says_nothing_more_is_a_cautious_one(narrow: Plan) -> None:
         or level.needs_extra_streams
     )
     assert level.stream_count == 1 and level.launch_count == level.products and level.bilinear is None
-    assert require_level_with_steps(level).estimate_footprint(VENDOR, (8.0, 8.0, 8.0)) is None and level.cut is None
+    assert require_level_with_steps(level).estimate_level_work(VENDOR, (8.0, 8.0, 8.0)) is None and level.cut is None
 
 
 def test_a_level_may_change_the_type_of_the_numbers(narrow: Plan) -> None:

@@ -19,7 +19,7 @@ from fmm.kernels.plans.levels.balanced import balanced_level
 from fmm.kernels.plans.levels.gram import gram_level
 from fmm.kernels.plans.levels.scheme_level import FRINGES, PAD_OPTIONS, SchemeLevel, level_with_options, scheme_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.candidates import candidate_plans, gram_candidates, peer_plans
+from fmm.perfmodel.candidates import candidate_plans, gram_candidates, vendor_alternative_plans
 
 EXPRESSIONS = [*scheme_names(), "strassen^2", "winograd*hk223", "hk322*strassen", "classical*winograd^2"]
 
@@ -53,7 +53,7 @@ def test_round_trip(plan: Plan) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_candidate_has_a_text_that_reads_back(device: str) -> None:
     """Candidates of products and of Gram products, the vendor's alternatives, and what a search adds to them."""
-    plans = [*candidate_plans(device), *gram_candidates(device), *peer_plans(device)]
+    plans = [*candidate_plans(device), *gram_candidates(device), *vendor_alternative_plans(device)]
     for plan in plans:
         assert Plan.parse(str(plan)) == plan
         below = [

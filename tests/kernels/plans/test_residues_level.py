@@ -16,9 +16,9 @@ from fmm.kernels.plans.leaf import leaf_use, plan_leaves
 from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.levels.gram import gram_level
 from fmm.kernels.plans.levels.residue_planes import (
-    JoinFromPlanes,
     NormExponents,
-    SplitIntoPlanes,
+    ReconstructFromResidues,
+    SplitIntoResidues,
     integer_moduli_count,
     integer_workspace_bytes,
     residue_workspace_bytes,
@@ -174,9 +174,9 @@ def computed(steps: LevelSteps, a: Matrix, b: Matrix, c: Matrix) -> Matrix:
     """C by the steps, one by one with Python's integers: sums, residues, products of planes, and C from these."""
     held = {"A": a, "B": b, "C": c}
     held |= {name: np.full((rows, cols), 99, dtype=object) for name, rows, cols in steps.temporaries}
-    numbers = first_moduli(next(step.moduli for step in steps.steps if isinstance(step, SplitIntoPlanes)))
+    numbers = first_moduli(next(step.moduli for step in steps.steps if isinstance(step, SplitIntoResidues)))
     for step in steps.steps:
-        if isinstance(step, SplitIntoPlanes):
+        if isinstance(step, SplitIntoResidues):
             values = _compared_values(step, held)
             for i, (place, v) in enumerate(zip(step.writes, step.program.outputs, strict=True)):
                 block(held, place)[...] = values[v] % numbers[i * len(numbers) // len(step.writes)]
@@ -185,7 +185,7 @@ def computed(steps: LevelSteps, a: Matrix, b: Matrix, c: Matrix) -> Matrix:
                 p = numbers[i * len(numbers) // len(step.products)]
                 block(held, x.dest)[...] = (block(held, x.left) @ block(held, x.right)) % p
         else:
-            assert isinstance(step, JoinFromPlanes)
+            assert isinstance(step, ReconstructFromResidues)
             values = _compared_values(step, held)
             for place, v in zip(step.writes, step.program.outputs, strict=True):
                 block(held, place)[...] = values[v][: place.rows, : place.cols]
@@ -196,16 +196,16 @@ def block(held: dict[str, Matrix], place: Place) -> Matrix:
     return held[place.name][place.row : place.row + place.rows, place.col : place.col + place.cols]
 
 
-def _compared_values(step: SplitIntoPlanes | JoinFromPlanes, held: dict[str, Matrix]) -> list[Matrix]:
+def _compared_values(step: SplitIntoResidues | ReconstructFromResidues, held: dict[str, Matrix]) -> list[Matrix]:
     """What the program of a step finds, what a block lacks taken as zero; sums of as many planes as there are moduli
     are the whole numbers with these residues."""
-    planes = step.writes if isinstance(step, SplitIntoPlanes) else step.reads
+    planes = step.writes if isinstance(step, SplitIntoResidues) else step.reads
     shape = planes[0].rows, planes[0].cols
     values = []
     for place in step.reads:
         values.append(np.zeros(shape, dtype=object))
         values[-1][: place.rows, : place.cols] = block(held, place)
-    crt = range(*_whole_lines(step)) if isinstance(step, JoinFromPlanes) else range(0)
+    crt = range(*_whole_lines(step)) if isinstance(step, ReconstructFromResidues) else range(0)
     for i, terms in enumerate(step.program.lines):
         if i in crt:
             assert [c for c, _ in terms] == [1] * step.moduli
@@ -215,7 +215,7 @@ def _compared_values(step: SplitIntoPlanes | JoinFromPlanes, held: dict[str, Mat
     return values
 
 
-def _whole_lines(step: JoinFromPlanes) -> tuple[int, int]:
+def _whole_lines(step: ReconstructFromResidues) -> tuple[int, int]:
     """Those of the blocks of C, before alpha and beta."""
     blocks, lines = len(step.writes), len(step.program.lines)
     updated = len(step.program.lines[-1]) != step.moduli
@@ -269,7 +269,7 @@ def test_complex_steps() -> None:
     found = steps_of("residues2m(15) > strassen > bytes", (40, 30, 20), "complex128")
     (batch,) = (step for step in found.steps if isinstance(step, ProductBatch))
     assert len(batch.products) == 15 * 2 * 7
-    splits = [step for step in found.steps if isinstance(step, SplitIntoPlanes | JoinFromPlanes)]
+    splits = [step for step in found.steps if isinstance(step, SplitIntoResidues | ReconstructFromResidues)]
     assert all((step.moduli, step.planes_per_modulus) == (15, 2) for step in splits)
     n = 512
     plan = Plan.parse("residues2m(15) > bytes")

@@ -153,9 +153,9 @@ def test_the_first_product_on_a_gpu(dtype: str, monkeypatch: pytest.MonkeyPatch,
     """A Hopper GPU that is described as an A100 runs the portable kernels."""
     import cupy
 
-    from fmm.runtime.run_device import chip_of  # type: ignore[attr-defined]
+    from fmm.runtime.run_device import cuda_device_chip  # type: ignore[attr-defined]
 
-    chip = replace(chip_of(0), version=80, shared=0, tensor_maps=False)
+    chip = replace(cuda_device_chip(0), version=80, shared=0, tensor_maps=False)
     a100 = replace(gpu("A100"), chip=chip)
     monkeypatch.setattr(devices, "cuda_device", lambda index: a100)
     a, b = (cupy.asarray(np.random.default_rng(i).integers(-9, 9, (2500, 2500)).astype(dtype)) for i in range(2))

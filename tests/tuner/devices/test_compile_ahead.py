@@ -15,7 +15,7 @@ from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
-from fmm.perfmodel.candidates import device_candidates, probed_plans
+from fmm.perfmodel.candidates import device_candidate_plans, probed_plans
 from fmm.problem import Problem
 from fmm.tuner.devices import compile_worker
 from fmm.tuner.devices.compile_ahead import (
@@ -91,7 +91,7 @@ def test_all_candidates_above_measured_leaves_are_compiled_ahead(dtype: str) -> 
         key for job in tuning_compile_jobs([dtype], plans) for key in kernel_keys(Plan.parse(job.plan), job.dtype)
     }
     leaves = {plan.leaf for plan in probed_plans("cuda")}
-    candidates = [x for x in device_candidates(True) if x.is_candidate_for(dtype) and x.leaf in leaves]
+    candidates = [x for x in device_candidate_plans(True) if x.is_candidate_for(dtype) and x.leaf in leaves]
     own = {key for x in candidates for key in kernel_keys(x, dtype) if key[0] == dtype}
     assert own and own <= compiled
     assert not any(job.plan.startswith("residues(16)") for job in tuning_compile_jobs([dtype], plans))

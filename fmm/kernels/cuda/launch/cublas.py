@@ -74,7 +74,7 @@ def vendor_call(op: GemmOp | RankUpdateOp, alignment_by_base: Mapping[str, int])
     if candidate is None:
         functions = _GEMM3M_FUNCTIONS if op.leaf_use.leaf.name == "vendor3m" else _GEMM_FUNCTIONS
         return _CublasCall(op, DTYPES[element.stored_type], functions[element.stored_type])
-    alignments = [line_alignment(x, element.itemsize, alignment_by_base[x.base]) for x in op.operands_and_result]
+    alignments = [operand_row_alignment(x, element.itemsize, alignment_by_base[x.base]) for x in op.operands_and_result]
     return CandidateCall(op, element, candidate, alignments)
 
 
@@ -176,11 +176,11 @@ def handle_setup_calls(context: StreamContext, math: MathMode, before: int) -> l
     if before != _MATH_MODES[math]:
         calls.append(partial(_cublas.setMathMode, context.handle, _MATH_MODES[math]))
     if math == "emulated":
-        calls.append(_strategy_call(context, _EAGER_STRATEGY))
+        calls.append(_set_emulation_strategy_call(context, _EAGER_STRATEGY))
     return calls
 
 
-def _strategy_call(context: StreamContext, strategy: int) -> BoundCall:
+def _set_emulation_strategy_call(context: StreamContext, strategy: int) -> BoundCall:
     """Return the call that sets the strategy of cuBLAS's own emulation."""
     return partial(getattr(_cublas_library(), _STRATEGY_FUNCTION), context.handle, strategy)
 
@@ -199,7 +199,7 @@ def math_mode_restore_calls(context: StreamContext, math: MathMode, before: int)
     if before != _MATH_MODES[math]:
         calls.append(partial(_cublas.setMathMode, context.handle, before))
     if math == "emulated":
-        calls.append(_strategy_call(context, _DEFAULT_STRATEGY))
+        calls.append(_set_emulation_strategy_call(context, _DEFAULT_STRATEGY))
     return calls
 
 
@@ -401,6 +401,6 @@ class CandidateCall:
         return _LtCandidate.from_buffer_copy(candidates[number])
 
 
-def line_alignment(x: GemmOperand, itemsize: int, base_alignment: int) -> int:
+def operand_row_alignment(x: GemmOperand, itemsize: int, base_alignment: int) -> int:
     """Return a power of two that divides the address of each line of an operand."""
     return gcd(base_alignment, x.offset, x.leading * itemsize, x.stride * itemsize)

@@ -17,7 +17,7 @@ MEMORY_BYTES_PER_CLOCK = 16
 
 
 @lru_cache(maxsize=64)
-def chip_of(device: int) -> Chip:
+def cuda_device_chip(device: int) -> Chip:
     """Return the `Chip` that describes the CUDA device with this index.
 
     The memory bandwidth is computed from the memory clock, with two transfers per cycle. If the driver reports a memory

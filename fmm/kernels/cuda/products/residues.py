@@ -1,8 +1,8 @@
-"""Compute a product by residues: multiply byte planes for each modulus, then join the results to C.
+"""Compute a product by residues: multiply byte planes for each modulus, then reconstruct C.
 
 The kernels are in gemm_residues.cuh and residue_join.cuh. `residue_op` describes a GEMM. `residue_launches` returns the
 GEMM's launches in order. The first launch measures the operands: it finds their scaling exponents. For each group of
-moduli, further launches split the operands into residues and multiply the planes. The last launch joins the results by
+moduli, further launches split the operands into residues and multiply the planes. The last launch reconstructs C by
 the Chinese remainder theorem. The module residue_planes.py describes the operands.
 """
 
@@ -288,7 +288,7 @@ def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, triangl
 
 
 def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
-    """Return all launches of a product, in order: exponents, splits and products for each group of moduli, and join.
+    """Return all launches of a product in order: exponents; splits and products by group of moduli; reconstruction.
 
     `alignment` maps a base to the largest power of two that divides its address. If `flagged`, the join kernel raises
     the flag for an inf or NaN in C.
@@ -308,7 +308,7 @@ def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool)
         launches += [residue_product_launch(op, first, moduli, sign) for sign in op.separately_launched_signs]
         first += len(moduli)
     if not op.writes_c:
-        launches.append(integer_join_launch(op) if exact else join_launch(op, flagged))
+        launches.append(integer_reconstruction_launch(op) if exact else reconstruction_launch(op, flagged))
     return tuple(launches)
 
 
@@ -396,7 +396,7 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...], s
     return Launch(does, label, kernel, product.grid, parameters, slots, maps)
 
 
-# ---- the join: C from its residues
+# ---- the reconstruction of C from its residues
 
 
 @lru_cache(maxsize=64)
@@ -413,23 +413,26 @@ def packed_weights(pieces: CrtWeightPieces) -> bytes:
     )
 
 
-def join_launch(op: ResidueOp, flagged: bool) -> Launch:
+def reconstruction_launch(op: ResidueOp, flagged: bool) -> Launch:
     """Return the launch that reconstructs a real or complex C from the residues of the product."""
     g = op.geometry
     pieces = CrtWeightPieces(g.moduli, g.levels, g.for_complex)
     scalars = [op.factor.real, op.factor.imag, op.keep.real, op.keep.imag][:: 1 if g.for_complex else 2]
     parameters = _result_bytes(op) + struct.pack(f"<3q{len(scalars)}d", 0, 0, 0, *scalars) + packed_weights(pieces)
-    slots = [*_result_slots(op), *(AddressSlot(7 + i, x.base, x.exponents) for i, x in enumerate(op.operands))]
+    slots = [
+        *_output_and_plane_slots(op),
+        *(AddressSlot(7 + i, x.base, x.exponents) for i, x in enumerate(op.operands)),
+    ]
     slots += [AddressSlot(9, FLAG)] if flagged else []
     arguments = g.levels, g.moduli, pieces.weight_piece_count, op.dtype
-    threads = join_threads(g.levels)
-    kernel = Kernel(join_kernel_source, arguments, ENTRY_NAME, threads, architecture=DEVICE_ARCHITECTURE)
+    threads = reconstruction_block_threads(g.levels)
+    kernel = Kernel(reconstruction_kernel_source, arguments, ENTRY_NAME, threads, architecture=DEVICE_ARCHITECTURE)
     twice = "two times " if g.for_complex else ""
     label = f"residue_join: {op.dtype} by {twice}{g.moduli} products of 8-bit integers"
-    return Launch("product", label, kernel, _join_grid(op), parameters, tuple(slots))
+    return Launch("product", label, kernel, _reconstruction_grid(op), parameters, tuple(slots))
 
 
-def integer_join_launch(op: ResidueOp) -> Launch:
+def integer_reconstruction_launch(op: ResidueOp) -> Launch:
     """Return the launch that reconstructs an integer C from the residues of the product."""
     g, numbers = op.geometry, remainder_weights(op.geometry.moduli)
     padding = [0] * (MAX_MODULI - g.moduli)
@@ -437,40 +440,43 @@ def integer_join_launch(op: ResidueOp) -> Launch:
     shares = [w / numbers.product for w in numbers.weights] + padding
     scalars = struct.pack("<2q", int(op.factor.real), int(op.keep.real))
     parameters = _result_bytes(op) + scalars + struct.pack("<21Q20d", numbers.product % 2**64, *weights, *shares)
-    kernel = Kernel(integer_join_kernel_source, (g.levels, g.moduli, op.dtype), ENTRY_NAME, join_threads(g.levels))
+    kernel = Kernel(
+        integer_reconstruction_kernel_source,
+        (g.levels, g.moduli, op.dtype),
+        ENTRY_NAME,
+        reconstruction_block_threads(g.levels),
+    )
     label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
-    return Launch("product", label, kernel, _join_grid(op), parameters, _result_slots(op))
+    return Launch("product", label, kernel, _reconstruction_grid(op), parameters, _output_and_plane_slots(op))
 
 
 @lru_cache(maxsize=64)
-def join_kernel_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
-    """Return the CUDA source of the kernel that joins residues to real or complex numbers (`ENTRY_NAME`)."""
-    body = (
-        f"{RESIDUE_NAMESPACE}join<Sums, {levels}, {columns_per_join_thread(dtype, levels)}, {moduli}, {pieces}>(p);",
-    )
-    return _join_source_text(f"Join<{DTYPES[dtype].cpp}>", body, levels)
+def reconstruction_kernel_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
+    """Return the CUDA source of the kernel that reconstructs real or complex numbers from residues (`ENTRY_NAME`)."""
+    columns = columns_per_reconstruction_thread(dtype, levels)
+    body = (f"{RESIDUE_NAMESPACE}join<Sums, {levels}, {columns}, {moduli}, {pieces}>(p);",)
+    return _reconstruction_source_text(f"Join<{DTYPES[dtype].cpp}>", body, levels)
 
 
 @lru_cache(maxsize=64)
-def integer_join_kernel_source(levels: int, moduli: int, dtype: str) -> str:
-    """Return the CUDA source of the kernel that joins residues to integers; its entry point is `ENTRY_NAME`."""
-    body = (
-        f"{RESIDUE_NAMESPACE}join_integers<Sums, {levels}, {columns_per_join_thread(dtype, levels)}, {moduli}>(p);",
-    )
-    return _join_source_text(f"JoinIntegers<{DTYPES[dtype].cpp}>", body, levels)
+def integer_reconstruction_kernel_source(levels: int, moduli: int, dtype: str) -> str:
+    """Return the CUDA source of the kernel that reconstructs integers from residues (`ENTRY_NAME`)."""
+    columns = columns_per_reconstruction_thread(dtype, levels)
+    body = (f"{RESIDUE_NAMESPACE}join_integers<Sums, {levels}, {columns}, {moduli}>(p);",)
+    return _reconstruction_source_text(f"JoinIntegers<{DTYPES[dtype].cpp}>", body, levels)
 
 
-def _join_source_text(parameters: str, body: tuple[str, ...], levels: int) -> str:
-    struct_cpp, bounds = f"{RESIDUE_NAMESPACE}{parameters}", (join_threads(levels),)
+def _reconstruction_source_text(parameters: str, body: tuple[str, ...], levels: int) -> str:
+    struct_cpp, bounds = f"{RESIDUE_NAMESPACE}{parameters}", (reconstruction_block_threads(levels),)
     return entry_source(struct_cpp, body, "residue_join.cuh", bounds, before=[cpp_inner_scheme_sums()])
 
 
-def join_threads(levels: int) -> int:
+def reconstruction_block_threads(levels: int) -> int:
     """Return the number of threads of a thread block that joins: JOIN_THREADS of residue_join.cuh."""
     return 128 if levels else RESIDUE_THREADS
 
 
-def columns_per_join_thread(dtype: str, levels: int) -> int:
+def columns_per_reconstruction_thread(dtype: str, levels: int) -> int:
     """Return the number of adjacent elements of a row that a thread joins in every block of C.
 
     If the plan has levels of Strassen's algorithm below the level of residues, a thread joins elements of four or more
@@ -485,14 +491,14 @@ def _result_bytes(op: ResidueOp) -> bytes:
     return struct.pack("<4q6i", 0, 0, op.dest.leading, op.dest.stride, g.m, g.n, g.count, rows, columns, op.lower_only)
 
 
-def _result_slots(op: ResidueOp) -> tuple[AddressSlot, ...]:
+def _output_and_plane_slots(op: ResidueOp) -> tuple[AddressSlot, ...]:
     return AddressSlot(0, op.dest.base, op.dest.offset), AddressSlot(1, "W", op.planes)
 
 
-def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
+def _reconstruction_grid(op: ResidueOp) -> tuple[int, int, int]:
     """Return the grid of the join kernel; a thread joins the same adjacent columns in every block of C."""
     g, (rows, _, columns) = op.geometry, op.geometry.block_shape
-    threads = g.count * rows * (columns // columns_per_join_thread(op.dtype, g.levels))
+    threads = g.count * rows * (columns // columns_per_reconstruction_thread(op.dtype, g.levels))
     if g.levels == 2:  # one warp for each block of the outer level
         threads = 4 * round_up(threads, WARP_THREADS)
-    return -(-threads // join_threads(g.levels)), 1, 1
+    return -(-threads // reconstruction_block_threads(g.levels)), 1, 1

@@ -187,7 +187,7 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
     if not _is_tma_supported(ops):
         return None
     lefts, rights, dests = (
-        tuple(dict.fromkeys(_without_coefficients(x) for side in sides for x in side))  # without duplicates
+        tuple(dict.fromkeys(_with_default_coefficients(x) for side in sides for x in side))  # without duplicates
         for sides in zip(*((o.left, o.right, o.dest) for o in ops), strict=True)
     )
     tiles = -(-largest.m // s.m_s), -(-largest.n // s.n_s)
@@ -211,7 +211,7 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
     task_words = b"".join(_pack_tasks(ops, parts, kernel, (lefts, rights, dests)))
     # For each block of C, `keep` is taken from the first product that writes the block; later products only add to it.
     into = tuple(
-        x._replace(keep=next(y.keep for o in ops for y in o.dest if _without_coefficients(y) == x)) for x in dests
+        x._replace(keep=next(y.keep for o in ops for y in o.dest if _with_default_coefficients(y) == x)) for x in dests
     )
     launch = TmaOp(kernel, maps, into, parts, task_words, w, tiles, largest.count)
     fits = kernel.shared_bytes <= SM90_SHARED_BYTES and len(launch.parameter_bytes) <= MAX_PARAMETER_BYTES
@@ -241,7 +241,7 @@ def _is_tma_supported(ops: Sequence[TileOp]) -> bool:
     return alike and plain and all(len(x) <= 1 for x in lengths)
 
 
-def _without_coefficients(x: BlockTerm) -> BlockTerm:
+def _with_default_coefficients(x: BlockTerm) -> BlockTerm:
     """Return the block with default coefficients.
 
     Two terms refer to the same block in memory if this function returns equal results for them.
@@ -272,22 +272,22 @@ def _pack_tasks(
     # If a product's tiles are divided at index `cut`, some tasks write the tiles before `cut`, others the later tiles.
     cut = max(part.first for part in parts)
     all_writers = Counter(
-        (_without_coefficients(x), behind)
+        (_with_default_coefficients(x), behind)
         for part in parts
-        for behind in _cut_sides_with_tiles(part, cut)
+        for behind in _has_tiles_before_and_after_cut(part, cut)
         for x in ops[part.product].dest
     )
     remaining = Counter(all_writers)
     for part in parts:
-        op, ranges = ops[part.product], _cut_sides_with_tiles(part, cut)
+        op, ranges = ops[part.product], _has_tiles_before_and_after_cut(part, cut)
         sides = op.left, op.right, op.dest
         block_numbers = [
-            [distinct.index(_without_coefficients(x)) for x in side]
+            [distinct.index(_with_default_coefficients(x)) for x in side]
             for distinct, side in zip(blocks, sides, strict=True)
         ]
-        written = [(_without_coefficients(x), ranges[0]) for x in op.dest]
+        written = [(_with_default_coefficients(x), ranges[0]) for x in op.dest]
         turns = [all_writers[tiles] - remaining[tiles] for tiles in written]
-        remaining.subtract((_without_coefficients(x), behind) for behind in ranges for x in op.dest)
+        remaining.subtract((_with_default_coefficients(x), behind) for behind in ranges for x in op.dest)
         is_last = [int(not remaining[tiles]) for tiles in written]
         fields = (*block_numbers, turns, is_last)
         lengths = (*kernel.terms, kernel.terms[2], kernel.terms[2])
@@ -300,7 +300,7 @@ def _pack_tasks(
         yield struct.pack(f"<{len(head) + len(numbers)}i{len(factors)}f", *head, *numbers, *factors)
 
 
-def _cut_sides_with_tiles(part: ProductPart, cut: int) -> list[bool]:
+def _has_tiles_before_and_after_cut(part: ProductPart, cut: int) -> list[bool]:
     """Return the sides of `cut` where the task has tiles: False for indices below `cut`, True for the other indices."""
     return [behind for behind in (False, True) if (part.first + part.tiles > cut if behind else part.first < cut)]
 

@@ -130,7 +130,7 @@ def _acquire_flag(key: StreamKey) -> StreamFlag:
     device, stream = key
     with _flags_lock:
         _collect_abandoned_flags()
-        made = _take_idle_flag(key) or StreamFlag(_allocate_chunk_entry(device), stream)
+        made = _reuse_abandoned_flag(key) or StreamFlag(_allocate_chunk_entry(device), stream)
     own = _thread_flags.flags.by_stream
     if len(own) >= MAX_FLAGS_PER_THREAD:
         oldest = next(iter(own))
@@ -139,7 +139,7 @@ def _acquire_flag(key: StreamKey) -> StreamFlag:
     return made
 
 
-def _take_idle_flag(key: StreamKey) -> StreamFlag | None:
+def _reuse_abandoned_flag(key: StreamKey) -> StreamFlag | None:
     """Remove and return an abandoned flag of a stream; return None if the stream has no abandoned flag."""
     idle = _idle_flags.get(key)
     if not idle:

@@ -14,7 +14,7 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.algorithms.text_files import FORM_ABOVE_WITHOUT_OPTIONS
 from fmm.kernels.plans.gemm_params import ACCUMULATE, PLAIN, GemmParams
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, PlanError, register_level
-from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
+from fmm.kernels.plans.lower import LevelWithSteps, LevelWorkEstimate, Sides
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product
 from fmm.kernels.plans.sums import operand_blocks, whole_matrix
@@ -59,12 +59,12 @@ class BalancedLevel(LevelWithSteps):
         ]
         return LevelSteps((), tuple(halves))
 
-    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
+    def estimate_level_work(self, inner: Plan, sides: Sides) -> LevelWorkEstimate:
         pieces, found = 1.0, dict(zip("mkn", sides, strict=True))
         while (long := self.side_to_halve(*(int(x) for x in found.values()))) is not None:
             found[long] /= 2
             pieces *= 2
-        return Footprint(pieces, (found["m"], found["k"], found["n"]))
+        return LevelWorkEstimate(pieces, (found["m"], found["k"], found["n"]))
 
     def describe_steps(self, steps: LevelSteps) -> str:
         return "halves the longest side" if len(steps.steps) > 1 else "almost square: passed on"
@@ -120,9 +120,9 @@ class QuartersLevel(LevelWithSteps):
         pairs = zip(product(lefts, rights), dests, strict=True)
         return LevelSteps((), tuple(Product(*pair, dest, plan.inner_plan, params) for pair, dest in pairs))
 
-    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
+    def estimate_level_work(self, inner: Plan, sides: Sides) -> LevelWorkEstimate:
         m, k, n = sides
-        return Footprint(4.0, (m / 2, k, n / 2))
+        return LevelWorkEstimate(4.0, (m / 2, k, n / 2))
 
     def describe_steps(self, steps: LevelSteps) -> str:
         return "blocks of C, one after the other"

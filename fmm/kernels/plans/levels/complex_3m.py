@@ -24,7 +24,7 @@ from fmm.dtypes import COMPLEX_TYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, separate_sums_program
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, PlanError, Traversal, register_level
 from fmm.kernels.plans.levels.footprint import BlockCounts, count_blocks
-from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides, gemm_steps_by_temporary
+from fmm.kernels.plans.lower import LevelWithSteps, LevelWorkEstimate, Sides, gemm_steps_by_temporary
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary_sizes
 from fmm.kernels.plans.sums import Place, PlacePart, Sum, whole_matrix
@@ -126,12 +126,12 @@ class Complex3mLevel(ComplexLevel):
             return [Place(letter, i * rows, 0, rows, cols) for i in range(3)]
         return [whole_matrix(f"{letter}{i + 1}", rows, cols) for i in range(3)]
 
-    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        """Return the footprint in complex numbers; a real number counts as half a complex number."""
+    def estimate_level_work(self, inner: Plan, sides: Sides) -> LevelWorkEstimate:
+        """Return the estimate in complex numbers; a real number counts as half a complex number."""
         counts = _count_blocks_of_level(self, inner)
         moved, held = counts.count_elements(counts.moved, sides), counts.temporary_elements(sides, (True, True, True))
         halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]
-        return Footprint(3, sides, counts.passes, halves[0], halves[1], 0.0, self.order == "sequential")
+        return LevelWorkEstimate(3, sides, counts.passes, halves[0], halves[1], 0.0, self.order == "sequential")
 
     def describe_steps(self, steps: LevelSteps) -> str:
         sums = sum(isinstance(step, Sum) for step in steps.steps)

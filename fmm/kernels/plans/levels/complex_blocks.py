@@ -15,7 +15,7 @@ from functools import lru_cache
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Matrix, separate_sums_program
 from fmm.kernels.algorithms.catalogue import candidate_schemes, scheme
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.plans.level import CandidateLevel, LevelCut, LevelKind, PlanError, register_level
+from fmm.kernels.plans.level import CandidateLevel, LevelBlockGrid, LevelKind, PlanError, register_level
 from fmm.kernels.plans.levels.complex_3m import (
     COMPLEX_LEVEL_FIELDS,
     COMPLEX_PARTS,
@@ -27,7 +27,7 @@ from fmm.kernels.plans.levels.complex_3m import (
 )
 from fmm.kernels.plans.levels.footprint import BlockCounts, block_sides, count_blocks
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel, level_with_options
-from fmm.kernels.plans.lower import Footprint, Sides
+from fmm.kernels.plans.lower import LevelWorkEstimate, Sides
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary_sizes
 from fmm.kernels.plans.sums import Place, Sum, block_side, operand_blocks
@@ -68,22 +68,26 @@ class Complex3mSchemeLevel(ComplexLevel):
             [Place(name, i * height, 0, height, width) for i in range(count)]
             for name, height, width in (("S", rows, inside), ("T", inside, cols), ("M", rows, cols))
         )
-        split_a = Sum("split A", split_program(s.u, self.conjugates[0]), _real_and_imaginary_places(a), tuple(lefts))
-        split_b = Sum("split B", split_program(s.v, self.conjugates[1]), _real_and_imaginary_places(b), tuple(rights))
+        split_a = Sum(
+            "split A", real_operand_program(s.u, self.conjugates[0]), _real_and_imaginary_places(a), tuple(lefts)
+        )
+        split_b = Sum(
+            "split B", real_operand_program(s.v, self.conjugates[1]), _real_and_imaginary_places(b), tuple(rights)
+        )
         batch = ProductBatch(tuple(Product(*x, inner) for x in zip(lefts, rights, dests, strict=True)))
-        program = join_program(s.w, complex(alpha), complex(beta))
+        program = complex_output_program(s.w, complex(alpha), complex(beta))
         written = _real_and_imaginary_places(c)
         join = Sum("join", program, (*dests, *(written if beta else ())), written)
         return LevelSteps(temporary_sizes([split_a, split_b, *batch.products]), (split_a, split_b, batch, join))
 
-    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
+    def estimate_level_work(self, inner: Plan, sides: Sides) -> LevelWorkEstimate:
         blocks, _ = block_sides(
             self.scheme.size, self.scheme_level.fringe, self.scheme_level.padded_side_multiple, sides
         )
         counts = _count_blocks_of_level(self, inner)
         moved, held = counts.count_elements(counts.moved, blocks), counts.temporary_elements(blocks, (True, True, True))
         halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]
-        return Footprint(self.products, blocks, counts.passes, halves[0], halves[1], 0.0)
+        return LevelWorkEstimate(self.products, blocks, counts.passes, halves[0], halves[1], 0.0)
 
     def describe_steps(self, steps: LevelSteps) -> str:
         return f"{'x'.join(map(str, self.scheme.size))} blocks of real and imaginary parts, 3 passes of sums"
@@ -109,7 +113,7 @@ def complex_blocks_level(
         splits=scheme_level.splits,
         # The total error growth is the growth of this scheme times the growth of `3m` in COMPLEX_LEVEL_FIELDS.
         bilinear=scheme_level.scheme,
-        cut=LevelCut(scheme_level.scheme.size, scheme_level.padded_side_multiple),
+        cut=LevelBlockGrid(scheme_level.scheme.size, scheme_level.padded_side_multiple),
         **COMPLEX_LEVEL_FIELDS,
     )
 
@@ -133,7 +137,7 @@ def _real_and_imaginary_places(blocks: Sequence[Place]) -> tuple[Place, ...]:
 
 
 @lru_cache(maxsize=64)
-def split_program(matrix: Matrix, conjugated: bool) -> AdditionProgram:
+def real_operand_program(matrix: Matrix, conjugated: bool) -> AdditionProgram:
     """Return the program that computes the real operands of all products from the real and imaginary parts of blocks.
 
     `matrix` is the scheme's U for A, and V for B.
@@ -145,7 +149,7 @@ def split_program(matrix: Matrix, conjugated: bool) -> AdditionProgram:
 
 
 @lru_cache(maxsize=256)
-def join_program(matrix: Matrix, alpha: complex, beta: complex) -> AdditionProgram:
+def complex_output_program(matrix: Matrix, alpha: complex, beta: complex) -> AdditionProgram:
     """Return the program that computes complex blocks of C from the real products. `matrix` is the scheme's W."""
     weights = [alpha * w for w in PRODUCT_WEIGHTS]
     rows: list[list[Coefficient]] = []

@@ -204,7 +204,7 @@ class NormExponents(LineExponents):
 
 
 @dataclass(frozen=True)
-class SplitIntoPlanes(Sum):
+class SplitIntoResidues(Sum):
     """A step that forms sums of integers and splits each sum into residues: one plane for each sum and modulus.
 
     Floating-point numbers are first scaled and rounded to integers. The planes of all sums for the first modulus come
@@ -217,8 +217,8 @@ class SplitIntoPlanes(Sum):
 
 
 @dataclass(frozen=True)
-class JoinFromPlanes(Sum):
-    """A step that joins C from the planes of products; the planes have the same order as in SplitIntoPlanes.
+class ReconstructFromResidues(Sum):
+    """A step that reconstructs C from the planes of products; the planes have the same order as in SplitIntoResidues.
 
     For each modulus, sums of planes give the residues of C. The residues of an entry determine an integer, which is
     scaled back to a floating-point number if the operands were scaled.
@@ -241,7 +241,7 @@ def residue_steps(
     if moduli == 1 and not depth and params[:2] == (1, 0) and not scaled:
         # 8-bit operands need no split: their numbers are the residues.
         return LevelSteps((), (Product(*operands, inner),))
-    (rows, length, cols), programs = PlaneLayout(*size, 1, 1, depth).block_shape, _inner_programs(depth)
+    (rows, length, cols), programs = PlaneLayout(*size, 1, 1, depth).block_shape, _inner_level_programs(depth)
     each = planes_per_modulus(for_complex)
     planes = moduli * each
     count = planes * len(programs.left.outputs)
@@ -256,25 +256,30 @@ def residue_steps(
         for x, axis, dest in zip(operands, (0, 1), exponents, strict=False)
     ]
     splits = [
-        SplitIntoPlanes(
-            f"residues of {blocks[0].name}", _split_program(program, planes), tuple(blocks), tuple(places), moduli, each
+        SplitIntoResidues(
+            f"residues of {blocks[0].name}",
+            _residue_split_program(program, planes),
+            tuple(blocks),
+            tuple(places),
+            moduli,
+            each,
         )
         for blocks, program, places in ((a, programs.left, lefts), (b, programs.right, rights))
     ]
     products = tuple(Product(*x, inner) for x in zip(lefts, rights, dests, strict=True))
-    program = program_with_alpha_beta(_join_program(programs.join, planes), params.alpha, params.beta)
-    join = JoinFromPlanes("join", program, (*dests, *(c if params.beta else ())), tuple(c), moduli, each)
+    program = program_with_alpha_beta(_reconstruction_program(programs.join, planes), params.alpha, params.beta)
+    join = ReconstructFromResidues("join", program, (*dests, *(c if params.beta else ())), tuple(c), moduli, each)
     temporaries = temporary_sizes([*measures, *splits, *products])
     return LevelSteps(temporaries, (*measures, *splits, ProductBatch(products), join))
 
 
-def _split_program(program: AdditionProgram, planes: int) -> AdditionProgram:
+def _residue_split_program(program: AdditionProgram, planes: int) -> AdditionProgram:
     """Return the program that forms each sum once, and writes it to this number of planes (as residues)."""
     return AdditionProgram(program.inputs, program.lines, program.outputs * planes)
 
 
 @lru_cache(maxsize=4)
-def _inner_programs(depth: int) -> SchemePrograms:
+def _inner_level_programs(depth: int) -> SchemePrograms:
     return (
         scheme(INNER_LEVEL_TEXTS[depth]).addition_programs
         if depth
@@ -283,8 +288,8 @@ def _inner_programs(depth: int) -> SchemePrograms:
 
 
 @lru_cache(maxsize=64)
-def _join_program(program: AdditionProgram, planes: int) -> AdditionProgram:
-    """Return the program that computes the sums of products in each plane, and then joins the residues to C.
+def _reconstruction_program(program: AdditionProgram, planes: int) -> AdditionProgram:
+    """Return the program that computes the sums of products in each plane, and then reconstructs C from the residues.
 
     The join is a weighted sum (Chinese remainder theorem). The program has the coefficient 1 in place of each large
     weight, because only the additions of the program are counted; it is never run.

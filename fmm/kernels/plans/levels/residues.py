@@ -38,7 +38,7 @@ from fmm.kernels.plans.levels.residue_planes import (
     INNER_ALGORITHM,
     INNER_LEVEL_TEXTS,
     STRASSEN_PRODUCTS,
-    JoinFromPlanes,
+    ReconstructFromResidues,
     integer_moduli_count,
     integer_workspace_bytes,
     planes_per_modulus,
@@ -147,7 +147,7 @@ class ResiduesLevel(LevelInLeaf):
         return residue_steps(size, depth, params, moduli, inner, self.moduli > 0, self.for_complex)
 
     def describe_steps(self, steps: LevelSteps) -> str:
-        joins = [step for step in steps.steps if isinstance(step, JoinFromPlanes)]
+        joins = [step for step in steps.steps if isinstance(step, ReconstructFromResidues)]
         twice = ", of Re + j Im and of Re - j Im" if self.for_complex else ""
         return f"residues modulo {joins[0].moduli} numbers{twice}" if joins else "bytes, as they are"
 
@@ -158,7 +158,7 @@ class ResiduesLevel(LevelInLeaf):
         complex multiplication becomes two multiplications of bytes for each modulus. All these multiplications of bytes
         together cost half a complex multiplication.
         """
-        moduli = next((step.moduli for step in steps.steps if isinstance(step, JoinFromPlanes)), 1)
+        moduli = next((step.moduli for step in steps.steps if isinstance(step, ReconstructFromResidues)), 1)
         return (0.25 if self.for_complex else 1) / moduli
 
 
@@ -170,7 +170,7 @@ def residues_level(
     valid = {dtype: counts for dtype, counts in MODULI_BY_TYPE.items() if DTYPES[dtype].is_complex == for_complex}
     types = tuple(dtype for dtype, counts in valid.items() if moduli in counts)
     if not types and (moduli or for_complex):
-        raise _invalid_moduli(name, str(moduli))
+        raise _invalid_moduli_error(name, str(moduli))
     dtype = types[0] if types else ""
     return ResiduesLevel(
         text=".".join([f"{name}({moduli})" if moduli else name, *conjugation_option_names(conjugates)]),
@@ -188,7 +188,7 @@ def residues_level(
     )
 
 
-def _invalid_moduli(name: str, moduli: str) -> PlanError:
+def _invalid_moduli_error(name: str, moduli: str) -> PlanError:
     for_complex = name == COMPLEX_LEVEL_NAME
     valid = {t: counts for t, counts in MODULI_BY_TYPE.items() if DTYPES[t].is_complex == for_complex}
     by_type = "; ".join(f"{t}: {', '.join(map(str, counts))}" for t, counts in valid.items())
@@ -330,7 +330,7 @@ def _parse_residues_level(text: str) -> ResiduesLevel | None:
     if moduli is None and not for_complex:
         return residues_level()
     if not (moduli and moduli.isdecimal() and int(moduli)):
-        raise _invalid_moduli(name, moduli or "")
+        raise _invalid_moduli_error(name, moduli or "")
     return residues_level(int(moduli), for_complex, ("conj-a" in options, "conj-b" in options))
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.level import LevelKind, PlanError, register_level
-from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
+from fmm.kernels.plans.lower import LevelWithSteps, LevelWorkEstimate, Sides
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
 from fmm.kernels.plans.sums import Place, Sum, exponent_step, rescaling_step, whole_matrix
@@ -55,12 +55,12 @@ class ScaledLevel(LevelWithSteps):
             steps.append(rescaling_step("scale C back", c, c, (rows, 1), (cols, 1)))
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
-    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        """Return the footprint: each kind of scaling reads A and B once, then both are copied; C is scaled in place."""
+    def estimate_level_work(self, inner: Plan, sides: Sides) -> LevelWorkEstimate:
+        """Return the estimate: each kind of scaling reads A and B once, then both are copied; C is scaled in place."""
         m, k, n = sides
         reads = self.inside + self.outside
         moved = (reads + 2) * m * k, (reads + 2) * k * n, 2.0 * m * n * self.outside
-        return Footprint(1, sides, 2 * reads + 2 + self.outside, moved, (m * k, k * n, 0.0))
+        return LevelWorkEstimate(1, sides, 2 * reads + 2 + self.outside, moved, (m * k, k * n, 0.0))
 
     def describe_steps(self, steps: LevelSteps) -> str:
         inside = "columns of A and rows of B" if self.inside else ""

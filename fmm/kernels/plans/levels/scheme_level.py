@@ -55,7 +55,7 @@ from fmm.kernels.plans.level import (
     TRAVERSALS,
     CandidateLevel,
     FusedProducts,
-    LevelCut,
+    LevelBlockGrid,
     LevelKind,
     PlanError,
     Traversal,
@@ -64,12 +64,12 @@ from fmm.kernels.plans.level import (
 )
 from fmm.kernels.plans.levels.footprint import BlockCounts, block_sides, count_blocks, side_length_ranks
 from fmm.kernels.plans.levels.scheme_steps import (
-    peeled_steps,
+    core_and_strip_steps,
     sequential_steps,
     split_multiply_join_steps,
     steps_of_step_table,
 )
-from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
+from fmm.kernels.plans.lower import LevelWithSteps, LevelWorkEstimate, Sides
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelMemoryNeeds, LevelSteps, ProductWithSums
 from fmm.kernels.plans.sums import Sum, block_side
@@ -120,7 +120,7 @@ class SchemeLevel(LevelWithSteps):
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         if self.fringe == "peel":
             padded = build_scheme_level(self.algorithm, self.scheme, self.table, self.traversal, "pad", self.tasks)
-            return peeled_steps(replace(plan, levels=(padded, *plan.levels[1:])), self.block_grid, (m, k, n))
+            return core_and_strip_steps(replace(plan, levels=(padded, *plan.levels[1:])), self.block_grid, (m, k, n))
         return self.level_steps(plan.inner_plan, self.block_side_multiple, (m, k, n), alpha, beta)
 
     def level_steps(
@@ -161,7 +161,7 @@ class SchemeLevel(LevelWithSteps):
 
     # ---- quick counts
 
-    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
+    def estimate_level_work(self, inner: Plan, sides: Sides) -> LevelWorkEstimate:
         blocks, whole = block_sides(self.block_grid, self.fringe, self.padded_side_multiple, sides)
         m, k, n = (
             whole or side == parts * block for side, parts, block in zip(sides, self.block_grid, blocks, strict=True)
@@ -171,7 +171,7 @@ class SchemeLevel(LevelWithSteps):
         if padded_table and (refusal := _table_error_text(self, inner, _side_length_ranks_with_ties(blocks))):
             raise PlanError(refusal)
         if self.needs_fusing_leaf:
-            return Footprint(self.products, blocks)
+            return LevelWorkEstimate(self.products, blocks)
         order = side_length_ranks(blocks) if self.table else SHORTEST_K_RANKS
         counts, one_by_one = _count_blocks_of_level(self, inner, order), self.traversal == "sequential"
         moved, held, passes = (
@@ -183,7 +183,7 @@ class SchemeLevel(LevelWithSteps):
             padded_c = prod(blocks[side] * self.block_grid[side] for side in (0, 2))
             moved, held = (*moved[:2], moved[2] + 2 * padded_c), (*held[:2], held[2] + padded_c)
             passes += 1
-        return Footprint(self.products, blocks, passes, moved, held, counts.in_place[not whole], one_by_one)
+        return LevelWorkEstimate(self.products, blocks, passes, moved, held, counts.in_place[not whole], one_by_one)
 
     # ---- explain
 
@@ -271,8 +271,8 @@ def build_scheme_level(
         bilinear=bilinear,
         # The steps of peeled strips depend on the sides themselves, not only on the block sides. A table can store sums
         # of A and B in blocks of C, so its steps depend on which of the block sides is longer.
-        cut=None if peeled else LevelCut(bilinear.size, unit, ordered=table is not None),
-        types=_coefficient_types(bilinear),
+        cut=None if peeled else LevelBlockGrid(bilinear.size, unit, ordered=table is not None),
+        types=_types_allowing_coefficients(bilinear),
         traversal=traversal,
         tasks=tasks,
         takes_alpha_beta=traversal not in ("sequential", "fused") and not peeled,
@@ -291,7 +291,7 @@ def _nondefault_options(name: str, traversal: Traversal | None, fringe: str, tas
 
 
 @lru_cache(maxsize=256)
-def _coefficient_types(bilinear: Scheme) -> tuple[str, ...] | None:
+def _types_allowing_coefficients(bilinear: Scheme) -> tuple[str, ...] | None:
     """Return the types for which a scheme can be used: None (any type) if all its coefficients are 0, 1 or -1.
 
     Other schemes are for floating-point types only: with other coefficients, sums of integers need not be integers.

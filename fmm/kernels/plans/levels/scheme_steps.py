@@ -280,7 +280,7 @@ class _TableLowering:
 # ---- the fringe `peel`
 
 
-def peeled_steps(core: Plan, parts: Shape, sides: Shape) -> LevelSteps:
+def core_and_strip_steps(core: Plan, parts: Shape, sides: Shape) -> LevelSteps:
     """Return the product of the core (the largest part with equal blocks), and then the products of up to three strips.
 
     The plan `core` computes the core; its leaf computes the strips.

@@ -211,8 +211,8 @@ class Watched(LaunchRecorder):
         self.alive.append(Taken(self.stream, start, self.used_bytes))
         return view
 
-    def _record(self, *ops: Any) -> None:
-        super()._record(*ops)
+    def _append_operations(self, *ops: Any) -> None:
+        super()._append_operations(*ops)
         self.seen += [(op, tuple(t for t in self.alive if t.stop <= self.used_bytes)) for op in ops]
 
 

@@ -20,7 +20,7 @@ pytest.importorskip("cupy")
 import cupy
 
 from fmm.kernels.cuda import record
-from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.kernels.cuda.launch.device_facts import cuda_device_chip
 from fmm.kernels.cuda.recompute.flags import stream_flag
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.select import uses_portable_f16x3
@@ -35,7 +35,7 @@ BY_VENDOR = 4 * BOUND_BY_NORMS
 
 @pytest.fixture(autouse=True)
 def _skip_without_kernel() -> None:
-    chip = chip_of(cupy.cuda.runtime.getDevice())
+    chip = cuda_device_chip(cupy.cuda.runtime.getDevice())
     if not (chip.has_warpgroups or uses_portable_f16x3(chip)):
         pytest.skip("no kernel of fmm multiplies float16 planes on this GPU")
 
@@ -189,7 +189,7 @@ def by_plan(plan: str, a: Any, b: Any) -> tuple[Any, tuple[str, ...]]:
     (m, k), n = a.shape, b.shape[1]
     layouts = *(matrix_layout(x) for x in (a, b)), Layout("C", n)
     problem = Problem(m, k, n, "float32", layouts)  # type: ignore[arg-type]
-    launches = record_launches(Plan.parse(plan), problem, chip_target(chip_of(cupy.cuda.runtime.getDevice())))
+    launches = record_launches(Plan.parse(plan), problem, chip_target(cuda_device_chip(cupy.cuda.runtime.getDevice())))
     c, workspace = cupy.full((m, n), cupy.nan, np.float32), cupy.full(launches.workspace, 255, cupy.uint8)
     DeviceBackend().run_launches(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr)
     return c, tuple(launches.step_labels())
@@ -345,7 +345,7 @@ def as_vendor_gemm(plan: str, a: Any, b: Any, alpha: float = 1) -> Any:
     (m, k), n = a.shape, b.shape[1]
     layouts = *(matrix_layout(x) for x in (a, b)), Layout("C", n)
     problem = Problem(m, k, n, "float32", layouts, alpha)  # type: ignore[arg-type]
-    chip = replace(chip_of(cupy.cuda.runtime.getDevice()), version=100, tensor_maps=False)
+    chip = replace(cuda_device_chip(cupy.cuda.runtime.getDevice()), version=100, tensor_maps=False)
     launches = record_launches(Plan.parse(plan), problem, chip_target(chip))
     assert any("f16_unscale" in line for line in launches.step_labels())
     c, workspace = cupy.full((m, n), cupy.nan, np.float32), cupy.full(launches.workspace, 255, cupy.uint8)

@@ -20,7 +20,7 @@ pytest.importorskip("cupy")
 
 import cupy
 
-from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.kernels.cuda.launch.device_facts import cuda_device_chip
 from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 
 pytestmark = pytest.mark.gpu
@@ -36,7 +36,7 @@ PROMISED = {13: 2.0**-49, 14: 2.0**-52.5, 15: 2.0**-53, 16: 2.0**-53}
 
 @pytest.fixture(autouse=True)
 def _skip_without_kernel() -> None:
-    if not chip_of(cupy.cuda.runtime.getDevice()).has_warp_mma:
+    if not cuda_device_chip(cupy.cuda.runtime.getDevice()).has_warp_mma:
         pytest.skip("matrix instructions for bytes need compute capability 8.0")
 
 

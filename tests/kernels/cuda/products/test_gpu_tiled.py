@@ -21,7 +21,7 @@ pytest.importorskip("cupy")
 
 import cupy
 
-from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.kernels.cuda.launch.device_facts import cuda_device_chip
 from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 
 pytestmark = pytest.mark.gpu
@@ -71,7 +71,7 @@ def test_products_of_any_size(leaf: str, dtype: str) -> None:
 
 def test_the_driver_agrees_with_the_datasheet() -> None:
     """The rates agree within the usual difference of datasheets and drivers, for a device in the tables."""
-    found = chip_of(0)
+    found = cuda_device_chip(0)
     same = found.limits.capability, found.multiprocessors
     entries = [x for x in map(datasheet_of, datasheet_names()) if (x.capability, x.sms) == same]
     assert min(found.clock, found.bandwidth, found.cache) > 1e6

@@ -15,7 +15,7 @@ pytest.importorskip("cupy")
 
 import cupy
 
-from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.kernels.cuda.launch.device_facts import cuda_device_chip
 from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +25,7 @@ FUSED = "strassen.fused.pad8 > tile"  # blocks begin where the engine can read, 
 
 @pytest.fixture(autouse=True)
 def _compiler_engine() -> None:
-    if not chip_of(cupy.cuda.runtime.getDevice()).has_copy_engine:
+    if not cuda_device_chip(cupy.cuda.runtime.getDevice()).has_copy_engine:
         pytest.skip("this device's copy engine brings no tiles: compute capability 9.0 is the first that does")
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("cupy")
 
 import cupy
 
-from fmm.kernels.cuda.launch.device_facts import chip_of
+from fmm.kernels.cuda.launch.device_facts import cuda_device_chip
 from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 
 pytestmark = pytest.mark.gpu
@@ -30,7 +30,7 @@ POISON = 0xFF
 
 @pytest.fixture(autouse=True)
 def _groups() -> None:
-    if not chip_of(cupy.cuda.runtime.getDevice()).has_warpgroups:
+    if not cuda_device_chip(cupy.cuda.runtime.getDevice()).has_warpgroups:
         pytest.skip("only compute capability 9.0 has warpgroups that multiply")
 
 

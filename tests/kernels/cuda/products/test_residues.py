@@ -37,10 +37,10 @@ from fmm.kernels.cuda.products.residues import (
     NO_ALIGNMENT,
     RESIDUE_SIZES,
     ResidueKernel,
-    integer_join_kernel_source,
-    join_kernel_source,
-    join_launch,
+    integer_reconstruction_kernel_source,
     packed_weights,
+    reconstruction_kernel_source,
+    reconstruction_launch,
     residue_preparation_launches,
     residue_product_kernel_source,
     residue_product_launch,
@@ -789,12 +789,12 @@ def test_splitting_and_joining_compile(levels: int, registers: int) -> None:
     nvrtc()
     jobs = [
         ("split", residue_split_kernel_source(levels, True, True, "float64"), "sm_90", ("--std=c++17",)),
-        ("join", join_kernel_source(levels, 14, 3, "float64"), "sm_90", ("--std=c++17",)),
+        ("join", reconstruction_kernel_source(levels, 14, 3, "float64"), "sm_90", ("--std=c++17",)),
     ]
     if levels < 2:
         jobs += [
             ("split", residue_split_kernel_source(levels, True, False, "float32"), "sm_90", ("--std=c++17",)),
-            ("join", join_kernel_source(levels, 8, 2, "float32"), "sm_90", ("--std=c++17",)),
+            ("join", reconstruction_kernel_source(levels, 8, 2, "float32"), "sm_90", ("--std=c++17",)),
         ]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= registers, r
@@ -807,7 +807,7 @@ def test_kernels_of_complex_numbers_compile(levels: int, registers: int) -> None
     (measure, split, join) = (
         norm_exponent_launch(made.operands, made.dtype, (True, True)),
         residue_split_launch(made.operands, made.dtype, (True, True), first_moduli(15, for_complex=True)),
-        join_launch(made, True),
+        reconstruction_launch(made, True),
     )
     number, cpp17 = "fmm::Complex<double>", ("--std=c++17",)
 
@@ -829,7 +829,7 @@ def test_kernels_of_complex_numbers_compile(levels: int, registers: int) -> None
             "sm_90",
             cpp17,
         ),
-        ("join", with_size(join_kernel_source(levels, 15, pieces, made.dtype), "Join", join), "sm_90", cpp17),
+        ("join", with_size(reconstruction_kernel_source(levels, 15, pieces, made.dtype), "Join", join), "sm_90", cpp17),
     ]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= (96 if r.name == "join" and not levels else registers), r
@@ -842,7 +842,12 @@ def test_kernels_of_integers_compile(dtype: str) -> None:
     jobs = [
         ("turn", norm_exponent_kernel_source(turns, wide, dtype, 8), "sm_90a", ("--std=c++17",)),
         ("split", residue_split_kernel_source(0, True, False, dtype), "sm_90", ("--std=c++17",)),
-        ("join", integer_join_kernel_source(0, integer_moduli_count(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
+        (
+            "join",
+            integer_reconstruction_kernel_source(0, integer_moduli_count(dtype, 1000), dtype),
+            "sm_90",
+            ("--std=c++17",),
+        ),
     ]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= (128 if r.name == "turn" else 64), r  # which has 16 loads under way

@@ -46,9 +46,9 @@ def test_numpy(dtype: str, level: str) -> None:
 def cupy_with_bytes() -> Any:
     """Return CuPy if the GPU has matrix instructions for bytes."""
     cupy = pytest.importorskip("cupy")
-    from fmm.kernels.cuda.launch.device_facts import chip_of
+    from fmm.kernels.cuda.launch.device_facts import cuda_device_chip
 
-    if not chip_of(cupy.cuda.runtime.getDevice()).has_warp_mma:
+    if not cuda_device_chip(cupy.cuda.runtime.getDevice()).has_warp_mma:
         pytest.skip("matrix instructions for bytes need compute capability 8.0")
     return cupy
 
