@@ -158,12 +158,12 @@ def compose_candidates(problem: Problem, calibration: Calibration, limits: Limit
         return ()
     eligible = [x for x in _eligible_candidates(problem, calibration) if x.accepts_operands(problem)]
     inner = [x.plan for x in eligible if limits.allows_plan(x.plan, 1)]
-    outer = [level for level in levels if _accepts_type_above(level, inner, problem.dtype)]
+    outer = [level for level in levels if _is_level_allowed_for_type(level, inner, problem.dtype)]
     plans = compose_levels(problem, calibration, limits.workspace, limits.error_growth, outer, inner)
     return rank_candidates(problem, calibration, plans) if plans else ()
 
 
-def _accepts_type_above(level: Level, plans: Sequence[Plan], dtype: str) -> bool:
+def _is_level_allowed_for_type(level: Level, plans: Sequence[Plan], dtype: str) -> bool:
     """Return True if the element type allows the level above at least one of the plans."""
     if level.types is not None and dtype not in level.types:
         return False

@@ -157,7 +157,7 @@ class _CostTally(NamedTuple):
 def _level_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _CostTally:
     level = _fused_level_counts(plan, shape, params.beta) if plan.is_fused else count_level(plan, shape, params)
     if level is None:
-        if units.opened and (opened := _leaf_level_tally(plan, shape, params, units)) is not None:
+        if units.opened and (opened := _tally_of_level_run_by_leaf(plan, shape, params, units)) is not None:
             return opened
         scratch = plan.leaf_use.leaf.workspace_bytes(units.itemsize, *shape, 1)
         return _leaf_tally(shape, units, scratch, is_triangle=params.op != "product")
@@ -167,7 +167,7 @@ def _level_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingR
     own = sum(temporary_bytes(*size, inside.itemsize) * times for size, times in level.temporaries.items())
     inner = [(_level_tally(p, size, below, inside), times) for (p, size, below), times in level.calls.items()]
     launches = level.launches - _launches_saved_by_batches(plan, level, inner, units.batched)
-    total = _sum_of_tallies(
+    total = _add_level_and_product_tallies(
         _CostTally(level.additions, read, written, 0, loads + stores, launches, own, ()), inner, level.streams
     )
     if plan.levels and plan.levels[0].is_batched:
@@ -177,7 +177,9 @@ def _level_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingR
     return total
 
 
-def _leaf_level_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _CostTally | None:
+def _tally_of_level_run_by_leaf(
+    plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules
+) -> _CostTally | None:
     """Return the tally of a level that a leaf runs as a whole, with one batch for all planes; None for other leaves."""
     leaf = plan.leaf_use.leaf
     level = count_leaf_level(plan, shape, units.itemsize, params)
@@ -188,7 +190,7 @@ def _leaf_level_tally(plan: Plan, shape: Shape, params: GemmParams, units: _Coun
     written, stores = units.rectangle_traffic(level.written, inside.itemsize)
     launches, scratch = level.launches + 1 - sum(level.calls.values()), leaf.workspace_bytes(units.itemsize, *shape, 1)
     start = _CostTally(level.additions, read, written, 0, loads + stores, launches, scratch, ())
-    return _sum_of_tallies(
+    return _add_level_and_product_tallies(
         start, [(_level_tally(p, size, x, inside), times) for (p, size, x), times in level.calls.items()], 1
     )
 
@@ -216,7 +218,9 @@ def _leaf_tally(shape: Shape, units: _CountingRules, scratch: int, *, is_triangl
     return _CostTally(0, 0, 0, moved, moves, 1, scratch, *found)
 
 
-def _sum_of_tallies(start: _CostTally, inner: Sequence[tuple[_CostTally, int]], streams: int) -> _CostTally:
+def _add_level_and_product_tallies(
+    start: _CostTally, inner: Sequence[tuple[_CostTally, int]], streams: int
+) -> _CostTally:
     """Return the sum of a level's own tally and its products' tallies; `streams` products hold workspace at a time."""
     return _CostTally(
         start.additions + sum([t.additions * times for t, times in inner]),

@@ -136,7 +136,7 @@ def _count_sum(
     for top, left, area in _written_regions(reads, writes):
         present = tuple([top < rows and left < cols for rows, cols in reads])
         wanted = tuple([top < rows and left < cols for rows, cols in writes])
-        each, needed = _region_counts(program, present, wanted)
+        each, needed = _region_additions_and_inputs(program, present, wanted)
         additions += each * area
         for i in needed:
             read[i] += area
@@ -155,7 +155,7 @@ def _written_regions(
 
 
 @lru_cache(maxsize=16384)
-def _region_counts(
+def _region_additions_and_inputs(
     program: AdditionProgram, present: tuple[bool, ...], wanted: tuple[bool, ...]
 ) -> tuple[int, tuple[int, ...]]:
     """Return the additions for each element of a region, and the indices of the inputs that the region needs."""

@@ -229,7 +229,7 @@ def leaf_time_terms(
     unaligned = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     unaligned, copied = 1 + unaligned, 1 + work.copied * (rate.copied - 1)
     unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
-    planes = PlanePassSlowdown(rate.rows / RIGHT_PREPARATION_PASSES, rate.cols / LEFT_PREPARATION_PASSES)
+    planes = SplitPassSlowdown(rate.rows / RIGHT_PREPARATION_PASSES, rate.cols / LEFT_PREPARATION_PASSES)
     has_strips = not is_b_column_major(problem)
     if leaf.prepared_layout and problem.prepared_side and not plan.levels:
         # A prepared operand is not split during the call.
@@ -283,7 +283,7 @@ def _rate_with_operands_from_sums(rate: ProductRate, last: Level) -> ProductRate
     return replace(rate, rows=rate.rows * right, cols=rate.cols * left)
 
 
-class PlanePassSlowdown(NamedTuple):
+class SplitPassSlowdown(NamedTuple):
     """The slowdown by one pass over the planes: `rows` for the planes of B, `cols` for the planes of A."""
 
     rows: float

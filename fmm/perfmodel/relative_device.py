@@ -22,7 +22,9 @@ from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds
 
 
-def scale_to_relative(measured: Calibration, measured_name: str, relative_name: str, dtype: str) -> Calibration | None:
+def scale_calibration_to_gpu(
+    measured: Calibration, measured_name: str, relative_name: str, dtype: str
+) -> Calibration | None:
     """Return a measured calibration scaled to another GPU's datasheet; None if one of the datasheets lacks the type.
 
     Parameters

@@ -104,7 +104,7 @@ def counted_work(plan: Plan, problem: Problem) -> PlanWork:
     """Return the work counted from the plan's steps; only the shares of the traffic are estimated."""
     if problem.writes_triangle:
         return _gram_work(plan, problem)
-    leaves, traffic, passes = _exact_counts(plan, problem)
+    leaves, traffic, passes = _counts_from_steps(plan, problem)
     return replace(_product_work(plan, problem), leaves=leaves, traffic=traffic, passes=passes)
 
 
@@ -139,16 +139,16 @@ def _product_work(plan: Plan, problem: Problem) -> PlanWork:
     if estimates is None:
         steps = lower_level(plan, *problem.size)
         direct = steps.in_place_product_share if steps and len(plan.levels) == 1 else 0.0
-        return PlanWork(*_exact_counts(plan, problem), **_alignment_fields(plan, problem, direct))
+        return PlanWork(*_counts_from_steps(plan, problem), **_row_alignment_work_fields(plan, problem, direct))
     moves, direct = _sum_traffic(plan, problem, estimates)
     m, k, n = estimates[-1].sides if estimates else problem.size
     leaves = ((float(m), float(k), float(n), moves.products * problem.batch, _batch_size(plan) * problem.batch),)
     whole = moves.traffic or 1.0
     shares = {name: getattr(moves, name) / whole for name in TRAFFIC_SHARE_FIELDS}
-    return PlanWork(leaves, moves.traffic, moves.passes, **shares, **_alignment_fields(plan, problem, direct))
+    return PlanWork(leaves, moves.traffic, moves.passes, **shares, **_row_alignment_work_fields(plan, problem, direct))
 
 
-def _exact_counts(plan: Plan, problem: Problem) -> tuple[tuple[LeafProducts, ...], float, float]:
+def _counts_from_steps(plan: Plan, problem: Problem) -> tuple[tuple[LeafProducts, ...], float, float]:
     """Return the leaf products and the numbers of moved elements and of passes of sums, counted from the steps."""
     counts = cost(plan, *problem.size, problem.itemsize, count_leaf_steps=False)
     leaves = tuple((*size, float(times), _batch_size(plan)) for size, times in counts.leaves)
@@ -276,7 +276,7 @@ def _vendor_row_alignment(itemsize: int) -> int:
     return max(WIDE_ACCESS_BYTES, 2 * itemsize)
 
 
-def _alignment_fields(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
+def _row_alignment_work_fields(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
     """Return the fields of PlanWork that depend on the alignment of rows and on tiles.
 
     `direct` is the share of leaf products that read or write A, B or C itself. A batch of products reads only
@@ -342,7 +342,7 @@ def _gram_work(plan: Plan, problem: Problem) -> PlanWork:
     ]
     traffic = parts.traffic + sum(c * w.traffic for c, _, w in products)
     passes = parts.passes + sum(c * w.passes for c, _, w in products)
-    rows = _alignment_fields(VENDOR, problem, 1.0)
+    rows = _row_alignment_work_fields(VENDOR, problem, 1.0)
     multiply_adds = [sum(m * k * n * times for m, k, n, times, _ in w.leaves) for *_, w in products]
     by_products = [(c * adds, w) for (c, _, w), adds in zip(products, multiply_adds, strict=True)]
     return PlanWork(
@@ -367,7 +367,7 @@ def _weighted_averages(
     return {name: sum(weight * getattr(work, name) for weight, work in parts) / whole for name in names}
 
 
-class _GramParts:
+class _GramWorkParts:
     """The parts of a self-adjoint product below its levels: whole products by plans, triangles by leaves, and sums."""
 
     def __init__(self) -> None:
@@ -378,7 +378,7 @@ class _GramParts:
         # (size, number of products that start together, leaf, loose) -> number of equal triangles
         self.triangles: Counter[tuple[Shape, int, str, bool]] = Counter()
 
-    def add_parts(self, plan: Plan, size: Shape, params: GemmParams, together: int = 1) -> None:
+    def add_steps_of_product(self, plan: Plan, size: Shape, params: GemmParams, together: int = 1) -> None:
         """Add the products, triangles and sums into which the plan cuts a product.
 
         A batch has `together` products of this size, which start together.
@@ -394,10 +394,10 @@ class _GramParts:
             for step in steps.steps[: 1 if mirrored_by_kernel else None]:
                 self.held = own
                 if isinstance(step, Product):
-                    self.add_parts(step.plan, step.size, step.params)
+                    self.add_steps_of_product(step.plan, step.size, step.params)
                 elif isinstance(step, ProductBatch):
                     for product in step.products:
-                        self.add_parts(product.plan, product.size, product.params, len(step.products))
+                        self.add_steps_of_product(product.plan, product.size, product.params, len(step.products))
                 else:
                     self.passes += 1
                     self.traffic += _moved_elements(step)
@@ -415,8 +415,8 @@ def _moved_elements(step: object) -> float:
 
 @clear_on_registration
 @lru_cache(maxsize=4096)
-def _gram_parts(plan: Plan, problem: Problem) -> _GramParts:
+def _gram_parts(plan: Plan, problem: Problem) -> _GramWorkParts:
     """Return the parts into which a plan cuts a self-adjoint product; cached for the plan's work and workspace."""
-    found = _GramParts()
-    found.add_parts(plan, problem.size, GemmParams(1, 0, problem.op, problem.fill))
+    found = _GramWorkParts()
+    found.add_steps_of_product(plan, problem.size, GemmParams(1, 0, problem.op, problem.fill))
     return found

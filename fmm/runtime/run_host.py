@@ -20,7 +20,7 @@ import numpy as np
 from fmm.arrays.host_memory import borrow_cached_memory
 from fmm.arrays.library import HostLibrary
 from fmm.dtypes import DTYPES
-from fmm.kernels.cpu.exact_product import describe_digits
+from fmm.kernels.cpu.exact_product import describe_digit_products
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, Array
 from fmm.kernels.cpu.numpy_backend import ProgressCallback
@@ -334,7 +334,11 @@ def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, 
     if plan.leaf_use.leaf.host_product_with_scratch is not None:
         leaf_k = min(k for _, k, _ in count_leaf_products(plan, *problem.size)) if 0 not in problem.size else 0
         level = plan.leaf_use.leaf.level
-        text = describe_digits(problem.dtype, leaf_k) if level is None else describe_residues(problem.dtype, str(level))
+        text = (
+            describe_digit_products(problem.dtype, leaf_k)
+            if level is None
+            else describe_residues(problem.dtype, str(level))
+        )
         return (f"{vendor}; {text}",)
     library, large = loaded_openblas(), 2 * problem.m * problem.k * problem.n >= MIN_CONCURRENT_FLOPS
     if large and threads == CONCURRENT_PRODUCTS and library is not None and library.count() == threads:

@@ -16,7 +16,7 @@ from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.choose import GPU_ERROR_GROWTH_LIMIT, Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds
-from fmm.perfmodel.relative_device import scale_to_relative
+from fmm.perfmodel.relative_device import scale_calibration_to_gpu
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import complete_calibration
 
@@ -40,7 +40,7 @@ MEASURED = Calibration(
 
 def test_only_the_memory_of_a_gh200_differs_from_an_h100s() -> None:
     """4000 GB/s over 3350: sums, small sums and reads are 1.194 times as fast; products are as fast."""
-    found, faster = scale_to_relative(MEASURED, "H100", "GH200", "float32"), 4000 / 3350
+    found, faster = scale_calibration_to_gpu(MEASURED, "H100", "GH200", "float32"), 4000 / 3350
     assert found is not None
     assert (found.name, found.margin, found.launch) == ("GH200", 0.05, 4e-6)
     assert (found.stream, found.small) == pytest.approx((3e12 * faster, 10e6 * faster))
@@ -55,7 +55,7 @@ def test_only_the_memory_of_a_gh200_differs_from_an_h100s() -> None:
 
 def test_an_h20_has_fewer_and_slower_multiprocessors() -> None:
     """78 of 132 multiprocessors, 44 of 66.9 TFLOPS, 4000 of 3350 GB/s."""
-    found = scale_to_relative(MEASURED, "H100", "H20", "float32")
+    found = scale_calibration_to_gpu(MEASURED, "H100", "H20", "float32")
     assert found is not None
     rate, slower, fewer, faster = found.rates["float32"], 44 / 66.9, 78 / 132, 4000 / 3350
     assert rate.flops == pytest.approx(50e12 * slower)
@@ -66,13 +66,13 @@ def test_an_h20_has_fewer_and_slower_multiprocessors() -> None:
 
 
 def test_margins_are_at_least_the_datasheets() -> None:
-    found = scale_to_relative(replace(MEASURED, margin=0.001, tiled_margin=0.01), "H100", "GH200", "float32")
+    found = scale_calibration_to_gpu(replace(MEASURED, margin=0.001, tiled_margin=0.01), "H100", "GH200", "float32")
     sheet = datasheet_calibration("GH200")
     assert found is not None and (found.margin, found.tiled_margin) == (sheet.margin, sheet.tiled_margin)
 
 
 def test_a_type_without_a_rate_has_no_scaled_model() -> None:
-    assert scale_to_relative(MEASURED, "H100", "GH200", "tf32") is None
+    assert scale_calibration_to_gpu(MEASURED, "H100", "GH200", "tf32") is None
 
 
 def shipped_model(key: str, name: str, dtype: str) -> Calibration:
@@ -107,7 +107,7 @@ def test_one_cards_model_chooses_better_for_the_other_card_than_the_datasheet(
 ) -> None:
     """The shipped models of both cards are measured; each stands in for the measured speeds of its own card."""
     own = shipped_model(KEYS[relative], relative, dtype)
-    scaled = scale_to_relative(shipped_model(KEYS[known], known, dtype), known, relative, dtype)
+    scaled = scale_calibration_to_gpu(shipped_model(KEYS[known], known, dtype), known, relative, dtype)
     assert scaled is not None
     drawn = random.Random(1)
     shapes = [tuple(int(2 ** drawn.uniform(9, 14.3)) for _ in range(3)) for _ in range(60)]

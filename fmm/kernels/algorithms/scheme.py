@@ -190,7 +190,7 @@ class Scheme:
 
     def failed_brent_equation(self) -> str | None:
         """Return the text of the first Brent equation that fails; None if all equations hold exactly."""
-        (u, du), (v, dv), (w, dw) = (_as_integer_matrix(x) for x in (self.u, self.v, self.w))
+        (u, du), (v, dv), (w, dw) = (_scaled_integer_matrix(x) for x in (self.u, self.v, self.w))
         found = np.einsum("ap,bp,cp->abc", u, v, w)
         expected = np.zeros(found.shape, dtype=np.int64)
         for i, j, q in product(range(self.m), range(self.k), range(self.n)):
@@ -213,7 +213,7 @@ def _column_square_sums(x: Matrix) -> list[Fraction]:
     return [sum((c * c for c in column), Fraction(0)) for column in zip(*x, strict=True)]
 
 
-def _as_integer_matrix(x: Matrix) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
+def _scaled_integer_matrix(x: Matrix) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
     """Return the integers x * d, and d, the common denominator of all entries of the matrix x."""
     scale = lcm(*(c.denominator for row in x for c in row))
     return np.array([[int(c * scale) for c in row] for row in x], dtype=np.int64), scale

@@ -342,7 +342,7 @@ def table_scheme(table: StepTable) -> Scheme:
             sources.insert(0, {f"M{len(products)}": Fraction(1)})
         rows = step.kernel.addition_program.coefficient_matrix()
         held |= {
-            place: _linear_combination_of_blocks(zip(row, sources, strict=True))
+            place: _add_weighted_blocks(zip(row, sources, strict=True))
             for place, row in zip(step.written_blocks, rows, strict=True)
         }
     u, v = (tuple(tuple(p[i].get(x, Fraction(0)) for p in products) for x in names) for i, names in enumerate((a, b)))
@@ -351,7 +351,7 @@ def table_scheme(table: StepTable) -> Scheme:
     return Scheme(table.name, table.source, m, k, n, u, v, w)
 
 
-def _linear_combination_of_blocks(parts: Iterable[tuple[object, BlockCombination]]) -> BlockCombination:
+def _add_weighted_blocks(parts: Iterable[tuple[object, BlockCombination]]) -> BlockCombination:
     found: dict[str, Fraction] = {}
     for coefficient, terms in parts:
         for name, c in terms.items():

@@ -205,23 +205,25 @@ class _SumFunction:
         function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [self.long, self.long, longs, longs]), name)
         self.builder = ir.IRBuilder(function.append_basic_block())
         rows, numbers, addresses, strides = function.args
-        self._emit_loop(self._ir_int64(0), rows, 1, lambda row: self._emit_row(row, numbers, addresses, strides))
+        self._emit_loop(self._llvm_int64(0), rows, 1, lambda row: self._emit_row(row, numbers, addresses, strides))
         if past_caches:
             self.builder.fence("seq_cst")
         self.builder.ret_void()
 
-    def _ir_int64(self, value: int) -> Any:
+    def _llvm_int64(self, value: int) -> Any:
         return self.ir.Constant(self.long, value)
 
     def _emit_row(self, row: Any, numbers: Any, addresses: Any, strides: Any) -> None:
         build, starts = self.builder, dict[int, Any]()
         for place, slot in enumerate(accessed_array_slots(self.schedule, self.count)):
-            base, step = (build.load(build.gep(x, [self._ir_int64(place)])) for x in (addresses, strides))
+            base, step = (build.load(build.gep(x, [self._llvm_int64(place)])) for x in (addresses, strides))
             starts[slot] = build.add(base, build.mul(row, step))
-        whole = build.and_(numbers, self._ir_int64(-self.width))
+        whole = build.and_(numbers, self._llvm_int64(-self.width))
         vector = self.ir.VectorType(self.number, self.width)
-        self._emit_loop(self._ir_int64(0), whole, self.width, lambda index: self._emit_calls(starts, index, vector))
-        self._emit_loop(whole, numbers, 1, lambda index: self._emit_calls(starts, index, self.number))
+        self._emit_loop(
+            self._llvm_int64(0), whole, self.width, lambda index: self._emit_calls_at_index(starts, index, vector)
+        )
+        self._emit_loop(whole, numbers, 1, lambda index: self._emit_calls_at_index(starts, index, self.number))
 
     def _emit_loop(self, first: Any, end: Any, step: int, body: Callable[[Any], None]) -> None:
         """Emit the code of the loop `for (index = first; index < end; index += step) body(index)`."""
@@ -235,11 +237,11 @@ class _SumFunction:
         build.cbranch(build.icmp_signed("<", index, end), inside, after)
         build.position_at_end(inside)
         body(index)
-        index.add_incoming(build.add(index, self._ir_int64(step)), build.block)
+        index.add_incoming(build.add(index, self._llvm_int64(step)), build.block)
         build.branch(head)
         build.position_at_end(after)
 
-    def _emit_calls(self, starts: dict[int, Any], index: Any, kind: Any) -> None:
+    def _emit_calls_at_index(self, starts: dict[int, Any], index: Any, kind: Any) -> None:
         """Emit the code of all calls of the schedule for one cache line, or one element, of each array."""
         values = dict[int, Any]()
         places = {slot: self._emit_address(slot, start, index, kind) for slot, start in starts.items()}
@@ -266,7 +268,7 @@ class _SumFunction:
     def _emit_address(self, slot: int, start: Any, index: Any, kind: Any) -> Any:
         """Return the address of a slot's cache line or element; a complex matrix has one address for both parts."""
         build, parted = self.builder, slot in self.other
-        offset = build.mul(index, self._ir_int64(self.size * (2 if parted else 1)))
+        offset = build.mul(index, self._llvm_int64(self.size * (2 if parted else 1)))
         both = self.ir.VectorType(self.number, 2 * self.width)
         where = (both if parted and kind is not self.number else kind).as_pointer()
         return build.inttoptr(build.add(start, offset), where)
@@ -294,12 +296,12 @@ class _SumFunction:
         if op in ("add", "subtract"):
             return (build.fadd if op == "add" else build.fsub)(value(first), value(second))
         if op == "negate":  # a negation is computed as 0 - x, as in numpy_backend.py
-            return build.fsub(self._ir_constant(kind, 0.0), value(first))
+            return build.fsub(self._llvm_constant(kind, 0.0), value(first))
         if op == "scale":
-            return build.fmul(value(first), self._ir_constant(kind, float(factor)))
-        return value(first) if op == "copy" else self._ir_constant(kind, 0.0)
+            return build.fmul(value(first), self._llvm_constant(kind, float(factor)))
+        return value(first) if op == "copy" else self._llvm_constant(kind, 0.0)
 
-    def _ir_constant(self, kind: Any, number: float) -> Any:
+    def _llvm_constant(self, kind: Any, number: float) -> Any:
         one = self.ir.Constant(self.number, number)
         return one if kind is self.number else self.ir.Constant(kind, [one] * self.width)
 

@@ -79,7 +79,7 @@ def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads
         _BlockedProduct(digits, inner, (a, b, c), memory, threads, at_once).compute_product()
 
 
-def describe_digits(dtype: str, k: int) -> str:
+def describe_digit_products(dtype: str, k: int) -> str:
     """Return the text that `explain` prints for products of this type, valid for numbers of any magnitude."""
     if dtype == "bool":
         return "or-and by 1 float32 product"

@@ -87,8 +87,8 @@ class NumpyBackend:
             reads, writes = [x.T for x in reads], [x.T for x in writes]
         tasks: list[Callable[[], None]] = []
         for window in _regions_with_equal_coverage(reads, writes):
-            present = tuple(_covers_window(x, window) for x in reads)
-            wanted = tuple(_covers_window(x, window) for x in writes)
+            present = tuple(_array_covers_window(x, window) for x in reads)
+            wanted = tuple(_array_covers_window(x, window) for x in writes)
             # No result has elements in this region: for example, neither a 2 x 1 nor a 1 x 2 array has element (1, 1).
             if not any(wanted):
                 continue
@@ -108,7 +108,7 @@ def host_product(leaf: str) -> HostProductFunction:
     return leaf_use(leaf).leaf.host_product or numpy_product
 
 
-def _covers_window(x: Array, window: Window) -> bool:
+def _array_covers_window(x: Array, window: Window) -> bool:
     return bool(window[0].start < x.shape[0] and window[1].start < x.shape[1])
 
 

@@ -69,9 +69,9 @@ class PlanTask:
     def conflicts_with(self, other: PlanTask) -> bool:
         """Return True if one of the two tasks writes memory that the other reads or writes."""
         return (
-            _spans_overlap(self.written, other.written)
-            or _spans_overlap(self.written, other.read)
-            or _spans_overlap(self.read, other.written)
+            _byte_spans_overlap(self.written, other.written)
+            or _byte_spans_overlap(self.written, other.read)
+            or _byte_spans_overlap(self.read, other.written)
         )
 
     def split_rows(self) -> list[PlanTask]:
@@ -103,7 +103,7 @@ def _byte_span(x: Array) -> ByteSpan:
     return low, high + x.itemsize, x
 
 
-def _spans_overlap(spans: Sequence[ByteSpan], other_spans: Sequence[ByteSpan]) -> bool:
+def _byte_spans_overlap(spans: Sequence[ByteSpan], other_spans: Sequence[ByteSpan]) -> bool:
     for low, high, x in spans:
         for start, end, y in other_spans:
             if low < end and start < high and may_share_elements(x, y):

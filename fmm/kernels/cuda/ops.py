@@ -221,7 +221,7 @@ class GemmOp:
         return self.triangle.extent if self.triangle else None
 
     @property
-    def single_products(self) -> tuple[GemmOp, ...]:
+    def gemms_of_batch(self) -> tuple[GemmOp, ...]:
         """One operation for each product of the batch."""
         itemsize = DTYPES[self.dtype].itemsize
 

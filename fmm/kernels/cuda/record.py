@@ -383,7 +383,7 @@ class LaunchRecorder:
             first = len(self.ops)
             self.multiply(leaf, products, dtype, alpha, beta)
             if row_major:
-                self._restrict_to_triangles(first, params)
+                self._write_only_lower_triangles(first, params)
         else:
             self._record_triangles_by_temporaries(leaf, products, dtype, params)
 
@@ -401,11 +401,11 @@ class LaunchRecorder:
             temporary = self.allocate(dest.rows, dest.cols, is_column_major(dest) and not has_kernel, dtype)
             self.multiply(leaf, [(left, right, temporary)], dtype, 1, 0)
             if has_kernel:
-                self._restrict_to_triangles(first, params._replace(fill="loose"))
+                self._write_only_lower_triangles(first, params._replace(fill="loose"))
             self._append_operations(MirrorOp(temporary, dest, alpha, beta, full=False))
             self.free_temporaries_since(mark)
 
-    def _restrict_to_triangles(self, first: int, params: GemmParams) -> None:
+    def _write_only_lower_triangles(self, first: int, params: GemmParams) -> None:
         """Change the recorded products from index `first` on: each writes only the lower triangle of its result."""
         triangle = TriangleOutput("loose" if params.fill == "loose" else "lower", params.op == "gram")
         products = self.ops[first:]

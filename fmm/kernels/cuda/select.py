@@ -130,12 +130,12 @@ def select_vendor_gemm3m(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     label = f"cuBLAS, {op.dtype} by three real products"
     if op.dtype in BATCHED_GEMM3M_TYPES or op.count == 1:
         return (VendorCall(op, batch_label(label, op)),)
-    return tuple(VendorCall(one, label) for one in op.single_products)
+    return tuple(VendorCall(one, label) for one in op.gemms_of_batch)
 
 
 def select_emulated_gemm(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     """Return the calls of cuBLAS's own emulation for the leaf `vendor-emulated`, one for each product."""
-    return tuple(VendorCall(one, f"cuBLAS, {op.dtype} by cuBLAS's own emulation") for one in op.single_products)
+    return tuple(VendorCall(one, f"cuBLAS, {op.dtype} by cuBLAS's own emulation") for one in op.gemms_of_batch)
 
 
 def select_cublaslt_gemm(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
@@ -153,7 +153,7 @@ def vendor_fallback(op: GemmOp, reason: str) -> SelectedLaunches:
         return (VendorCall(op.as_vendor_gemm, batch_label(label, op)),)
     if op.triangle is None or not op.triangle.gram:
         raise PlanError(f"{op.leaf} cannot leave the upper triangle of this product unchanged, because {reason}")
-    return tuple(VendorCall(one.as_rank_update, label) for one in op.single_products)
+    return tuple(VendorCall(one.as_rank_update, label) for one in op.gemms_of_batch)
 
 
 def batch_label(label: str, op: GemmOp) -> str:

@@ -85,10 +85,10 @@ def plan_rows(
     if steps is None:
         yield PlanRow(plan.leaf, f"{m} x {k} x {n}", plan.leaf_use.leaf.call_text, 1, remaining)
     else:
-        yield from _rows_inside_leaf(plan, (m, k, n), remaining, steps)
+        yield from _rows_of_level_run_by_leaf(plan, (m, k, n), remaining, steps)
 
 
-def _rows_inside_leaf(plan: Plan, size: Shape, nbytes: int, steps: LevelSteps) -> Iterator[PlanRow]:
+def _rows_of_level_run_by_leaf(plan: Plan, size: Shape, nbytes: int, steps: LevelSteps) -> Iterator[PlanRow]:
     """Yield the row of a level that one leaf runs, then the rows of its inner levels, then the row of the last leaf.
 
     The first row has the memory of all these rows, `nbytes`; the other rows have 0 bytes.

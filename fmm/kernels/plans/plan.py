@@ -41,11 +41,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         if any(level.is_run_by_leaf for level in self.levels):
-            self._move_into_leaf()
+            self._move_levels_into_leaf_text()
         object.__setattr__(self, "leaf_use", leaf_use(self.leaf))
         self._check_order_of_levels()
 
-    def _move_into_leaf(self) -> None:
+    def _move_levels_into_leaf_text(self) -> None:
         """Move a level that one leaf runs, and all later levels, from `levels` into the text `leaf`."""
         first = next(i for i, level in enumerate(self.levels) if level.is_run_by_leaf)
         ending = " > ".join([*map(str, self.levels[first:]), self.leaf])
@@ -78,7 +78,7 @@ class Plan:
     @property
     def gram_plan(self) -> Plan:
         """Return the plan without the levels that do not cut Gram products (A times its adjoint)."""
-        return _without_product_levels(self)
+        return _with_gram_levels_only(self)
 
     @property
     def shallower_plan(self) -> Plan:
@@ -207,10 +207,10 @@ class Plan:
 
     def is_candidate_for(self, dtype: str) -> bool:
         """Return True if the plan is one of the model's candidates for products of `dtype`."""
-        return self.accepts_type(dtype) and self.leaf_type(dtype) in self._dtypes_where_candidate
+        return self.accepts_type(dtype) and self.leaf_type(dtype) in self._candidate_dtypes
 
     @cached_property
-    def _dtypes_where_candidate(self) -> frozenset[str]:
+    def _candidate_dtypes(self) -> frozenset[str]:
         types = self.leaf_use.leaf.candidate_types
         return frozenset(t for t in self.leaf_types if types is None or t in types)
 
@@ -266,7 +266,7 @@ def _with_one_recursion_less(plan: Plan) -> Plan:
 
 
 @lru_cache(maxsize=4096)
-def _without_product_levels(plan: Plan) -> Plan:
+def _with_gram_levels_only(plan: Plan) -> Plan:
     return replace(plan, levels=tuple(level for level in plan.levels if level.for_gram))
 
 

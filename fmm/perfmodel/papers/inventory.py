@@ -193,7 +193,7 @@ def table_name_of_figure(name: str) -> str | None:
     return entry.see.split()[0] if table_names([entry]) else name
 
 
-def entry_table(name: str) -> PaperTable:
+def figure_status_table(name: str) -> PaperTable:
     """Return a table with the entry of a figure that is neither computed nor measured."""
     entry = find_paper_figure(name)
     assert entry is not None, name

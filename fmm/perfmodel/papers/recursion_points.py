@@ -227,7 +227,7 @@ def cut_balanced(shape: Shape, gamma: float = 2.0) -> BalancedCut:
     while work:
         halves: Counter[Shape] = Counter()
         for piece, times in work.items():
-            axis = _axis_to_cut(piece, gamma)
+            axis = _axis_cut_by_table_1(piece, gamma)
             if axis is None:
                 leaves[piece] += times
                 continue
@@ -239,7 +239,7 @@ def cut_balanced(shape: Shape, gamma: float = 2.0) -> BalancedCut:
     return BalancedCut(tuple(sorted(leaves.items(), reverse=True)), cuts, depth)
 
 
-def _axis_to_cut(shape: Shape, gamma: float) -> int | None:
+def _axis_cut_by_table_1(shape: Shape, gamma: float) -> int | None:
     """Return the axis that Table 1 cuts: 0 for m, 2 for n, 1 for k, tested in this order; None if it cuts no size."""
     for axis in (0, 2, 1):
         others = shape[:axis] + shape[axis + 1 :]

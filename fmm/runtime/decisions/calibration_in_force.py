@@ -25,7 +25,7 @@ from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration, with_integer_rates
-from fmm.perfmodel.relative_device import scale_to_relative
+from fmm.perfmodel.relative_device import scale_calibration_to_gpu
 from fmm.problem import Problem, reduced_problem
 from fmm.runtime.decisions.first_product import calibration_by_first_product
 from fmm.runtime.devices import Device, datasheet_model
@@ -183,7 +183,7 @@ def scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
             and (tuned := shipped.find_tuning(Identity(key, key), dtype))
         ):
             completed = complete_calibration(tuned, None, unmeasured)
-            return scale_to_relative(completed, relative, name, dtype) if completed else None
+            return scale_calibration_to_gpu(completed, relative, name, dtype) if completed else None
     return None
 
 

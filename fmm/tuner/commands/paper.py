@@ -13,7 +13,7 @@ from difflib import get_close_matches
 
 from fmm.perfmodel.papers import cards, dalberto, huang, sforza
 from fmm.perfmodel.papers import li_results as li
-from fmm.perfmodel.papers.inventory import entry_table, inventory_table, table_name_of_figure, table_names
+from fmm.perfmodel.papers.inventory import figure_status_table, inventory_table, table_name_of_figure, table_names
 from fmm.perfmodel.papers.table import PaperTable
 from fmm.tuner.commands.config_file import add_json_option
 from fmm.tuner.commands.render import table_as_csv, table_as_text, table_json_fields
@@ -78,7 +78,7 @@ def computed_table(name: str) -> PaperTable:
         return PAPER_TABLES[name]()
     if name in table_names():
         raise UnknownTableError(f"{name} is measured, not computed: `python -m benchmarks papers {name}` prints it")
-    return entry_table(name)
+    return figure_status_table(name)
 
 
 def format_tables(tables: Sequence[PaperTable], options: argparse.Namespace) -> str:

@@ -229,7 +229,7 @@ class Player:
         blocks = iter(parameters.addresses)
         for bind in self._leading_launches:
             bind(stream, next(blocks), 0)()
-        run_bound_calls(self._prepare_remaining_calls(addresses, streams, blocks, scratch))
+        run_bound_calls(self._calls_after_leading_launches(addresses, streams, blocks, scratch))
         self._spare.free.append(parameters)
 
     def prepare_calls(self, addresses: Addresses, stream: int) -> tuple[list[BoundCall], Callable[[], None]]:
@@ -237,7 +237,7 @@ class Player:
         streams, parameters = self._streams_and_parameters(addresses, stream, None)
         blocks = iter(parameters.addresses)
         first = [bind(stream, next(blocks), 0) for bind in self._leading_launches]
-        calls = first + self._prepare_remaining_calls(addresses, streams, blocks, 0)
+        calls = first + self._calls_after_leading_launches(addresses, streams, blocks, 0)
         return calls, partial(self._spare.free.append, parameters)
 
     def _streams_and_parameters(
@@ -249,7 +249,7 @@ class Player:
             counters = self._stream_counters(streams) if self._counting else ()
         return streams, self._parameters_with_addresses(addresses, counters)
 
-    def _prepare_remaining_calls(
+    def _calls_after_leading_launches(
         self, addresses: Addresses, streams: list[StreamContext], blocks: Iterator[int], scratch: int
     ) -> list[BoundCall]:
         """Return the calls that follow the leading launches.

@@ -209,7 +209,7 @@ def residue_op(
     y = ResidueOperand(
         right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.transposed_bytes[0], second
     )
-    x, y = _marked_if_conjugated(x, ending.level), _marked_if_conjugated(y, ending.level)
+    x, y = _with_conjugation_flag(x, ending.level), _with_conjugation_flag(y, ending.level)
     x, y = _reuse_prepared_planes(op, x, "A"), _reuse_prepared_planes(op, y, "B")
     # The copy engine (TMA) writes 16 bytes at a time, and would write zeros behind a row that does not end at a
     # multiple of 16 bytes.
@@ -243,7 +243,7 @@ def _share_planes(x: ResidueOperand, y: ResidueOperand) -> tuple[ResidueOperand,
     return x, replace(y, is_prepared=True, exponents=x.exponents, planes=x.planes, block=x.block)
 
 
-def _marked_if_conjugated(side: ResidueOperand, level: ResiduesLevel) -> ResidueOperand:
+def _with_conjugation_flag(side: ResidueOperand, level: ResiduesLevel) -> ResidueOperand:
     """Return the operand, marked as conjugated if the level multiplies the complex conjugate of its matrix (A or B)."""
     conjugated = dict(zip("AB", level.conjugates, strict=True))
     return replace(side, conjugated=conjugated.get(side.source.base, False))

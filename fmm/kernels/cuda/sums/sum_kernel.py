@@ -89,14 +89,14 @@ class SumKernel:
         while width > 1 and width * peak_live_values(self.statements) * element.registers > registers:
             width //= 2
         # Programs of three levels with alpha and beta need many registers in addition to the registers of live values.
-        if self.is_long_program and self.scalars:
+        if self.is_too_long_for_unchecked_copy and self.scalars:
             width = max(width // 2, 1)
         # Each complex number in registers counts as two live values. With four complex numbers for each thread, the
         # joins of two levels would spill registers.
         return min(width, 2) if self.in_parts and len(self.statements) > MAX_SHORT_PROGRAM_STATEMENTS else width
 
     @property
-    def is_long_program(self) -> bool:
+    def is_too_long_for_unchecked_copy(self) -> bool:
         """True if the program is so long that the kernel is compiled with bounds checks only.
 
         The kernel of a shorter program also contains a copy of its statements without bounds checks.
@@ -108,7 +108,7 @@ class SumKernel:
     @property
     def processes_elements_singly(self) -> bool:
         """True if a thread processes its elements one by one, because registers cannot hold all elements' addresses."""
-        return self.is_long_program or (
+        return self.is_too_long_for_unchecked_copy or (
             self.prefetches_loads and peak_live_values(self.statements) > MAX_JOINT_PASS_VALUES
         )
 
@@ -142,7 +142,11 @@ class SumKernel:
         """
         values = self.vector_width * peak_live_values(self.statements) * DTYPES[self.element].registers
         holds_much = self.prefetches_loads or bool(self.column_major)
-        four = holds_much and values <= MAX_FOUR_BLOCK_REGISTERS and not (self.is_long_program and self.scalars)
+        four = (
+            holds_much
+            and values <= MAX_FOUR_BLOCK_REGISTERS
+            and not (self.is_too_long_for_unchecked_copy and self.scalars)
+        )
         return f"{SUM_THREADS}, 4" if four else f"{SUM_THREADS}"
 
     @property
@@ -196,7 +200,7 @@ def program_struct_lines(kernel: SumKernel) -> Iterator[str]:
     """Yield the lines of `struct Step`: the kernel's program, as a template argument for block_sums.cuh."""
     yield from (
         "struct Step {",
-        f"    static constexpr bool LONG = {str(kernel.is_long_program).lower()};",
+        f"    static constexpr bool LONG = {str(kernel.is_too_long_for_unchecked_copy).lower()};",
         f"    static constexpr bool ONE_BY_ONE = {str(kernel.processes_elements_singly).lower()};",
         f"    static constexpr bool TRANSPOSES = {str(bool(kernel.column_major)).lower()};",
         f"    static constexpr int WARP_ROWS = {CROSSWISE_WARP_ROWS};",
@@ -226,10 +230,13 @@ def _kernel_statements(kernel: SumKernel) -> Iterator[str]:
     loads = [event.value for event in kernel.statements if event.kind == "load"]
     number = {value: i for i, value in enumerate(loads)}
     for batch in range(PREFETCH_BATCHES if kernel.loads_per_batch else 0):
-        yield from _batch_start_lines(kernel, loads, batch)
+        yield from _prefetch_start_lines(kernel, loads, batch)
     seen: set[int] = set()  # the parts of complex numbers that are loaded or stored already; see _complex_access_lines
     for event in kernel.statements:
-        if event.kind in ("load", "store") and (other := _other_part_if_accessed(kernel, event, loads)) is not None:
+        if (
+            event.kind in ("load", "store")
+            and (other := _other_complex_part_if_accessed(kernel, event, loads)) is not None
+        ):
             yield from _complex_access_lines(kernel, event, other, seen)
         elif event.kind == "load" and kernel.loads_per_batch:
             yield from _prefetched_value_lines(kernel, loads, number[event.value])
@@ -245,7 +252,7 @@ def _kernel_statements(kernel: SumKernel) -> Iterator[str]:
             yield f"v{event.value} = v{event.value} {_next_term_text(event)};"
 
 
-def _other_part_if_accessed(kernel: SumKernel, event: SumStatement, loads: Sequence[int]) -> int | None:
+def _other_complex_part_if_accessed(kernel: SumKernel, event: SumStatement, loads: Sequence[int]) -> int | None:
     """Return the index of a complex number's other part; None if the kernel does not load or store that part too."""
     other = kernel.other_complex_part_index(event)
     return other if event.kind == "store" or other in loads else None
@@ -275,7 +282,7 @@ def _complex_access_lines(kernel: SumKernel, event: SumStatement, other: int, se
     yield f"io.template store_parts<{_block_index_text(block_indices[re])}>(v{x}, v{y});"
 
 
-def _batch_start_lines(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
+def _prefetch_start_lines(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
     """Yield the lines that start a batch of prefetched loads.
 
     The code that waits for a batch contains, as a constant, the number of later batches that may still be in flight.
@@ -295,7 +302,7 @@ def _prefetched_value_lines(kernel: SumKernel, loads: Sequence[int], i: int) -> 
     index = _block_index_text(kernel.reads[loads[i]])
     yield f"const Values v{loads[i]} = io.template take<{index}>({i % kernel.prefetch_slots_per_thread});"
     if within == kernel.loads_per_batch - 1:
-        yield from _batch_start_lines(kernel, loads, batch + PREFETCH_BATCHES)
+        yield from _prefetch_start_lines(kernel, loads, batch + PREFETCH_BATCHES)
 
 
 def _block_index_text(block: BlockIndex) -> str:

@@ -79,7 +79,7 @@ def count_blocks(
     sums = [step for step in found.steps if isinstance(step, Sum)]
     moved = [(place.rows, place.cols) for step in sums for place in (*step.places_read_by_program, *step.writes)]
     padded = steps(1, (m - 1, k - 1, n - 1))  # the last block of each side lacks one row or column
-    held = _group_temporaries(found, counting_sides), _group_temporaries(padded, counting_sides)
+    held = _temporary_blocks_by_sides(found, counting_sides), _temporary_blocks_by_sides(padded, counting_sides)
     return BlockCounts(
         len(sums),
         _count_blocks_in_shapes(moved, counting_sides),
@@ -88,7 +88,7 @@ def count_blocks(
     )
 
 
-def _group_temporaries(steps: LevelSteps, counting_sides: Shape) -> tuple[BlockGroup, ...]:
+def _temporary_blocks_by_sides(steps: LevelSteps, counting_sides: Shape) -> tuple[BlockGroup, ...]:
     """Return the blocks of all temporaries, grouped by the sides along their rows and columns."""
     found: Counter[tuple[int, int]] = Counter()
     for _, rows, cols in steps.temporaries:

@@ -168,7 +168,7 @@ class SchemeLevel(LevelWithSteps):
         )
         of_whole = (True, True, True) if self.table else (m and k, k and n, m and n)
         padded_table = self.table is not None and self.block_side_multiple is not None
-        if padded_table and (refusal := _table_error_text(self, inner, _side_length_ranks_with_ties(blocks))):
+        if padded_table and (refusal := _padded_table_error_text(self, inner, _side_length_ranks_with_ties(blocks))):
             raise PlanError(refusal)
         if self.needs_fusing_leaf:
             return LevelWorkEstimate(self.products, blocks)
@@ -359,7 +359,7 @@ def _side_length_ranks_with_ties(blocks: Sides) -> Shape:
 
 @clear_on_registration
 @lru_cache(maxsize=1024)
-def _table_error_text(level: SchemeLevel, inner: Plan, order: Shape) -> str:
+def _padded_table_error_text(level: SchemeLevel, inner: Plan, order: Shape) -> str:
     """Return the message of the PlanError that a step table raises on padded blocks; empty if the table is valid.
 
     `order` holds the ranks of the block sides m, k and n by length.
