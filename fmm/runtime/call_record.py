@@ -59,7 +59,7 @@ def record_call(decision: Decision, plan: Plan | None) -> None:
 
 
 def record_measured_call(decision: Decision) -> None:
-    """Record a product that an online measurement timed; the measurement runs the plan or the vendor's product."""
+    """Record a product that was timed, and computed by the plan or by the vendor, to compare the two."""
     record = _thread_record.record
     if record is not None:
         turn = "the online measurement timed the library's product" if record.plan in (None, VENDOR) else ""

@@ -439,8 +439,8 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
         library.vendor_product(operands.a, operands.b)
         raise PlanError(call.plan_refusal)
     if call.plan is None or (call.plan == VENDOR and library.gemm_name):
-        # With a vendor_advantage, the decline depends on these arrays (for example, B is A's transposed view), so it is
-        # not cached for all arrays of these shapes.
+        # If `vendor_advantage` is set, the vendor is fast because of a property of these arrays (for example, B is
+        # A's transposed view), so the decline is not cached for all arrays of these shapes.
         if not call.setting.vendor_advantage:
             _remember_declined_gemm(library, operands, constraints.params, call.decision)
         return _run_library_gemm(library, operands, constraints)

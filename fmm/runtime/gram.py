@@ -94,8 +94,8 @@ def run_conjugating_plan(library: Library, a: Any, out: Any, params: GramParams,
         own = constraints._replace(plan=call.plan, replaceable=False, params=gemm_params)
         return run_with_fallback(library, call, left, right, target, own)
     except (library.out_of_memory_error, PlanError):
-        # after None the caller computes a copy of the adjoint and multiplies; if the plan is required, the error is
-        # raised again
+        # the caller then multiplies A by a copy of its adjoint; if the plan is required, this product raises the same
+        # error
         return None
 
 

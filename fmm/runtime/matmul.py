@@ -88,10 +88,10 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
 def _call_after_first_product(
     library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints
 ) -> PreparedCall:
-    """Run the call's trial on leading blocks of the matrices; return the call, decided anew after the measurement.
+    """Compare the call's plan with the vendor on leading blocks of A and B; then return the call, decided anew.
 
-    If the trial raises an exception, the vendor computes the product. While the stream is captured, or while another
-    thread runs the trial, return the call without a measurement.
+    If the comparison raises an exception, the vendor computes the product. While the stream is captured, or while
+    another thread runs this comparison, return the call without a comparison.
     """
     trial = call.decision.trial
     assert trial is not None
@@ -120,8 +120,8 @@ def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, 
         raise PlanError(call.plan_refusal)
     if RECORDING_SWITCH.on:
         record_call(call.decision, None)
-    # A decision without a problem may be due to an unusual `out`, and a plan may be faster for the next call. For a
-    # call with `out`, a decision without a problem is therefore not cached.
+    # If `decision.problem` is None, no plan can compute this call, perhaps because of an unusual `out`. For a call
+    # with `out`, the decline is then not cached, since a plan may be faster for the next call.
     if constraints is NO_CONSTRAINTS and (out is None or call.decision.problem is not None):
         remember_decline(library, a, b, call.decision)
     return library.vendor_product(a, b, out)

@@ -2,9 +2,9 @@
 
 A fast algorithm turns one inf into a submatrix of NaN. The sums of a fast algorithm can overflow where the sums of the
 classical product do not, and vice versa. One test excludes overflow in both algorithms: max|A|, max|B| and k max|A|
-max|B| are each multiplied by the growth of the plan's sums (`intermediate_growth_bound`). If the three results are
-below the type's largest number, every intermediate of the fast and of the classical algorithm is finite. If one of the
-three results is larger, or if A or B has inf or NaN, the vendor multiplies.
+max|B| are each multiplied by the growth of the plan's sums (`intermediate_growth_bound`). If these three products are
+below the type's largest number, every intermediate result of the fast and of the classical algorithm is finite. If
+one of these three products exceeds the type's largest number, or if A or B has inf or NaN, the vendor multiplies.
 
 By the Cauchy-Schwarz inequality, the product of the Frobenius norms of A and B bounds every entry of A B, without the
 factor k. The Frobenius norms need one pass over the operands and are tried first. If the Frobenius norms do not exclude
@@ -51,7 +51,7 @@ def may_overflow(
 ) -> bool:
     """Return True unless all intermediates of the plan and of the classical product are certainly finite.
 
-    The bounds of all intermediates are multiplied by `scale`.
+    The upper bounds of all intermediate results are multiplied by `scale`, for example by |alpha|.
     """
     (m, k), n = a.shape, b.shape[1]
     limit = float(np.finfo(a.dtype).max)
@@ -59,7 +59,8 @@ def may_overflow(
     growth = intermediate_growth_bound(plan, m, k, n, op, fill) * scale
 
     def cannot_overflow(left: float, right: float, terms: int) -> bool:
-        # `left` and `right` are compared too, since sums of submatrices of A, or of B, can overflow
+        # `left` and `right` bound the entries of A and B; they are compared too, since sums of A's or B's submatrices
+        # can overflow
         largest = max(left, right, left * right * terms)
         return largest * growth < limit * OVERFLOW_SAFETY_FACTOR and left < limit and right < limit
 
@@ -174,9 +175,10 @@ class _MagnitudeBounds:
 
 
 def _magnitude_bound_of_sum(step: Sum, sizes: _MagnitudeBounds) -> float:
-    """Return the largest bound among the places that a sum reads, its partial sums, and the places that it writes.
+    """Return an upper bound of the absolute entries of a sum's inputs, partial sums and results.
 
-    In `sizes`, record the bound of each place that the sum writes.
+    In `sizes`, record the upper bound of the absolute entries in each place (rectangle of a matrix) that the sum
+    writes.
     """
     values = [sizes.largest_bound(place) for place in step.reads]
     for terms in step.program.lines:

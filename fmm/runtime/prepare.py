@@ -396,7 +396,7 @@ def _checked_result_operand(query: ProblemQuery) -> Operand:
 
 
 def _problem_of_query(query: ProblemQuery, work: CallMatrices) -> Problem:
-    """Return the problem, completed by the query's addend strides, componentwise constraint and prepared side."""
+    """Return the problem with the query's addend strides, componentwise constraint and prepared operand (A or B)."""
     problem, side = work.problem, query.prepared_side
     if query.addend_strides is not None:
         problem = replace(problem, addend_strides=(query.addend_strides[-2], query.addend_strides[-1]))
@@ -491,7 +491,8 @@ def _check_required_plan(
 ) -> tuple[Decision, LaunchList | None]:
     """Return the decision for the plan that the caller passed, and its launches.
 
-    Raise PlanError if the plan cannot run, or lacks a componentwise bound or an own kernel that the limits require.
+    Raise PlanError if the plan cannot run, if it lacks a componentwise error bound that the caller requires, or if a
+    reproducible plan would call the vendor's kernels on this GPU.
     """
     on_host = device.threads > 0
     check_runnable(plan, problem, on_host)

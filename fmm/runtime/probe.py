@@ -1,9 +1,9 @@
 """The probe: a short measurement of the rates of products and sums on this processor, at most once per process.
 
-The built-in calibration is a guess: a plan that is chosen by it can be slower than the vendor. Before the plan runs,
-the probe measures the rates in a few tenths of a second. After the probe, the plan is chosen again by the measured
-rates. The measured rates favour the vendor: products are rated by their shortest time, sums by their median time, and
-plans need a margin.
+The built-in calibration is a guess, so a plan that wins by the built-in calibration can be slower than the vendor.
+Before the plan runs, the probe measures the rates in a few tenths of a second. After the probe, the plan is chosen
+again by the measured rates. The measured rates favour the vendor: products are rated by their shortest time, sums by
+their median time, and plans need a margin.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ MIN_TIMED_SIDE, MAX_TIMED_SIDE = 256, 4096  # smallest and largest side of the t
 MAX_PRODUCT_SECONDS = 0.02  # seconds; the side is doubled unless the next product would take longer
 PRODUCT_TIMINGS, SUM_TIMINGS = 7, 5  # number of timings of each product, number of timings of the sums
 # The side S for which products run at half the asymptotic rate: time = flops / rate * (1 + S / side). Products with
-# sides of 1000 or 2000 run 10 to 20 % below the asymptotic rate, and a level saves about as much time, so S matters. A
-# measurement of S would take too long, so S is a constant here. On two cores with AVX-512, the half-rate side S is 200
-# to 250 in float64 and 200 to 400 in float32. For two products that run concurrently, each on one thread, S is smaller.
+# sides of 1000 or 2000 run 10 to 20 % below the asymptotic rate, and a level saves about as much time, so predictions
+# need the half-rate side S. The probe does not measure the half-rate side S, because that would take too long: S is a
+# constant here. On two cores with AVX-512, the half-rate side S is 200 to 250 in float64 and 200 to 400 in float32.
+# The half-rate side S is smaller if each of two concurrent products has one thread.
 HALF_RATE_SIDE, CONCURRENT_HALF_RATE_SIDE = 200.0, 150.0
 # Side of the float64 matrix A in the timed sums. The sums move about 40 MB, more than a core's own caches hold.
 SUM_OPERAND_SIDE = 1536
@@ -45,11 +46,11 @@ SUM_OPERAND_SIDE = 1536
 CONCURRENT_SHAPE = (640, 1024)
 # Factors on the measured rate of sums, for plans with sums and products one after the other. Sums in a plan are slower
 # than sums in the probe: the overflow check takes time, and the caches are colder. The factor for float32 is smaller,
-# since float32 products take less time, and slow sums have a larger share of the time.
+# since float32 products take less time, so slow sums cost a larger fraction of the plan's time.
 SUM_RATE_SHARE = {"float64": 0.75, "float32": 0.65}
 # Smallest predicted gain for which a plan is chosen. For sides from 4096 to 7000, plans on two cores with AVX-512 are
-# slower than predicted, by 2 to 5 % in float64 and by 6 to 8 % in float32. The time is lost at the start and end of a
-# plan's products, and because OpenBLAS's second thread spins after a product.
+# slower than predicted, by 2 to 5 % in float64 and by 6 to 8 % in float32. Plans lose this time at the start and end
+# of products, and because OpenBLAS's second thread spins after a product.
 MIN_PREDICTED_GAIN = 0.075
 # Smallest predicted gain of plans that replace a complex product by three real products. Two threads cannot share three
 # products evenly, and OpenBLAS's second thread still spins when the products begin. (27 products with sides from 1300
@@ -119,8 +120,8 @@ def _measure_calibration(threads: int, dtypes: tuple[str, ...]) -> Calibration:
 def _product_rate(dtype: np.dtype[Any], pipe: float) -> ProductRate:
     """Return the asymptotic rate in flop/s from the largest product that MAX_PRODUCT_SECONDS permits.
 
-    The model is time = flops / rate * (1 + pipe / side). A ProductRate has a term for each of m, k and n, and each term
-    gets a third of `pipe`.
+    The model is time = flops / rate * (1 + pipe / side), where `pipe` is the side with half the asymptotic rate. A
+    ProductRate has one such term for each of the sizes m, k and n, each with a third of the half-rate side `pipe`.
     """
     side, seconds = MIN_TIMED_SIDE, _product_seconds(MIN_TIMED_SIDE, dtype)
     while side < MAX_TIMED_SIDE and seconds * 8 < MAX_PRODUCT_SECONDS:

@@ -121,7 +121,7 @@ def run_preparation(library: DeviceLibrary, launches: LaunchList, pointer: int, 
 
 
 def run_timed_product(library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
-    """Return one product, timed by the online measurement of its shape.
+    """Return one product, timed by the OnlineTrial of its shape.
 
     While the stream is captured, return the vendor's product without a timing.
     """
@@ -135,7 +135,10 @@ def run_timed_product(library: DeviceLibrary, call: PreparedCall, multiply: Call
 def run_first_product(
     library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Plan], Any], max_seconds: float
 ) -> None:
-    """Run the whole trial of the first large product of a type; do nothing while the stream is captured."""
+    """Run all products that compare a plan with the vendor, before the first large product of a type.
+
+    While the stream is captured, nothing is done.
+    """
     if _is_capturing(library, call):
         return
     stream, _ = library.current_stream(call.setting.device)
@@ -200,8 +203,8 @@ class StreamCall:
         self.replays = GraphCaptures(self._capture_graph, GRAPH_CACHE) if call.uses_graph else None
         self._latest: Hashable = None  # key of the last replay, which is tried first, since addresses usually recur
         self._players: dict[Alignment, Player | str] = {}  # the player, or why the plan cannot run
-        # The Player for aligned addresses, if the call has a single product; addresses from the memory pools are
-        # aligned.
+        # The Player that runs the launches of a call with a single product; all addresses are aligned, as are
+        # addresses from the memory pools.
         self._single: Player | None = None
         # for each alignment, the indices (in `Addresses`) of the addresses that vendor calls read or write
         self._fixed: dict[Alignment, tuple[int, ...]] = {}

@@ -99,7 +99,7 @@ def run_call(
 
 
 def run_timed_product(library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
-    """Return a product, timed by the online measurement of its shape."""
+    """Return a product, timed by the OnlineTrial of its shape."""
     assert call.decision.trial is not None
     return call.decision.trial.run_product(multiply)
 
@@ -107,7 +107,7 @@ def run_timed_product(library: HostLibrary, call: PreparedCall, multiply: Callab
 def run_first_product(
     library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan], Any], max_seconds: float
 ) -> None:
-    """Run the whole trial of the first large product of a type."""
+    """Run all products that compare a plan with the vendor, before the first large product of a type."""
     assert call.decision.trial is not None
     call.decision.trial.run_all_products(multiply, lambda: None, max_seconds)
 
@@ -305,7 +305,7 @@ class _PlanMultiplier:
 
 
 def _split_stack(call: PreparedCall, a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield the matrices (A, B, C) of each product of a stack; together the products compute the whole array C."""
+    """Yield the matrices A, B and C of each product of a stack; together the products compute the whole array C."""
     if a.ndim == 1:
         c = np.expand_dims(c, -1 if b.ndim == 1 else -2)
     if b.ndim == 1:
@@ -324,7 +324,7 @@ def _split_stack(call: PreparedCall, a: Array, b: Array, c: Array) -> Iterator[t
 
 
 def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
-    """Return texts that say on which threads the plan's products run, one text for each kind of product."""
+    """Return texts that say which BLAS function computes the plan's products, on how many threads."""
     if problem.writes_triangle and not plan.levels:
         return (f"BLAS's syrk or herk on {count_with_noun(threads, 'thread')}, one triangle; the other is its mirror",)
     vendor, whole = f"numpy.matmul on {count_with_noun(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"

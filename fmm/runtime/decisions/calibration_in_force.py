@@ -4,8 +4,8 @@ The calibration is from a trusted tuning of the device, else from a probe, else 
 
 A GPU's relative is the measured GPU that its datasheet names (`relative_of`). A GPU without a tuning uses the shipped
 calibration of its relative, scaled by the two datasheets. A GPU without a relative uses a calibration from its
-datasheet alone, without the leaves of fmm's portable kernels until the first large product has measured them
-(fmm.runtime.decisions.first_product).
+datasheet alone. The leaves with portable kernels (kernels that run on any GPU) are added when the first large product
+has measured their rates (fmm.runtime.decisions.first_product).
 """
 
 from __future__ import annotations

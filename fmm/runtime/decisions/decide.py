@@ -91,7 +91,7 @@ class Decision:
     measured_speedup: float | None = None  # median measured speedup of the entry that decided
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state to pickle, without the trial: an online measurement belongs to its process."""
+        """Return the state to pickle, without `trial`: an OnlineTrial times products of its own process only."""
         calibration = self.calibration  # a read-only mapping cannot be pickled, so the rates become a dict
         calibration = calibration and replace(calibration, rates=dict(calibration.rates))
         return {**vars(self), "trial": None, "calibration": calibration}
@@ -213,7 +213,7 @@ class Decision:
         return line if self.plan == VENDOR else f"{line}{origin}"
 
     def _exceeded_limit(self, candidate: Candidate) -> str:
-        """Return a note for a candidate that the limits forbid; empty for an allowed candidate."""
+        """Return a note for a candidate with too much error, too much workspace or forbidden emulation; else ""."""
         limits, plan = self.limits, candidate.plan
         if limits is None or plan == VENDOR:
             return ""
@@ -224,7 +224,7 @@ class Decision:
 
 
 def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
-    """Return the decision for a problem within the limits.
+    """Return the decision for a problem: a plan within the limits of error growth and workspace, or the vendor.
 
     A certified entry for a shape applies to all memory layouts, except to a column-major B with which the entry's plan
     is slow.
@@ -349,7 +349,7 @@ def decide_for_unmeasured_leaf(
 
     Return None if no plan with an unmeasured leaf is predicted to be far faster. An entry is evidence about the plans
     that the tuning compared, but not about leaves that fmm got after the tuning. For a shape without an entry, the
-    model may choose a plan with an unmeasured leaf by the usual margin.
+    model may choose a plan with an unmeasured leaf if the predicted gain exceeds the margin.
     """
     entry = tuned.find_entry(problem.size, op=problem.op)
     decision = decide_by_model(problem, limits, calibration, True, tuned.identity)
@@ -389,9 +389,9 @@ def decide_by_model(
 def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
     """Return the decision by D'Alberto and Nicolau's rule instead of the model.
 
-    The rule compares the side of a product of square matrices with the recursion point n1, and decides for other sizes
-    by Equation 2 of the paper. alpha, pi, n1 and epsilon are taken from the config. Without a tuning, alpha and pi are
-    from the calibration in force.
+    The rule compares the side of a product of square matrices with the recursion point n1, and decides for other
+    sizes by Equation 2 of D'Alberto and Nicolau's paper. The config contains the rule's constants alpha, pi, n1 and
+    epsilon. Without a tuning, alpha and pi are from the calibration in force.
     """
     from fmm.perfmodel.papers.recursion_points import calibrated_thresholds, choose_hasa_plan
 
@@ -414,8 +414,8 @@ def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> D
 def _hasa_thresholds(recorded: Thresholds, problem: Problem) -> tuple[HasaThresholds, str]:
     """Return the thresholds of HASA's rule by a config's alpha, pi, n1 and epsilon, and the rule as text.
 
-    n1 is the recursion point of Winograd's variant. HASA has more passes over blocks than Winograd's variant, so HASA's
-    recursion point is larger.
+    n1 is the recursion point of Winograd's variant. HASA (D'Alberto and Nicolau's adaptive algorithm) has more passes
+    over blocks than Winograd's variant, so HASA's recursion point is larger.
     """
     from fmm.perfmodel.papers.recursion_points import HASA_POINT_RATIO, HasaThresholds
 
@@ -430,7 +430,10 @@ def _hasa_thresholds(recorded: Thresholds, problem: Problem) -> tuple[HasaThresh
 
 
 def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> Decision:
-    """Return the decision with an OnlineTrial: the shape's first products time the decided plan and the vendor."""
+    """Return the decision with an OnlineTrial, which times the first products of this shape.
+
+    The decided plan computes one half of these products, the vendor the other half.
+    """
     if decision.plan == VENDOR or problem.writes_triangle or problem.flops < MIN_TUNED_FLOPS:
         return decision
     trial = online.trial_for_shape(reduced_problem(problem), identity, decision.plan)
@@ -492,7 +495,7 @@ def plans_with_less_memory(problem: Problem, refused: Plan, limits: Limits, devi
             return
         yield plan
         # The workspace of candidates is an estimate, so the plan can need more bytes than the limit `nbytes`. `min`
-        # makes the limit `nbytes` shrink in each round, so that the loop ends.
+        # makes the limit `nbytes` smaller in each iteration, so that the loop ends.
         nbytes = min(nbytes, peak_workspace(plan, problem))
 
 
@@ -535,7 +538,8 @@ MAX_SLOW_SYRK_ROWS = 1024
 def is_gram_faster(gram: Decision, limits: Limits, device: Device) -> bool:
     """Return True if computing and mirroring one triangle is predicted to beat the best full product by the margin.
 
-    The margin is the larger one of the margins of `gram`'s plan and of the vendor's triangle.
+    The required gain is the larger of two margins: the margin of the plan in `gram`, and the margin of the vendor's
+    product of one triangle.
     """
     problem = gram.problem
     assert problem is not None

@@ -27,17 +27,17 @@ from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, Decision
 
 # ---- on CUDA devices
 
-# Three limits on the number of multiply-adds. For a product below a limit, the vendor takes less time than the launches
-# of a plan take, on any device. SMALL_MULTIPLY_ADDS holds for any type, SMALL_MULTIPLY_ADDS_16_BIT for 16-bit types on
-# tensor cores. SMALL_MULTIPLY_ADDS_UNALIGNED holds for 16-bit types with unaligned rows, for which vendors are several
-# times slower. In unaligned bfloat16 on an H200, a plan takes 26 microseconds and the vendor 38 for 1.36 * 2^30
+# For a product with fewer multiply-adds than these numbers, the vendor takes less time than the launches of a plan
+# take, on any device. SMALL_MULTIPLY_ADDS holds for any type, SMALL_MULTIPLY_ADDS_16_BIT for 16-bit types on tensor
+# cores. SMALL_MULTIPLY_ADDS_UNALIGNED holds for 16-bit types with unaligned rows, for which vendors are several times
+# slower. In unaligned bfloat16 on an H200, a plan takes 26 microseconds and the vendor 38 for 1.36 * 2^30
 # multiply-adds; for 1.2 * 2^30 multiply-adds, a plan takes 42 microseconds and the vendor 31.
 SMALL_MULTIPLY_ADDS, SMALL_MULTIPLY_ADDS_16_BIT, SMALL_MULTIPLY_ADDS_UNALIGNED = 1 << 29, 1 << 33, 5 << 28
 
-# The sizes of A and B in bytes can show that a product is below the limits on multiply-adds, since bytes(A) * bytes(B)
-# = (m k n) * k * itemsize^2. If k is below SHORT_INNER_SIDE, most of the product's time is the writing of C, and no
-# plan is faster. If k is at least SHORT_INNER_SIDE and bytes(A) * bytes(B) is below SMALL_BYTES_PRODUCT, the product
-# has fewer multiply-adds than the three limits.
+# The sizes of A and B in bytes can show that a product has few multiply-adds, since bytes(A) * bytes(B) = (m k n) * k
+# * itemsize^2. If k is below SHORT_INNER_SIDE, most of the product's time is the writing of C, and no plan is faster.
+# If k is at least SHORT_INNER_SIDE and bytes(A) * bytes(B) is below SMALL_BYTES_PRODUCT, the product has fewer
+# multiply-adds than the number above for its type.
 SHORT_INNER_SIDE = 144
 SMALL_BYTES_PRODUCT = SHORT_INNER_SIDE * min(SMALL_MULTIPLY_ADDS * 4**2, SMALL_MULTIPLY_ADDS_UNALIGNED * 2**2)
 
@@ -91,8 +91,8 @@ def smallest_side_with_plan() -> int:
 
 
 MIN_PLAN_SIDE = smallest_side_with_plan()
-# Smallest number of entries of A for which a plan is possible. An A with fewer entries has a side that is too short for
-# any plan.
+# Smallest number of entries of A for which a plan is possible. A matrix with fewer than MIN_PLAN_ENTRIES entries has
+# a side that is too short for any plan.
 MIN_PLAN_ENTRIES = MIN_INTEGER_PLAN_SIDE**2
 
 
@@ -159,8 +159,8 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision, beta:
     if library.processor == "cpu":
         if problem is None:  # torch computes all products of this type, whatever the sizes
             is_remembered = library.is_differentiable and a.shape[1] == b.shape[0]
-        # A decision by a rule may not hold for other arrays of the same sizes, so its decline is not cached. For
-        # example, a rule for A and A's transposed view does not hold for two different arrays.
+        # If the decision's source is "rule", a property of these arrays decided (for example, B is A's transposed
+        # view). The decline is not cached, because other arrays of the same sizes may lack this property.
         else:
             is_remembered = decision.source != "rule"
         if not is_remembered or 2 * a.shape[0] * a.shape[1] * b.shape[1] < memory.flops:

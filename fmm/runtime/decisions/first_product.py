@@ -107,8 +107,8 @@ def calibration_without_portable_kernels(unmeasured: Calibration) -> Calibration
 def calibration_scaled_to_entry(unmeasured: Calibration, entry: Entry, dtype: str) -> Calibration:
     """Return a datasheet's calibration without the rates of portable kernels, except those of the measured leaf.
 
-    The rates of the measured leaf are scaled so that the predicted speedup of the entry's plan is at most the lower end
-    of the interval of the measured speedup.
+    The rates of the measured leaf are scaled: the predicted speedup of the entry's plan becomes at most the lower end
+    of the confidence interval of its measured speedup.
     """
     plan, problem = Plan.parse(entry.plan), Problem(*entry.size, dtype)
     seconds, vendor_seconds = (quick_prediction(x, problem, unmeasured).predicted_seconds for x in (plan, VENDOR))
@@ -155,7 +155,7 @@ def first_product_trial(problem: Problem, limits: Limits, device: Device) -> onl
 
 
 def _trial_on_largest_blocks(problem: Problem, limits: Limits, device: Device) -> online.OnlineTrial | None:
-    """Return the trial of the largest blocks of the operands for which the measurement is fast enough."""
+    """Return the trial for the largest leading blocks of A and B that are predicted to be measured fast enough."""
     assert device.guess is not None
     for side in BLOCK_SIDES:
         block = Problem(min(problem.m, side), min(problem.k, side), min(problem.n, side), problem.dtype)

@@ -38,7 +38,7 @@ class PreparedOperandLayout(NamedTuple):
 
 
 class PlanConstraints(NamedTuple):
-    """The caller's constraints on the plan, where None means no constraint, and the product's parameters."""
+    """The caller's constraints on the plan (None: no constraint), and the product's parameters, such as alpha."""
 
     plan: Plan | None = None
     error_growth: float | None = None  # upper limit of the error growth; None: the device's default

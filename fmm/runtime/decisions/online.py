@@ -1,8 +1,9 @@
-"""Online measurement: the first products of a large shape time the model's choice against the vendor.
+"""Online measurement: the first products of a large shape are timed, to compare a plan with the vendor.
 
-FMM_TUNING_MODE=online enables online measurement, D'Alberto and Nicolau's dynamic HASA. The plan and the vendor run in
-shuffled pairs. Every measured product is a product that the caller needs, and its result is returned. The measurement
-gives an entry, which decides later products of this shape in this process and is written into the config.
+FMM_TUNING_MODE=online enables online measurement, D'Alberto and Nicolau's dynamic HASA. The model chooses the plan.
+Of every two products, the plan computes one and the vendor the other, in random order. Every measured product is a
+product that the caller needs, and its result is returned. The measurement gives an entry, which decides later
+products of this shape in this process and is written into the config.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ASSUMED_NOISE = 0.01  # assumed noise floor as a fraction, since an online measu
 
 
 class OnlineTrial:
-    """The online measurement of one shape, in pairs of the vendor and one plan; `entry` is the measurement's result."""
+    """The comparison of one plan with the vendor, by timing the caller's products of one shape; gives `entry`."""
 
     def __init__(self, problem: Problem, device: Identity, plan: Plan, origin: str = "online") -> None:
         self.problem, self.device, self.plan, self.origin = problem, device, plan, origin
@@ -40,7 +41,7 @@ class OnlineTrial:
         self._seconds: list[float] = []  # seconds of the finished products, in the order of `_turns`
 
     def run_product(self, multiply: Callable[[Plan], Any], wait_until_idle: Callable[[], None] = lambda: None) -> Any:
-        """Return one product, computed and timed by the next plan in `_turns`.
+        """Return one product, computed by the plan or by the vendor, as the list `_turns` says, and timed.
 
         While a product is timed, products of other threads run by the plan under test and are not timed.
         `wait_until_idle` waits until an asynchronous device is idle.
@@ -116,7 +117,7 @@ _lock = ForkSafeLock()
 def trial_for_shape(problem: Problem, device: Identity, plan: Plan, origin: str = "online") -> OnlineTrial:
     """Return the trial of a shape; create the trial at the first call with these arguments.
 
-    `problem` is a reduced problem, without the caller's layouts, so products in all layouts share one trial.
+    `problem` has row-major matrices instead of the caller's layouts, so products in all layouts share one trial.
     """
     key = problem, device, plan, origin
     with _lock.now:

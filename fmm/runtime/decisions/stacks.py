@@ -31,15 +31,15 @@ from fmm.runtime.devices import Device
 
 WARPGROUP_PLAN = Plan.parse("tile")
 STACKED_TYPES = ("bfloat16", "float16")  # types whose triangles the warpgroup kernel mirrors
-# A plan for a stack must be predicted to win by this share of the vendor's time, in addition to the margin of the plan
-# for one matrix. On an H200, launches of float32, float64 and complex stacks take 0.8 to 1.2 times as long as
+# A plan for a stack must be predicted to save this fraction of the vendor's time, in addition to the margin of the
+# plan for one matrix. On an H200, launches of float32, float64 and complex stacks take 0.8 to 1.2 times as long as
 # predicted.
 STACK_MARGIN = 0.08
-TILE_MARGIN = 0.08  # this share for triangles of 16-bit types; their predicted times have an error of 6 %
-# Kernels of emulation compute tiles of C of about TILE_SIDE rows and columns. If C fills less than MIN_TILE_SHARE of
-# the tiles that cover it, the vendor's kernel with smaller tiles is not slower. On an H200, 27 complex64 products with
-# (m, k, n) = (136, 1656, 280) fill a share of 0.39 of their tiles and take 1.02 times the vendor's time; 10 products
-# with (400, 768, 296) fill a share of 0.60 and take 0.83 times the vendor's time.
+TILE_MARGIN = 0.08  # the fraction for triangles of 16-bit types; their predicted times have an error of 6 %
+# Kernels of emulation compute tiles of C of about TILE_SIDE rows and columns. If C fills less than the fraction
+# MIN_TILE_SHARE of the tiles that cover C, the vendor's kernel with smaller tiles is not slower. On an H200, 27
+# complex64 products with (m, k, n) = (136, 1656, 280) fill 39 % of their tiles and take 1.02 times the vendor's time;
+# 10 products with (400, 768, 296) fill 60 % and take 0.83 times the vendor's time.
 TILE_SIDE, MIN_TILE_SHARE = 128, 0.5
 # If the vendor computes a stack in fewer than this number of seconds, no plan is used: the host alone takes about as
 # long for the call of a plan.
@@ -47,8 +47,9 @@ MIN_VENDOR_SECONDS = 25e-6
 # Factor on the predicted time in which the vendor computes the triangles of a stack, one matrix after the other. On an
 # H200, the triangles of 49 float64 matrices of 1626 x 264 take 1.5 times as long as predicted.
 VENDOR_TRIANGLE_SLOWDOWN = 1.5
-# Additional time that the library needs for a stack with alpha or beta, or for products A B that are their own
-# adjoints. The library mirrors one triangle of C by about five launches, which read and write C about nine times.
+# Predicted time in which the library mirrors triangles, for a stack with alpha or beta, or for products A B that are
+# their own adjoints. The library mirrors one triangle of C by about five launches, which read and write C about nine
+# times.
 MIRROR_LAUNCH_SECONDS, MIRROR_PASSES = 25e-6, 9
 # Largest workspace, in bytes, of a group of products that share launches. On an H200, one group of eight float64
 # products of side 4096 is 1 % faster than four groups, and needs four times the memory.

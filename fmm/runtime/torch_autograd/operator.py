@@ -27,8 +27,9 @@ OPERATOR_SCHEMA = (
     "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
 )
 # Inductor leaves an operator with the tag cudagraph_unsafe out of the CUDA graphs that Inductor captures. In a version
-# of torch without the tag cudagraph_unsafe, Inductor captures fmm's operator in CUDA graphs. During a capture, fmm's
-# operator runs torch's own product, since no plan runs while a stream is captured (fmm/runtime/run_device.py).
+# of torch without the tag cudagraph_unsafe, Inductor captures fmm's operator in CUDA graphs. While a CUDA graph is
+# captured, fmm's operator runs torch's own product, since no plan runs while a stream is captured
+# (fmm/runtime/run_device.py).
 OPERATOR_TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 _OPERATOR_LIBRARY = torch.library.Library("fmm", "FRAGMENT")
 _OPERATOR_LIBRARY.define(OPERATOR_SCHEMA, tags=OPERATOR_TAGS)
@@ -53,7 +54,7 @@ def traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any
 def _is_worth_traced_operator(a: Any, b: Any) -> bool:
     """Return True for large operands while torch compiles a graph.
 
-    Return False during torch.export: exported programs must run without fmm.
+    During torch.export, return False, since exported programs must run without fmm.
     """
     if not is_compiling() or is_exporting() or type(a) not in PLAIN_TENSORS or type(b) not in PLAIN_TENSORS:
         return False
@@ -204,7 +205,8 @@ def _has_tangent(x: Any) -> bool:
 def _register_sharding() -> None:
     """Register the placements of DTensors that the operator accepts as operands.
 
-    For a product of two matrices, the placements are those of torch.mm. Stacks and vectors are replicated.
+    For a product of two matrices, the placements are those of torch.mm. Operands that are stacks or vectors must be
+    replicated on every device of the mesh.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor.experimental import register_sharding
