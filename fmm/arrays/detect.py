@@ -16,8 +16,8 @@ from fmm.dtypes import DTYPES
 ArrayKind = Literal["host", "cupy", "torch", "other"]  # other: a CUDA array of a library other than CuPy and torch
 DLPACK_CUDA_TYPES = (2, 13)  # device types kDLCUDA and kDLCUDAManaged
 
-# The kind of array for each class. The kind is None for classes with host arrays and device arrays: array_kind then
-# examines each object.
+# The kind of array for each class, as `array_kind` returns it. The kind is None for classes with host arrays and device
+# arrays: array_kind then examines each object.
 _kinds_by_class: dict[type, ArrayKind | None] = {
     np.ndarray: "host",
     list: "host",
@@ -60,7 +60,7 @@ def _kind_of_object(x: Any) -> ArrayKind:
 
 
 def _kind_of_type(cls: type) -> ArrayKind | None:
-    """Return the array kind of a class, found from its base classes.
+    """Return the kind of array of a class ("host", "cupy", "torch" or "other"), found from its base classes.
 
     Return None if every object of the class must be examined.
     """

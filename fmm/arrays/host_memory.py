@@ -73,7 +73,7 @@ def _cgroup_folders() -> list[tuple[Path, str, str]]:
         own = root / path.strip("/")
         folders = [own, *own.parents]
         # Inside a container, /proc may show the folder's path on the host. The host's path does not exist inside the
-        # container, so only the root folder is returned.
+        # container, so `_cgroup_folders` then returns only the root folder.
         found += [(folder, *names) for folder in folders[: folders.index(root) + 1] if folder.is_dir()]
     return found
 

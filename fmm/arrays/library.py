@@ -74,7 +74,7 @@ class CallAllocations(Protocol):
 
     @property
     def packs(self) -> tuple[bool, bool]:
-        """Two values, for A and for B: True if the operand is copied into contiguous memory."""
+        """Two values, for A and for B; a value is True if the operand is copied into contiguous memory."""
         ...
 
     @property
@@ -169,11 +169,14 @@ class Library(Protocol):
         ...
 
     def decline_type_key(self, a: Any, b: Any) -> Hashable:
-        """Return the part of a declined product's cache key that does not depend on sizes, for example the types."""
+        """Return the part of a declined product's cache key that does not depend on sizes.
+
+        The types of the arrays, for example, are in this part.
+        """
         ...
 
     def product_setting(self, a: Any, b: Any, out: Any) -> ProductSetting:
-        """Return the device, type and precision of the library's own product of these arrays."""
+        """Return the `ProductSetting` of these arrays: the type of the library's product, and whether plans may run."""
         ...
 
     def describe_operand(self, x: Any) -> Operand:
@@ -281,7 +284,10 @@ class Library(Protocol):
         ...
 
     def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
-        """Return alpha A B + beta C by the library's own functions, in C or, if C is None, in a new array."""
+        """Return alpha * A B + beta * C, computed by the library's own functions.
+
+        The returned array is C, or a new array if C is None.
+        """
         ...
 
     def gram_function(self, a: Any) -> Callable[[Any, Any], Any]:
@@ -295,14 +301,14 @@ class Library(Protocol):
     def has_symmetric_gram(self, a: Any) -> bool:
         """Return True if the library's product of a device array and its transposed view is symmetric bit for bit.
 
-        The first call for a shape tests a product on the device; later calls use the cached answer.
+        The first call for a shape tests a product on the device; later calls use the cached result of the test.
         """
         ...
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         """Write the lower triangle of alpha product + beta out into `out`.
 
-        With fill "full", the lower triangle is also mirrored into the upper triangle.
+        If `fill` is "full", the lower triangle is also mirrored into the upper triangle.
         """
         ...
 
@@ -319,7 +325,10 @@ class HostLibrary(Library, Protocol):
         ...
 
     def unwrap_scalar(self, c: Any) -> Any:
-        """Return the product c; if c is a product of two vectors, as a number if the library returns numbers."""
+        """Return the product c, or a number instead.
+
+        A number is returned if c is a product of two vectors and the library returns such products as numbers.
+        """
         ...
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
@@ -336,8 +345,8 @@ class DeviceLibrary(Library, Protocol):
     def allocate_arrays(self, call: CallAllocations, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         """Return the addresses of A, B, C and the workspace, the array C, and the objects that own these arrays.
 
-        The caller holds the objects until the last launch. An operand is copied if its value in `call.packs` is True.
-        All memory is from the library's pool, on the library's current stream.
+        The caller holds the objects until the last launch. `call.packs` has two values, for A and for B: if a value is
+        True, the operand is copied. All memory is from the library's pool, on the library's current stream.
         """
         ...
 

@@ -102,7 +102,7 @@ class NumpyLikeLibrary(ABC):
         return False
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-        """Write the lower triangle of `alpha * product + beta * out` to `out`; with fill "full", mirror it too.
+        """Write the lower triangle of `alpha * product + beta * out` to `out`; if `fill` is "full", mirror it too.
 
         Raise TypeError if the type of `out` cannot hold the result.
         """
@@ -153,8 +153,8 @@ def make_order_sensitive_values(x: Any) -> Any:
     """Make numbers whose products reveal a kernel's order of additions: change x in place, and return it.
 
     The second half of each row is replaced by the first half, multiplied by -1 in every second row. The exact dot
-    product of two neighbouring rows is 0, because the halves of the dot product cancel. The computed dot product
-    consists of rounding errors alone, which depend on the order of the additions.
+    product of two neighbouring rows is 0: the products of the second halves cancel those of the first halves. The
+    computed dot product consists of rounding errors alone, which depend on the order of the additions.
     """
     half = x.shape[-1] // 2
     x[..., half:] = 0
@@ -252,7 +252,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         """Return three values: the element type of the product, a reason, and `refuses_plans`.
 
         The reason is a text that says why only NumPy can compute the product; it is empty if a plan can compute the
-        product. `refuses_plans` is True if NumPy must compute the product even if the caller names a plan.
+        product. `refuses_plans` is True if NumPy must compute the product even if the caller passes a plan.
         """
         requested, dtype = self.options.get("dtype"), a.dtype
         try:
@@ -274,7 +274,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         return dtype, "", False
 
     def _out_decline_reason(self, out: Any, dtype: np.dtype[Any]) -> str:
-        """Return the reason why only NumPy can write into `out`; empty if a plan can.
+        """Return the reason why only NumPy can write into `out`; return an empty text if a plan can write into `out`.
 
         The shape of `out` is not checked.
         """
@@ -360,7 +360,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         return np.ndarray(result.shape, dtype, strides=[step * dtype.itemsize for step in strides])
 
     def unwrap_scalar(self, c: Any) -> Any:
-        """Return the product c; if c is a product of two vectors, as a number, as NumPy does."""
+        """Return the product c; if c is a product of two vectors, return a number, as NumPy does."""
         return c if c.ndim else c[()]
 
 

@@ -54,7 +54,10 @@ def _torch_gemm_with_factors(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out:
 
 
 def _unused_addend(like: Any, shape: tuple[int, ...], beta: Any) -> Any:
-    """Return the addend of a call without an addend. If beta is 0, torch does not read the addend."""
+    """Return a tensor that torch's functions accept as the addend where a call has no addend.
+
+    If beta is 0, torch does not read the addend.
+    """
     return like.new_zeros(shape) if beta else like.new_empty(shape)
 
 
@@ -436,7 +439,7 @@ class TorchHostLibrary(_TorchLibraryBase):
         return partial(matmul_into, TORCH_MATMUL, a, b, out)
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-        """Write the lower triangle to `out`; with fill "full", mirror it too.
+        """Write the lower triangle to `out`; if `fill` is "full", mirror it too.
 
         A large product with alpha 1 and beta 0 is mirrored in place, tile by tile.
         """

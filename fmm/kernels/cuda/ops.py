@@ -167,7 +167,7 @@ class TriangleOutput:
 
 @dataclass(frozen=True)
 class PreparedOperands:
-    """Which operands of a product are already converted to the leaf's form, for example to float16 planes."""
+    """The operands of a product that are already converted to planes, for example to float16 planes."""
 
     prepared_matrix: Literal["A", "B"] | None = None  # the matrix that fmm.prepare has converted
     written_by_sums: frozenset[OperandSide] = frozenset()  # operands that preceding sums write in the leaf's form
@@ -178,7 +178,7 @@ NO_PREPARED_OPERANDS = PreparedOperands()
 
 @dataclass(frozen=True)
 class GemmOp:
-    """A batch of `count` column-major products dest = alpha left right + beta dest."""
+    """A batch of `count` column-major products dest = alpha * left right + beta * dest."""
 
     leaf: str
     dtype: str  # the type in which the leaf multiplies
@@ -283,7 +283,7 @@ def _batch_operand(views: Sequence[DeviceView]) -> GemmOperand:
 
 @dataclass(frozen=True)
 class RankUpdateOp:
-    """One triangle of a column-major dest = alpha X X^H + beta dest; X^H X replaces X X^H if X is transposed."""
+    """One triangle of a column-major dest = alpha * X X^H + beta * dest; X^H X replaces X X^H if X is transposed."""
 
     leaf: str
     dtype: str
@@ -309,10 +309,10 @@ class RankUpdateOp:
 def rank_update_op(
     leaf: str, dtype: str, left: DeviceView, right: DeviceView, dest: DeviceView, alpha: float, beta: float
 ) -> RankUpdateOp | None:
-    """Return the rank update for the lower triangle of dest = alpha left right + beta dest; right is left's adjoint.
+    """Return the rank update for the lower triangle of dest = alpha * left right + beta * dest.
 
-    Return None if BLAS can read neither operand. BLAS treats a row-major dest as its column-major transpose, and
-    writes the upper triangle of the transpose.
+    The operand `right` is the adjoint of `left`. Return None if BLAS can read neither operand. BLAS treats a row-major
+    dest as its column-major transpose, and writes the upper triangle of the transpose.
     """
     upper = not is_column_major(dest)
     if upper:
@@ -332,7 +332,10 @@ def rank_update_op(
 
 @dataclass(frozen=True)
 class MirrorOp:
-    """The lower triangle of dest = alpha source + beta dest; with `full`, also its mirror in the upper triangle."""
+    """The lower triangle of dest = alpha * source + beta * dest.
+
+    If `full` is True, the operation also mirrors this triangle into the upper triangle.
+    """
 
     source: DeviceView
     dest: DeviceView
@@ -366,7 +369,7 @@ class MirrorOp:
 class MirroredGemm:
     """A product that writes a lower triangle, and the mirror operation that then writes the upper triangle.
 
-    select.py replaces both by one product if the leaf has a kernel that writes both triangles.
+    If the leaf has a kernel that writes both triangles, select.py replaces the product and the mirror by one product.
     """
 
     product: GemmOp  # may write any values above the diagonal
@@ -387,8 +390,8 @@ class MirroredGemm:
 def mirrored_gemm(op: object, source: DeviceView, mirror: MirrorOp) -> MirroredGemm | None:
     """Return one operation for a product and the mirror that follows the product.
 
-    Return None unless `op` is a single product and the mirror copies the product's lower triangle to its upper
-    triangle, in place.
+    Return None if `op` is a batch of several products, or if the mirror does not copy the product's lower triangle to
+    its upper triangle in place.
     """
     if not (
         isinstance(op, GemmOp)

@@ -184,7 +184,10 @@ def _is_mirrored_after_recompute(problem: Problem) -> bool:
 
 
 def _is_mirror_of_checked_c(op: RecordedOp, steps: Sequence[LaunchStep], unflagged: bool) -> bool:
-    """Return True if the last step mirrors the complete C in place, and earlier kernels have checked C's numbers."""
+    """Return True if the last step mirrors the complete C in place, and C needs no further check for inf and NaN.
+
+    In this case the kernels that wrote C have raised the flag for each inf or NaN.
+    """
     mirror = op.mirror if isinstance(op, MirroredGemm) else op
     if not (isinstance(mirror, MirrorOp) and _mirrors_lower_triangle(op) and mirror.is_in_place):
         return False
@@ -194,7 +197,10 @@ def _is_mirror_of_checked_c(op: RecordedOp, steps: Sequence[LaunchStep], unflagg
 
 
 def _mirrors_lower_triangle(op: RecordedOp) -> bool:
-    """Return True if the operation mirrors C's lower triangle; the mirror kernel then also checks every number of C."""
+    """Return True if the operation mirrors C's lower triangle.
+
+    The mirror kernel then also raises the flag for an inf or NaN in C.
+    """
     mirror = op.mirror if isinstance(op, MirroredGemm) else op
     return isinstance(mirror, MirrorOp) and mirror.full and mirror.writes_result
 
@@ -276,8 +282,9 @@ class LaunchRecorder:
     def _sum_op(self, step: Sum, reads: Sequence[DeviceView], writes: Sequence[DeviceView]) -> SumOp | None:
         """Return the operation that computes a step of sums; None if the step writes nothing.
 
-        For a step that has occurred before, the result is the earlier operation with shifted offsets. An inner level
-        repeats its steps hundreds of times, and `sum_op` takes milliseconds to arrange hundreds of blocks in arrays.
+        For a step that has occurred before, the returned operation is the earlier operation with other offsets. An
+        inner level repeats its steps hundreds of times, and `sum_op` takes milliseconds to find arrays that contain
+        hundreds of blocks.
         """
         origins: dict[str, int] = {}
         for view in (*reads, *writes):
@@ -358,10 +365,10 @@ class LaunchRecorder:
             self.ops = [replace(op, triangle=both) if isinstance(op, GemmOp) else op for op in self.ops]
 
     def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:
-        """Record products that need only their lower triangle: by syrk, by the leaf's kernel, or as complete products.
+        """Record products of which only the lower triangle is needed.
 
-        A batch of small triangles is recorded as one batch of complete products, because one launch is faster than
-        many.
+        They are computed by syrk, by the leaf's kernel, or as complete products. A batch of small triangles is recorded
+        as one batch of complete products, because one launch is faster than many.
         """
         dest, k = products[0][2], products[0][0].cols
         alpha, beta = complex(params.alpha).real, complex(params.beta).real
@@ -462,7 +469,10 @@ class LaunchRecorder:
     # ---- streams
 
     def run_concurrently(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
-        """Record independent products alternately on two streams. Each stream has its own temporaries."""
+        """Record products that do not depend on each other, alternately on two streams.
+
+        Each stream has its own temporaries.
+        """
         mark, itemsize = self.used_bytes, DTYPES[dtype].itemsize
         stream_bytes = max(plan_workspace_bytes(p.plan, *p.size, itemsize, *p.params) for p in products)
         self._append_operations(StreamSync.FORK)
@@ -488,9 +498,9 @@ class LaunchRecorder:
 def column_major_by_operand(steps: LevelSteps) -> dict[str, bool]:
     """Map "A" and "B" to True if sums of the operand's blocks are stored column-major, to False if row-major.
 
-    The mapping is empty if the products have levels, or if their leaf prefers no layout. For a leaf that prefers
+    The mapping is empty if the products have levels, or if their leaf has no preferred layout. For a leaf that prefers
     operands contiguous along the inner dimension k, sums are row-major for A and column-major for B. For a leaf that
-    prefers the outer dimensions m and n, sums are column-major for A and row-major for B.
+    prefers operands contiguous along the outer dimensions m and n, sums are column-major for A and row-major for B.
     """
     plans = {p.plan for p in steps.products}
     if any(plan.levels for plan in plans):

@@ -105,7 +105,7 @@ def _select_mirrored_gemm(op: MirroredGemm, target: ChipTarget) -> SelectedLaunc
 
 
 def preparation_launches(op: GemmOp, target: ChipTarget) -> PreparationLaunches:
-    """Return the launches that convert the operand `op.prepared.prepared_matrix` to the leaf's form.
+    """Return the launches that convert the operand `op.prepared.prepared_matrix` to planes for the leaf.
 
     No launches are returned if the leaf cannot prepare operands.
     """
@@ -259,8 +259,8 @@ def _as_tma_op(op: TileOp | TileGroup, target: ChipTarget) -> TmaOp | None:
 def select_f16x3_steps(op: GemmOp, target: ChipTarget) -> SelectedLaunches:
     """Return the steps of the leaf `f16x3`.
 
-    The steps are fmm's kernel if this kernel can run, else the vendor's products of float16 planes. If the vendor's
-    products of planes cannot run either, the only step is the vendor's float32 product.
+    If fmm's kernel can run, the steps are its launches; otherwise they are the vendor's products of float16 planes. If
+    the vendor's products of planes cannot run either, the only step is the vendor's float32 product.
     """
     if own := select_f16x3_kernel(op, target):
         return own
@@ -311,7 +311,8 @@ def select_plane_preparation(op: GemmOp, target: ChipTarget) -> PreparationLaunc
 def fuse_plane_sums(ops: Sequence[OpT], target: ChipTarget) -> list[OpT | PlaneSums]:
     """Return the operations; the sums directly before a batch of f16x3 products now write float16 planes.
 
-    The last two operations before a batch of products form the sums of A's blocks and the sums of B's blocks.
+    Of the last two operations before a batch of products, one forms the sums of A's blocks, the other those of B's
+    blocks.
     """
     changed: list[Any] = list(ops)
     separate = not (target.chip.has_warpgroups or uses_portable_f16x3(target.chip))
@@ -367,7 +368,7 @@ def _residue_product(op: GemmOp, target: ChipTarget) -> ResidueOp | None:
 # ---- tables with one line for each leaf
 
 # For each leaf, the function that selects the steps of a product. If one kernel computes a level together with its
-# leaf, the leaf's function selects the steps of both.
+# leaf, the function for the leaf selects the launches of both.
 LEAF_SELECTORS: Final[dict[str, LeafSelector]] = {
     "vendor": select_vendor_gemm,
     "vendor3m": select_vendor_gemm3m,

@@ -30,7 +30,8 @@ def entry_source(
 
     `body` is the body of the entry point. `before` holds the lines between the header and the entry point. `bounds`
     holds the arguments of `__launch_bounds__`: the number of threads of a thread block, and optionally the smallest
-    number of thread blocks on a multiprocessor. `clusters` is the number of thread blocks in a cluster; 0: no cluster.
+    number of thread blocks on a multiprocessor. `clusters` is the number of thread blocks in a cluster; with 0, the
+    kernel uses no clusters.
     """
     return source_with_headers(
         header, [*before, *entry_point_lines(parameters, body, bounds, clusters=clusters, entry=entry)]

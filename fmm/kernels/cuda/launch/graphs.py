@@ -18,8 +18,8 @@ from collections.abc import Callable, Hashable, Iterable
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-# The third call with the same key is captured. A second call may be chance, and a capture takes as long as several
-# calls.
+# The third call with the same key is captured. A call that occurs twice need not occur again, and a capture takes as
+# long as several calls.
 CALLS_BEFORE_CAPTURE = 3
 MAX_CAPTURES = 64  # largest total number of captures in all threads
 MAX_COUNTED_KEYS = 64  # largest number of keys in a `GraphCaptures`: keys with a capture, and keys of counted calls
@@ -41,12 +41,15 @@ class GraphCache:
         self._oldest_first: deque[tuple[GraphCaptures, Hashable]] = deque()
 
     def add_capture(self, owner: GraphCaptures, key: Hashable, captured: Any) -> None:
-        """Store a capture for a key of this owner; drop the oldest captures if there are more than the limit."""
+        """Store a capture for a key of these `GraphCaptures`.
+
+        If the cache then holds more than `limit` captures, drop the oldest captures.
+        """
         self._oldest_first.append((owner, key))
         owner.captured[key] = captured
         while len(self._oldest_first) > self.limit and self._drop_oldest():
-            # Capture less often from now on: a program with more recurring calls than the limit would otherwise capture
-            # the same calls again and again.
+            # Capture less often from now on: a program that repeats more calls than the cache can hold would otherwise
+            # capture the same calls again and again.
             self.calls_before_capture *= 2
 
     def clear(self) -> int:

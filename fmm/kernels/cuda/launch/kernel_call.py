@@ -57,7 +57,7 @@ class KernelCall:
 # ---- cuLaunchKernelEx (programmatic dependent launch), which CuPy does not wrap
 #
 # Two launches that add to the same result may overlap: the second launch starts before the first has ended. Two small
-# products that overlap can fill the device together.
+# products that overlap can use all multiprocessors together.
 
 
 class _LaunchAttribute(ctypes.Structure):

@@ -86,7 +86,10 @@ class Addresses(NamedTuple):
 
     @property
     def is_aligned(self) -> bool:
-        """True if operands and workspace have at least the alignment of memory that array libraries allocate."""
+        """True if the addresses of operands and workspace have the alignment that array libraries use.
+
+        Array libraries allocate memory at multiples of this number of bytes.
+        """
         return not (self[0] | self[1] | self[2] | self[3] | self[6]) % ALLOCATOR_ALIGNMENT[0]
 
     @property
@@ -168,7 +171,10 @@ class Player:
         self._only_vendor_call = only.call if isinstance(only, _VendorProduct) else None
 
     def _set_address_slots(self) -> None:
-        """Store the word index, address index and byte offset of each parameter word that holds an address."""
+        """Store three numbers for each parameter word that holds an address.
+
+        The numbers are the index of the word, the index of the address, and the offset in bytes.
+        """
         slots: list[tuple[int, int, int]] = []
         start = counting = 0
         for call in self.calls:
@@ -208,8 +214,8 @@ class Player:
         counters. `scratch` is the address of memory for cuBLAS, with GRAPH_SCRATCH_BYTES bytes for each stream that
         calls cuBLAS.
 
-        The leading sums are launched before the other calls are prepared, so an idle device starts some microseconds
-        earlier.
+        The leading sums are launched before the other calls are prepared, so a device that has nothing else to do
+        starts some microseconds earlier.
         """
         if self._only_launch is not None and not self._counting:
             parameters = self._parameters_with_addresses(addresses, ())

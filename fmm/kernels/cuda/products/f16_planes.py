@@ -3,8 +3,8 @@
 The kernels are in f16_planes.cuh and f16_spread.cuh. Each row of A and each column of B has one exponent e. A number x
 in a row or column with the exponent e becomes hi = float16(x 2^e) and lo = float16(2048 (x 2^e - hi)). `OperandPlanes`
 describes where the planes and exponents of an operand are stored; the launch of `plane_split_launch` computes both. For
-componentwise products, the split also records the spread of the magnitudes in a row or column (`BalancedPlanes`). If
-the spread is too large, the operands are split a second time.
+componentwise products, the kernel also records how much the magnitudes in a row or column differ (`BalancedPlanes`). If
+they differ too much, the operands are split a second time.
 
 A line of an operand is contiguous in memory. If an operand is contiguous along the inner dimension, its lines are the
 rows of A or the columns of B.
@@ -44,10 +44,11 @@ WARP_THREADS = 32
 MAX_REGISTER_LOADS = 16  # largest number of a line's loads that a thread holds in registers
 # Rules for scaling an operand and for arranging its planes hi and lo. All rules scale each row of A or column of B.
 # With the rule "default", chunks of PLANE_CHUNK_LENGTH numbers of plane hi and of plane lo alternate in memory. With
-# the rule "separate", the complete plane hi precedes plane lo, as cuBLAS needs, and the split uses no clusters. The
-# rule "recorded" is like "default", but the split also records the spread of magnitudes in each row or column. The rule
-# "balanced" is like "default", but each position of the inner dimension is also scaled if the recorded spread is too
-# large. SCALING_RULES maps each rule to a C++ type; the braces stand for the number of thread blocks of a cluster.
+# the rule "separate", the complete plane hi precedes plane lo, as cuBLAS needs, and the splitting kernel uses no
+# clusters. The rule "recorded" is like "default", but the splitting kernel also records the spread of each row or
+# column: the fraction of large numbers, and whether any number is small. The rule "balanced" is like "default", but if
+# the recorded magnitudes differ too much, each position of the inner dimension is also scaled. SCALING_RULES maps each
+# rule to a C++ type; the braces stand for the number of thread blocks of a cluster.
 ScalingRule = Literal["default", "separate", "recorded", "balanced"]
 SCALING_RULES: Mapping[ScalingRule, str] = {
     "default": "LineScaling<fmm::planes::Alternating, {}>",
@@ -133,7 +134,10 @@ class OperandPlanes:
         return SplitKernel("inner", group, min(-(-self.line_pitch // (4 * group)), MAX_REGISTER_LOADS), wide)
 
     def thread_block_count(self, kernel: SplitKernel, cluster: int) -> int:
-        """Return the number of thread blocks that split the operand, in clusters of this size (1: no clusters)."""
+        """Return the number of thread blocks that split the operand.
+
+        `cluster` is the number of thread blocks in a cluster; 1 means no clusters.
+        """
         if kernel.along == "outer":
             strip = PLANE_CHUNK_LENGTH if cluster > 1 else STRIP_POSITIONS
             return self.count * self.line_pitch // strip * cluster
@@ -241,10 +245,10 @@ def plane_split_launch(
     """Return the launch that computes the exponents and planes of these operands.
 
     `alignment` maps a base to the largest power of two that divides its address. `cluster` is the number of thread
-    blocks in a cluster; 1 means no clusters, because only compute capability 9.0 and newer has clusters. The operand
-    with the most numbers for each thread block comes first in the grid. For example, a B with few columns is split by
-    few thread blocks, and each of them takes long. If the thread blocks of B start first, the many short thread blocks
-    of A run at the same time.
+    blocks in a cluster; 1 means no clusters, because only compute capability 9.0 and newer has clusters. The first
+    thread blocks of the grid split the operand that has more elements for each thread block. For example, a matrix B
+    with few columns is split by few thread blocks, and each of these thread blocks takes long. If the thread blocks of
+    B start first, the many short thread blocks of A run at the same time.
     """
     names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
     operands = sorted(operands, key=lambda x: -x.numbers_per_block(x.split_kernel(alignment), cluster))
@@ -264,11 +268,11 @@ BALANCE_BLOCKS_PER_SM = 2  # number of thread blocks of the balance kernel for e
 
 @dataclass(frozen=True)
 class BalancedPlanes:
-    """The planes of both operands of a componentwise product, and the memory for balancing the inner dimension.
+    """The planes of both operands of a componentwise product, and the memory for scaling the inner dimension.
 
     From `offset` on, the workspace holds the largest exponent at each position of the inner dimension, first for A and
-    then for B. After these exponents, the workspace holds the decision whether the product balances the inner
-    dimension.
+    then for B. After these exponents, the workspace holds a number that is not zero if the inner dimension is balanced:
+    column k of A is multiplied by a power of two, and row k of B is divided by it.
     """
 
     left: OperandPlanes
@@ -282,12 +286,12 @@ class BalancedPlanes:
 
     @property
     def balance_flag_offset(self) -> int:
-        """Offset of the decision whether to balance the inner dimension, in bytes."""
+        """Offset in bytes of the number that is not zero if the inner dimension is balanced."""
         return self.right_exponents_offset + exponent_bytes(self.right.count * self.right.inner_size)
 
     @property
     def end_offset(self) -> int:
-        """Offset in the workspace of the first byte after the decision whether to balance."""
+        """Offset in the workspace of the first byte after the number at `balance_flag_offset`."""
         return self.balance_flag_offset + PLANE_ALIGN_BYTES
 
     def pack_parameters(
@@ -313,7 +317,7 @@ class BalancedPlanes:
 
 @lru_cache(maxsize=16)
 def balance_decision_kernel_source(left: ContiguousAxis, right: ContiguousAxis) -> str:
-    """Return the CUDA source of the kernel that decides whether to balance; its entry point is `ENTRY_NAME`."""
+    """Return the CUDA source of the kernel that decides whether the inner dimension is balanced (`ENTRY_NAME`)."""
     along = ", ".join(str(x == "inner").lower() for x in (left, right))
     call = f"fmm::planes::balance<{along}>(p);"
     return entry_source("fmm::planes::Balance", call, "f16_spread.cuh", (SPLIT_THREADS,))
@@ -322,7 +326,10 @@ def balance_decision_kernel_source(left: ContiguousAxis, right: ContiguousAxis) 
 def balanced_split_launches(
     x: BalancedPlanes, multiprocessors: int, alignment: Mapping[str, int], cluster: int = SPLIT_CLUSTER_BLOCKS
 ) -> tuple[Launch, Launch, Launch]:
-    """Return three launches: split and record the spread, decide whether to balance, and if so split again."""
+    """Return three launches: a split that records magnitudes, a decision, and a second split.
+
+    The second launch decides whether the inner dimension is balanced; if not, the third launch does nothing.
+    """
     kernels = x.left.split_kernel(alignment), x.right.split_kernel(alignment)
     parameters, slots = x.pack_parameters(kernels, cluster)
     blocks = x.left.thread_block_count(kernels[0], cluster) + x.right.thread_block_count(kernels[1], cluster)

@@ -4,8 +4,8 @@ The kernels are in f16_sums.cuh. Without the kernels of f16_sums.cuh, a level wo
 float32 sums of blocks (submatrices), and the second writes the planes of the sums. The power of two that scales a sum
 depends on the sum's largest number, which is unknown before the sum is formed. In place of the sum's largest number,
 the kernels use an upper bound: the sum of the largest numbers of the added blocks. There are three launches. The first
-launch finds the largest number in each line or position of every block. The second launch computes the exponents of all
-sums. The third launch forms the sums and writes their planes.
+launch finds the largest magnitude in each row of A's blocks, or in each column of B's blocks. The second launch
+computes the exponents of all sums. The third launch forms the sums and writes their planes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
 from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS, SumKernel, program_struct_lines
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_STRUCT_BYTES, MAX_GRID_BLOCKS, BlockArray, SumOp
 
-# The same numbers as in f16_sums.cuh: threads of a thread block, threads of a warp, and positions that a thread block
-# reads if the lines run along the outer dimension.
+# The same numbers as in f16_sums.cuh: threads of a thread block, threads of a warp, and positions of the inner
+# dimension that a thread block reads if the lines run along the outer dimension.
 EXTENT_THREADS, WARP_THREADS, STRIP_POSITIONS = 256, 32, 32
 MAX_BLOCKS_IN_SUM = 64  # largest number of blocks in a sum, because a 64-bit mask selects the blocks
 
@@ -72,7 +72,7 @@ class PlaneSums:
     def sum_kernel(self) -> SumKernel:
         """The kernel that forms the sums of blocks.
 
-        If the lines of the planes are padded, the kernel checks all array bounds.
+        If the lines (rows or columns) of the planes are padded, the kernel checks all array bounds.
         """
         kernel = self.split.kernel
         return kernel if self.planes.line_pitch == self.split.cols else replace(kernel, unchecked=frozenset())
@@ -160,7 +160,7 @@ def plane_sum_launches(x: PlaneSums, alignment: Mapping[str, int]) -> tuple[Laun
 
 
 def _maxima_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
-    """Return the launch that finds the largest number of each line or position of every block.
+    """Return the launch that finds the largest magnitude in each row of A's blocks, or in each column of B's blocks.
 
     The largest numbers are stored in the memory that float32 sums would use.
     """

@@ -179,7 +179,7 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
 def missing_plane_launches(
     op: F16x3Op, multiprocessors: int, alignment: Mapping[str, int], cluster: int = SPLIT_CLUSTER_BLOCKS
 ) -> tuple[Launch, ...]:
-    """Return the launches that compute the missing planes; `cluster` is the number of thread blocks in a cluster."""
+    """Return the launches that compute the planes that are not stored yet; a cluster has `cluster` thread blocks."""
     if op.spread is not None:
         return balanced_split_launches(op.spread, multiprocessors, alignment, cluster)
     return (plane_split_launch(op.missing, alignment, cluster=cluster),) if op.missing else ()
@@ -224,7 +224,7 @@ FLOAT16_BYTES = 2
 
 
 class PlaneProduct(NamedTuple):
-    """A product over a range of the inner dimension: C = factor (plane of A) (plane of B) + keep C."""
+    """A product over a range of the inner dimension: C = factor * (plane of A) (plane of B) + keep * C."""
 
     start: int  # first position of the range along the inner dimension
     length: int  # number of positions in the range
@@ -237,7 +237,7 @@ class PlaneProduct(NamedTuple):
 def vendor_f16x3_steps(
     op: GemmOp, multiprocessors: int, alignment: Mapping[str, int], flagged: bool
 ) -> tuple[Launch | VendorCall, ...] | str:
-    """Return the steps that split, multiply planes by cuBLAS and undo the scaling.
+    """Return the launches and calls that split the operands, multiply planes by cuBLAS and undo the scaling.
 
     If these steps cannot compute the product, return the reason as a text.
     """
@@ -251,7 +251,7 @@ def vendor_f16x3_steps(
 
 
 def _plane_products(k: int) -> list[PlaneProduct]:
-    """Return the products hi lo and lo hi over the complete inner dimension, then one product hi hi for each range."""
+    """Return the products hi lo and lo hi over the complete inner dimension, then a product hi hi for each range."""
     first = PlaneProduct(0, k, lo_of_b=True, factor=1 / LO_PLANE_SCALE, keep=0.0)
     second = PlaneProduct(0, k, lo_of_a=True, factor=1 / LO_PLANE_SCALE)
     pieces = range(0, k, VENDOR_PIECE_LENGTH)

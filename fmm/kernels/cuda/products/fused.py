@@ -45,8 +45,8 @@ class FusedLaunches:
         alpha: float,
         beta: float,
     ) -> None:
-        # If the caller passes no strategy, or a strategy of the TMA kernel, all products of the level form one group: a
-        # device with TMA computes the group in one launch.
+        # If the caller passes no strategy, or a strategy of the TMA kernel, all products of the level form one
+        # `TileGroup`: a device with TMA computes all these products in one launch.
         self.one_launch = strategy is None or tma_strategy(strategy.name) is not None
         self.scheme, self.tasks, self.strategy = level.scheme, level.tasks, strategy or FUSED_SIZES[dtype]
         self.dtype, self.blocks, self.alpha, self.beta = dtype, blocks, alpha, beta
@@ -61,7 +61,10 @@ class FusedLaunches:
         return "atomic" in self.tasks
 
     def launches_by_stage(self) -> Iterator[list[list[TileOp | TileGroup]]]:
-        """Yield for each stage, in order, a list of streams; each stream is a list of launches."""
+        """Yield lists of streams, where a stream is a list of launches.
+
+        The streams of one list run concurrently, and end before the streams of the next list start.
+        """
         if self.one_launch and not self.tasks:
             products = [op for p in range(self.scheme.rank) if (op := self._tile_op_of_product(p)) is not None]
             group = TileGroup(tuple(replace(op, may_overlap=i > 0) for i, op in enumerate(products)), "turns")
@@ -166,7 +169,10 @@ def tile_op_with_fused_sums(
 
 
 def _contiguous_axis(x: DeviceView, inner: int, transposed: bool) -> ContiguousAxis:
-    """Return the dimension along which an operand is contiguous; `inner` is 0 for the kernel's A, 1 for its B."""
+    """Return the dimension along which an operand is contiguous.
+
+    `inner` is 0 for the kernel's operand A, and 1 for B.
+    """
     by_rows = (x.right == 1) != transposed
     return "inner" if by_rows == (inner == 0) else "outer"
 

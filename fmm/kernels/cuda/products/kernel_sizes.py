@@ -78,9 +78,9 @@ H200_STRATEGIES = tuple(
     )
 )
 # Strategies for gemm_tma.cuh, where the copy engine (TMA) loads the tiles. Products with fused sums are fastest with
-# many short stages (Long), and products without sums with few long stages (Deep). `rate` is the speed of the strategy
-# divided by the block model's speed for the strategy Square. The values of `rate` are 5 % smaller than measured for
-# large products.
+# many pipeline stages and a small k_s (Long), and products without sums with few stages and a large k_s (Deep). `rate`
+# is the strategy's flops per second, divided by those that the block model predicts for the strategy Square. The values
+# of `rate` are 5 % smaller than measured for large products.
 TMA_SIZES = tuple(
     replace(s, types=("float32",))
     for s in (
@@ -95,8 +95,8 @@ TMA_SIZES = tuple(
 GPU8_SIZES = TileSizes("GPU8", m_s=16, n_s=128, k_s=32, m_r=16, n_r=1, warp_m=1, warp_n=32)
 # Strategies for float64 on the tensor cores. The threads of a warp form a grid of 8 rows and 4 columns, so a warp
 # computes 64 x 32 or 48 x 32 elements of C. Smaller tiles read more bytes for each element of C, and the L2 cache
-# limits the total rate of these reads. `rate` is the speed of a strategy divided by the speed of Solo. The rates are
-# calculated from the bytes that each strategy reads, and are not measured yet.
+# limits the total rate of these reads. `rate` is the strategy's flops per second, divided by those of the strategy
+# Solo. The values of `rate` are calculated from the bytes that each strategy reads, and are not measured yet.
 FLOAT64_SIZES = tuple(
     replace(s, types=("float64",))
     for s in (
@@ -129,9 +129,9 @@ def tma_strategy(name: str) -> TileSizes | None:
 FUSED_SIZES = {"float32": named_strategy("Half"), "float64": named_strategy("Solo")}
 TMA_FUSED_SIZES = named_strategy("Long")
 
-# The kernel of gemm_small.cuh computes products of these element types, and triangles of at most this number of rows.
-# For a triangle of 480 rows, each of the 120 tiles has an H200's multiprocessor to itself. For a triangle of 512 rows,
-# some tiles share a multiprocessor: the float64 triangle takes 35 us, and cuBLAS's syrk takes 16 us.
+# The kernel of gemm_small.cuh computes products of these element types, and triangles of a C with at most this number
+# of rows. For a triangle of 480 rows, each of the 120 tiles has an H200's multiprocessor to itself. For a triangle of
+# 512 rows, some tiles share a multiprocessor: the float64 triangle takes 35 us, and cuBLAS's syrk takes 16 us.
 SMALL_TYPES = ("float16", "bfloat16", "float32", "float64")
 MAX_SMALL_ROWS = 480
 
@@ -165,7 +165,7 @@ def padded_matrix_bytes(lines: int, length: int) -> int:
 def prepared_plane_bytes(itemsize: int, lines: int, length: int) -> tuple[int, int]:
     """Return the sizes in bytes of a padded matrix and of its prepared planes with their exponents.
 
-    The size of the exponents suffices for one exponent for each line, or for one exponent for each position in a line.
+    Either each line or each position in a line has an exponent; the size is that for the larger number of exponents.
     """
     return padded_matrix_bytes(lines, length), plane_bytes(lines, length) + exponent_bytes(max(lines, length))
 

@@ -70,14 +70,20 @@ def count_tiles(m: int, n: int, s: MmaSizes, triangle: bool) -> int:
 
 
 def tile_rows_per_band(s: MmaSizes) -> int:
-    """Return the number of rows of tiles that are computed together; the rows' total height is a multiple of n_s."""
+    """Return how many rows of tiles are computed together.
+
+    The number of matrix rows in these tiles is a multiple of n_s.
+    """
     return next(rows for rows in range(RASTER_ROWS, 0, -1) if rows * s.m_s % s.n_s == 0)
 
 
 def best_mma_sizes(
     m: int, n: int, count: int, chip: Chip, among: tuple[MmaSizes, ...], triangle: bool = False
 ) -> MmaSizes:
-    """Return the tile sizes with the earliest predicted end of the last thread block, with stages that fit."""
+    """Return the tile sizes with the earliest predicted end of the last thread block.
+
+    The sizes have as many pipeline stages as fit in shared memory.
+    """
 
     def last_block_end_time(s: MmaSizes) -> float:
         at_once = chip.multiprocessors * s.blocks

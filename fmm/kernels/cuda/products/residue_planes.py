@@ -1,8 +1,9 @@
 """Compute scaling exponents and residues of the operands: one plane of bytes for each modulus (residue_planes.cuh).
 
-`ResidueOperand` describes the memory of one operand with its exponents and planes. The launch of `norm_exponent_launch`
-measures each row of A and each column of B: it finds the norm, and from the norm the scaling exponent. The launch of
-`residue_split_launch` computes the planes. The launches of residues.py multiply the planes and join the products to C.
+`ResidueOperand` describes the memory of one operand with its exponents and planes. A line is a row of A or a column of
+B. The launch of `norm_exponent_launch` finds the norm of each line, and from the norm the scaling exponent. The launch
+of `residue_split_launch` computes the planes. The launches of residues.py multiply the planes and join the products to
+C.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ RESIDUE_THREADS = 256  # number of threads in a thread block of the kernels that
 RESIDUE_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster; a cluster measures 64 positions of all lines
 # Number of positions that a cluster transposes together: for elements of at most 8 bytes, and for elements of 16 bytes.
 TRANSPOSED_POSITIONS, TRANSPOSED_POSITIONS_OF_16_BYTES = 64, 32
-# The number of positions that a thread block without a cluster measures and transposes, as in residue_planes.cuh.
+# Number of positions of the inner dimension that a thread block without a cluster reads and transposes together.
 TRANSPOSED_POSITIONS_ALONE = 16
 # For 0, 1 and 2 levels of Strassen's algorithm: the number of thread blocks of the split kernel that one multiprocessor
 # must have enough registers for. If the text is empty, the compiler chooses the number of thread blocks.
 MIN_SPLIT_BLOCKS_PER_SM = "4", "", "2"
-# A warp measures a line of at most MAX_WARP_LINE_BYTES bytes, and a thread block measures a longer line.
+# A warp finds the norm of a line of at most MAX_WARP_LINE_BYTES bytes; a thread block finds the norm of a longer line.
 WARP_THREADS, MAX_WARP_LINE_BYTES = 32, 4096
 LINE_MEMORY_BYTES = 24 * RESIDUE_THREADS + 4 * 32  # size of struct LineMemory of residue_lines.cuh
 STRIP_BYTES = 128  # width in bytes of the strip of adjacent lines that a cluster splits in an MN-major operand
 STRIP_PART_POSITIONS = 32  # each thread block of a cluster splits a multiple of this number of positions of the lines
-# The largest number of positions in a line for which one kernel both measures and splits the line. For longer lines,
-# one kernel for both steps is slower than two kernels, because shared memory holds fewer thread blocks. On an H200,
-# float64 products with one kernel took 1.02 times as long as with two kernels for lines of 5500 numbers, and 1.13 times
-# as long for lines of 8192 numbers.
+# The largest number of positions in a line for which one kernel both finds the norm of the line and splits the line.
+# For longer lines, one kernel for both steps is slower than two kernels, because shared memory holds fewer thread
+# blocks. On an H200, float64 products with one kernel took 1.02 times as long as with two kernels for lines of 5500
+# numbers, and 1.13 times as long for lines of 8192 numbers.
 MAX_SPLIT_LINE_LENGTH = 4096
 OPERAND_WORDS = 11  # number of 8-byte words in struct Operand of residue_planes.cuh
 RESIDUE_NAMESPACE = "fmm::residues::"
@@ -75,8 +76,8 @@ def pack_gaussian_modulus(p: int) -> bytes:
 def _float32_bits_of_multiple(p: int, bound: int) -> int:
     """Return the bit pattern of a float32 number: the smallest multiple of p that is at least 2^23 + `bound`.
 
-    The kernel adds a sum of magnitude up to `bound` to this bit pattern. The result is again the bit pattern of a
-    float32 number between 2^23 and 2^24.
+    The kernel adds a sum of magnitude up to `bound` to this bit pattern. The sum is again the bit pattern of a float32
+    number between 2^23 and 2^24.
     """
     return FLOAT_2_23_BITS + p * -(-(2**23 + bound) // p) - 2**23
 
@@ -103,10 +104,10 @@ ByteSource = Literal["source", "planes"]
 
 @dataclass(frozen=True)
 class NormExponentKernel:
-    """A variant of the kernel that measures one operand.
+    """A variant of the kernel that finds the norms of one operand's lines.
 
-    If the operand is contiguous along the inner dimension, `group` threads measure a line. If the operand is contiguous
-    along the outer dimension, a cluster measures the operand and also writes a transposed copy.
+    If the operand is contiguous along the inner dimension, `group` threads find the norm of a line. If the operand is
+    contiguous along the outer dimension, a cluster finds the norms of several lines and also writes a transposed copy.
     """
 
     along: ContiguousAxis
@@ -114,7 +115,7 @@ class NormExponentKernel:
     wide: bool  # True if each load reads 16 bytes
 
     def cpp_norm_call(self, operand: str, block: str, cluster: int) -> str:
-        """Return the C++ statement that calls the measuring function of residue_planes.cuh."""
+        """Return the C++ statement that calls the function of residue_planes.cuh that finds the norms of lines."""
         wide = str(self.wide).lower()
         lines = f"norm_exponents_of_lines<{self.group}, {wide}>"
         named = lines if self.along == "inner" else f"norm_exponents_and_transpose<{wide}, {cluster}>"
@@ -151,7 +152,10 @@ class ResidueOperand:
         return WARP_THREADS if line_bytes <= MAX_WARP_LINE_BYTES else RESIDUE_THREADS
 
     def norm_exponent_kernel(self, aligned: bool, scaled: bool) -> NormExponentKernel | None:
-        """Return the kernel that measures or transposes the operand; None if the operand needs neither operation."""
+        """Return the kernel that finds the norms of the operand's lines, transposes the operand, or does both.
+
+        Return None if the operand needs neither.
+        """
         if self.is_prepared or (self.along == "inner" and not scaled):
             return None
         group = self.threads_per_line
@@ -170,9 +174,10 @@ class ResidueOperand:
         return self.is_prepared or self.along == "outer" or self.has_vector_aligned_lines(aligned)
 
     def norm_exponent_block_count(self, kernel: NormExponentKernel | None, cluster: int, scaled: bool) -> int:
-        """Return the number of thread blocks that measure this operand, in clusters of this size (1: no clusters).
+        """Return the number of thread blocks that find the norms of this operand's lines.
 
-        Operands that are not `scaled` need no norms, so several thread blocks can share lines even without clusters.
+        `cluster` is the number of thread blocks in a cluster; 1 means no clusters. An operand without scaling exponents
+        needs no norms, so several thread blocks can transpose parts of the same line even without clusters.
         """
         if kernel is None:
             return 0
@@ -185,13 +190,19 @@ class ResidueOperand:
 
     @property
     def lines_per_split_block(self) -> int:
-        """The number of lines that a thread block splits (K-major operand) or a cluster splits (MN-major operand)."""
+        """The number of lines that a thread block splits if the operand is K-major.
+
+        For an MN-major operand, the number of lines that a cluster splits.
+        """
         if self.along == "outer":
             return STRIP_BYTES // self.geometry.item
         return RESIDUE_THREADS // self.threads_per_line
 
     def line_split_block_count(self) -> int:
-        """Return the number of thread blocks that measure and split whole lines, a multiple of the cluster size."""
+        """Return the number of thread blocks that find the norms of lines and split the lines.
+
+        The number is a multiple of the number of thread blocks in a cluster.
+        """
         if self.is_prepared:
             return 0
         if self.along == "outer":
@@ -199,7 +210,7 @@ class ResidueOperand:
         return round_up(-(-self.geometry.count * self.block[0] // self.lines_per_split_block), RESIDUE_CLUSTER_BLOCKS)
 
     def line_split_shared_bytes(self) -> int:
-        """Return the bytes of shared memory of a thread block that measures and splits whole lines."""
+        """Return the bytes of shared memory of a thread block that finds the norms of lines and splits the lines."""
         if self.is_prepared:
             return 0
         positions, padding = self.block[1], 0
@@ -247,7 +258,8 @@ class ResidueOperand:
             return byte_matrix_tensor_map(self.source, self.lines, self.geometry.k, self.geometry.count, most)
         # Each line of a transposed copy ends with padding that no kernel initializes.
         filled = self.geometry.k if self.bytes_from else length
-        # The workspace holds the planes of one group of moduli at a time.
+        # The workspace holds only the planes of the moduli that are multiplied together, so these planes start at
+        # offset 0.
         before = 0 if self.base == "W" else first * self.geometry.plane_product_count * lines * length
         piece = BlockTerm(self.base, self.planes + before, lines, length)
         return byte_plane_tensor_map(piece, self.geometry.plane_product_count * moduli, most, filled, sign)
@@ -285,7 +297,7 @@ def byte_matrix_tensor_map(x: GemmOperand, lines: int, length: int, layers: int,
 def norm_exponent_kernel_source(
     left: NormExponentKernel | None, right: NormExponentKernel | None, dtype: str, cluster: int
 ) -> str:
-    """Return the CUDA source of the kernel that measures and transposes operands.
+    """Return the CUDA source of the kernel that finds the norms of lines and writes transposed copies of operands.
 
     If `left` or `right` is None, the kernel skips this operand.
     """
@@ -315,10 +327,11 @@ def residue_split_kernel_source(levels: int, left_wide: bool, right_wide: bool, 
 
 @lru_cache(maxsize=64)
 def line_split_kernel_source(left: NormExponentKernel | None, right: NormExponentKernel | None, dtype: str) -> str:
-    """Return the CUDA source of the kernel that measures and splits whole lines.
+    """Return the CUDA source of the kernel that finds the norms of lines and splits the lines into residues.
 
-    If `left` or `right` is None, the kernel skips this operand. The strips of an MN-major operand take longer than the
-    lines of a K-major operand, so the first thread blocks of the grid split the strips.
+    If `left` or `right` is None, the kernel skips this operand. In an MN-major operand a cluster splits several
+    adjacent lines, and takes longer than a thread block that splits a line of a K-major operand. Therefore the first
+    thread blocks of the grid split the MN-major operand.
     """
     sides = [("left", 0, left), ("right", 1, right)]
     sides.sort(key=lambda side: side[2] is None or side[2].along == "inner")
@@ -358,7 +371,10 @@ def cpp_inner_scheme_sums() -> str:
     code = {0: 0, 1: 1, -1: 2}
 
     def packed_coefficients(table: Matrix) -> int:
-        """Return one integer with all coefficients of a table: 8 bits for each product, with 2 bits for each block."""
+        """Return one integer with all coefficients of one of a scheme's tables.
+
+        Each product has 8 bits: 2 bits for the coefficient of each of 4 blocks.
+        """
         return sum(code[int(c)] << (8 * q + 2 * b) for b, row in enumerate(table) for q, c in enumerate(row))
 
     tables = ", ".join(f"{packed_coefficients(table):#x}ull" for table in (found.u, found.v, found.w))
@@ -412,7 +428,7 @@ def residue_split_launch(
 
 
 def can_split_lines(sides: ResidueOperandPair, dtype: str) -> bool:
-    """Return True if one launch can measure and split both operands.
+    """Return True if one launch can find the norms of both operands' lines and also split both operands into residues.
 
     The lines must have at most MAX_SPLIT_LINE_LENGTH numbers, and the workspace must hold the planes of all moduli. The
     plan must have no levels of Strassen's algorithm, and the element type must not be an integer.

@@ -1,9 +1,10 @@
 """Compute a product by residues: multiply byte planes for each modulus, then reconstruct C.
 
 The kernels are in gemm_residues.cuh and residue_join.cuh. `residue_op` describes a GEMM. `residue_launches` returns the
-GEMM's launches in order. The first launch measures the operands: it finds their scaling exponents. For each group of
-moduli, further launches split the operands into residues and multiply the planes. The last launch reconstructs C by
-the Chinese remainder theorem. The module residue_planes.py describes the operands.
+GEMM's launches in order. The first launch finds the scaling exponents of A's rows and B's columns. The workspace may
+hold the planes of only some moduli at a time: further launches split the operands into residues modulo these numbers
+and multiply the planes, and repeat this for the next moduli. The last launch reconstructs C by the Chinese remainder
+theorem. The module residue_planes.py describes the operands.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # alignments by base; em
 
 @dataclass(frozen=True)
 class ResidueOp:
-    """A product by residues: C = factor A B + keep C for each product of a batch."""
+    """A product by residues: C = factor * A B + keep * C for each product of a batch."""
 
     dtype: str
     geometry: PlaneLayout
@@ -101,7 +102,7 @@ class ResidueOp:
 
     @property
     def modulus_groups(self) -> tuple[tuple[int, ...], ...]:
-        """The moduli in groups; the workspace holds the planes of one group at a time."""
+        """The moduli as tuples; the workspace holds the planes of one tuple at a time."""
         moduli, together = self.geometry.remainder_weights.moduli, self.geometry.moduli_per_pass
         return tuple(moduli[i : i + together] for i in range(0, len(moduli), together))
 
@@ -117,7 +118,7 @@ class ResidueOp:
 
     @property
     def blocks_per_cluster(self) -> int:
-        """Number of thread blocks in a cluster of the kernel that measures; 1 if the chip has no clusters."""
+        """Cluster size, in thread blocks, of the kernel that finds exponents; 1 if the chip has no clusters."""
         return 1 if self.warp_chip else RESIDUE_CLUSTER_BLOCKS
 
     @property
@@ -259,9 +260,10 @@ def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> Resid
 
 
 def _direct_byte_source(x: GemmOperand, along: ContiguousAxis, alignment: Mapping[str, int]) -> ByteSource | None:
-    """Return where the product kernel reads an operand of bytes, which already are residues.
+    """Return where the product kernel reads an operand of bytes, whose elements already are residues.
 
-    Return None if the product kernel cannot read the bytes, so that the split kernel must copy the bytes to a plane.
+    The kernel reads the operand itself or a transposed copy. Return None if the product kernel cannot read the bytes,
+    so that the split kernel must copy the bytes to a plane.
     """
     if along == "outer":
         return "planes"
@@ -288,14 +290,16 @@ def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, triangl
 
 
 def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
-    """Return all launches of a product in order: exponents; splits and products by group of moduli; reconstruction.
+    """Return all launches of a product, in order.
 
-    `alignment` maps a base to the largest power of two that divides its address. If `flagged`, the join kernel raises
-    the flag for an inf or NaN in C.
+    The first launch computes exponents. Launches that split the operands and multiply planes follow for each item of
+    `modulus_groups`. The last launch reconstructs C. `alignment` maps a base to the largest power of two that divides
+    its address. If `flagged` is True, the kernel that reconstructs C raises the flag for an inf or NaN in C.
     """
     aligned, exact = _operand_alignments(op, alignment), DTYPES[op.dtype].exact
     measures = any(x.norm_exponent_kernel(False, not exact) is not None for x in op.operands)
-    # Only on Hopper, one kernel measures and splits lines, because this kernel needs clusters and much shared memory.
+    # Only on Hopper, one kernel finds the scaling exponents of lines and also splits the lines, because this kernel
+    # needs clusters and much shared memory.
     splits_lines = measures and op.warp_chip is None and can_split_lines(op.operands, op.dtype)
     measures_first = measures and not splits_lines
     launches = [norm_exponent_launch(op.operands, op.dtype, aligned, op.blocks_per_cluster)] if measures_first else []
@@ -472,15 +476,16 @@ def _reconstruction_source_text(parameters: str, body: tuple[str, ...], levels: 
 
 
 def reconstruction_block_threads(levels: int) -> int:
-    """Return the number of threads of a thread block that joins: JOIN_THREADS of residue_join.cuh."""
+    """Return the number of threads of a thread block that reconstructs C: JOIN_THREADS of residue_join.cuh."""
     return 128 if levels else RESIDUE_THREADS
 
 
 def columns_per_reconstruction_thread(dtype: str, levels: int) -> int:
-    """Return the number of adjacent elements of a row that a thread joins in every block of C.
+    """Return the number of adjacent elements of a row that a thread reconstructs in every block of C.
 
-    If the plan has levels of Strassen's algorithm below the level of residues, a thread joins elements of four or more
-    blocks of C at a time. Four adjacent elements of 8 bytes or more in each block of C would need too many registers.
+    If the plan has levels of Strassen's algorithm below the level of residues, a thread reconstructs elements of four
+    or more blocks of C at a time. Four adjacent elements of 8 bytes or more in each block of C would need too many
+    registers.
     """
     return 2 if levels and DTYPES[dtype].itemsize >= 8 else 4
 
@@ -496,7 +501,10 @@ def _output_and_plane_slots(op: ResidueOp) -> tuple[AddressSlot, ...]:
 
 
 def _reconstruction_grid(op: ResidueOp) -> tuple[int, int, int]:
-    """Return the grid of the join kernel; a thread joins the same adjacent columns in every block of C."""
+    """Return the grid of the kernel that reconstructs C.
+
+    A thread computes the same adjacent columns in every block of C.
+    """
     g, (rows, _, columns) = op.geometry, op.geometry.block_shape
     threads = g.count * rows * (columns // columns_per_reconstruction_thread(op.dtype, g.levels))
     if g.levels == 2:  # one warp for each block of the outer level

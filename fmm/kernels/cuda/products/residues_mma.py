@@ -25,7 +25,8 @@ from fmm.kernels.cuda.products.mma_tiles import (
 )
 from fmm.kernels.cuda.products.residue_planes import moduli_table
 
-# The slowdown of narrow tiles was not measured for bytes. The value 1.16 is the slowdown measured for f16x3.
+# The slowdown of narrow tiles was not measured for bytes. The value 1.16 was measured for the leaf f16x3: a column of a
+# narrow tile takes 1.16 times as long as a column of a wide tile.
 RESIDUE_MMA_SIZES = (MmaSizes(128, 256, 64, 64), MmaSizes(128, 128, 64, 64, blocks=2, slowdown=1.16))
 # The kernel reduces its sums modulo p each time after this number of steps (gemm_residues_mma.cuh). One step is 128
 # positions of the inner dimension, and a product with fewer steps needs no reduction before its end.
@@ -55,7 +56,7 @@ def residue_mma_kernel_source(kernel: ResidueMmaKernel) -> str:
 
 @dataclass(frozen=True)
 class ByteProducts:
-    """Products of planes of bytes: C = A B modulo p for each product, with `each` products for each modulus p."""
+    """Products of planes of bytes: C = A B modulo p; a modulus p has one product, or two if the product is complex."""
 
     maps: tuple[TensorMap, TensorMap, TensorMap]  # the matrices A, B and C
     rows: int

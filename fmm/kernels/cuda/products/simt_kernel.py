@@ -28,7 +28,7 @@ from fmm.kernels.cuda.products.tiling import (
 
 MemoryAccess = Literal["vector", "scalar"]  # each access moves 16 bytes ("vector") or one element ("scalar")
 CopyPath = Literal["async", "plain", "texture"]  # how a tile is copied to shared memory; enum Path of gemm_simt.cuh
-# How a product is added to a destination block. "keep": the kernel computes block = keep block + factor product; no
+# How a product is added to a destination block. "keep": the kernel computes block = keep * block + factor * product; no
 # other kernel writes the block at the same time. "atomic": the kernel adds the product atomically, and other thread
 # blocks may add to the same block at the same time.
 UpdateMode = Literal["keep", "atomic"]
@@ -80,7 +80,7 @@ class Epilogue:
 
 @lru_cache(maxsize=256)
 def adding_epilogue(destinations: int, update: UpdateMode = "keep") -> Epilogue:
-    """Return the epilogue C_d = keep_d C_d + factor_d product, where the launch sets keep_d and factor_d.
+    """Return the epilogue C_d = keep_d * C_d + factor_d * product; the launch sets keep_d and factor_d.
 
     A destination C_d with keep_d = 0 is not read.
     """
@@ -222,9 +222,9 @@ def simt_kernel_source(kernel: TileKernel, access: MemoryAccess) -> str:
 def _product_call(kernel: TileKernel, name: str, variant: str, tile: str) -> list[str]:
     """Return the lines of C++ that call the product function.
 
-    If the kernel can use mma instructions, the lines contain two calls: one with mma instructions, and one without mma
-    instructions for devices that have none for float64. The two calls of the product function use the same shared
-    memory.
+    If the kernel can use mma instructions, the returned C++ contains two calls: one with mma instructions, and one
+    without, for devices that have no mma instruction for float64. The two calls of the product function use the same
+    shared memory.
     """
     arguments = f"    p, reinterpret_cast<Number*>(memory){tile});"
     by_threads = [f"fmm::{name}<Product, Number, Sizes, {variant}>(", arguments]

@@ -47,7 +47,7 @@ BLOCK_STRUCT_FORMATS = {4: "<q2i2f", 8: "<q2i2d"}
 class TileOp:
     """A launch of `count` products (sum of a_i A_i)(sum of b_j B_j), where A_i and B_j are blocks of A and B.
 
-    The epilogue is C_d = keep_d C_d + c_d product for each destination C_d, or the sums of a step table.
+    The epilogue computes C_d = keep_d * C_d + c_d * product for each destination C_d, or the sums of a step table.
     """
 
     kernel: TileKernel
@@ -82,7 +82,7 @@ class TileOp:
 
     @property
     def pieces(self) -> tuple[BlockTerm, ...]:
-        """All blocks, in the order of the launch's parameters."""
+        """All blocks of A, B and C, in the order of the launch's parameters."""
         return (*self.left, *self.right, *self.dest)
 
     @property
@@ -130,10 +130,11 @@ class TileOp:
 
 @dataclass(frozen=True)
 class TileGroup:
-    """Several products, which run in a single launch if one kernel can compute all of them.
+    """Several tiled products; if one kernel can compute all of them, one launch computes all.
 
     `order` is the order in which the products write blocks of C. "free": each block is written by one product only.
-    "turns": products write a block in the order of `ops`. "atomic": the products add to C atomically, in any order.
+    "turns": if several products write a block, they write it in the order of `ops`. "atomic": the products add to C
+    atomically, in any order.
     """
 
     ops: tuple[TileOp, ...]
@@ -158,7 +159,7 @@ class TileGroup:
 
     @property
     def pieces(self) -> tuple[BlockTerm, ...]:
-        """All blocks, in the order of the launch's parameters."""
+        """All blocks of A, B and C, in the order of the launch's parameters."""
         return tuple(x for op in self.ops for x in op.pieces)
 
     @property
@@ -226,8 +227,8 @@ def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
     )
 
 
-# The epilogue of a product with a separate addend: C_0 = factor_0 product + keep_1 C_1. Destination 1 is the addend;
-# the kernel reads the addend and never writes it.
+# The epilogue of a product with a separate addend: C_0 = factor_0 * product + keep_1 * C_1. Destination 1 is the
+# addend; the kernel reads the addend and never writes it.
 _ADDEND_SUM: Terms = ((LaunchScalar("keep", 1), 1), (LaunchScalar("factor", 0), 0))  # type: ignore[assignment]
 ADDEND_EPILOGUE = Epilogue(AdditionProgram(2, (_ADDEND_SUM,), (2,)), (1,), (0,))
 
@@ -240,8 +241,8 @@ def with_addend(op: TileOp, addend: DeviceView) -> TileOp:
     return replace(op, kernel=replace(op.kernel, epilogue=ADDEND_EPILOGUE), dest=dest, lines=lines)
 
 
-# Options in a leaf's name (such as `texture` in `tile.gpu8.texture`) set how tiles are copied to shared memory.
-# LEAF_PATHS has two paths for each option: the path of A's tiles and the path of B's tiles.
+# Options in a leaf's name (such as `texture` in `tile.gpu8.texture`) set how tiles are copied to shared memory. For
+# each option, LEAF_PATHS has the way from global to shared memory (such as "async") of A's tiles and of B's tiles.
 LEAF_PATHS: Mapping[str, tuple[CopyPath, CopyPath]] = {"plain": ("plain", "plain"), "texture": ("texture", "plain")}
 
 
@@ -252,7 +253,7 @@ def leaf_strategy(use: LeafUse) -> TileSizes | None:
 
 
 def leaf_paths(use: LeafUse) -> tuple[CopyPath, CopyPath]:
-    """Return the paths that a leaf such as `tile.gpu8.texture` names for A's tiles and B's tiles; default "async"."""
+    """Return how the tiles of A and of B are copied to shared memory, as `tile.gpu8.texture` says; default "async"."""
     return next((LEAF_PATHS[option] for option in use.options if option in LEAF_PATHS), ("async", "async"))
 
 
@@ -277,7 +278,7 @@ def tile_launches(
 
 
 def fit_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
-    """Return the same products, with a smaller strategy if their own strategy does not fit the chip.
+    """Return the same products, with a smaller strategy if the present strategy does not fit the chip.
 
     A strategy does not fit if its tiles exceed the chip's shared memory. Strategies for float64 mma instructions
     also do not fit a chip without these instructions, where they would need too many registers.

@@ -1,9 +1,10 @@
-"""Split the last tiles of C along the inner dimension (split-K), so that the last round of thread blocks ends sooner.
+"""Split the last tiles of C along the inner dimension (split-K), so that the launch ends sooner.
 
-If the last round would leave multiprocessors idle, each of the last tiles is divided into parts along the inner
-dimension. Each part of a tile is a separate task. The tasks of one tile write the tile in turns. `split_last_tiles`
-compares many divisions, and returns the division with the earliest predicted end of the last task. The predicted time
-of a thread block is the sum of the times to start, to compute and to store.
+If the last thread blocks of a launch would leave multiprocessors idle, each of the last tiles is divided into parts
+along the inner dimension. Each part of a tile is a separate task. The tasks of one tile write the tile one after the
+other. `split_last_tiles` compares many divisions of the tiles into tasks, and returns the division with the earliest
+predicted end of the last task. The predicted time of a thread block is the sum of the times to start, to compute and to
+store.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ MAX_TILE_PARTS = 16  # largest number of parts of one tile
 # How long a thread block takes to start, to store a tile of C, and to store a tile in order with other thread blocks.
 # The unit of time is the time in which a thread block multiplies one position of the inner dimension. On an H200, a
 # store in order took 45 units when all thread blocks stored at about the same time. Usually the thread blocks store at
-# different times: with a time of 30 units, the predictions select the division that was fastest in measurements.
+# different times: with a time of 30 units, the division into tasks with the smallest predicted time was also the
+# fastest in measurements.
 BLOCK_START_TIME, TILE_STORE_TIME, ORDERED_STORE_TIME = 30, 18, 30
 
 
@@ -39,9 +41,9 @@ def split_last_tiles(
 ) -> tuple[ProductPart, ...]:
     """Return the tasks of all products; divide the last tiles into parts if the last task then ends earlier.
 
-    A product has `tiles` tiles of C and `steps` steps of `k_s` positions along the inner dimension. On average a
-    product writes `writes` blocks of C. A batch repeats each product `layers` times. If the product belongs to a batch,
-    either no tile or every tile of the product is divided.
+    A product has `tiles` tiles of C and `steps` steps of `k_s` positions along the inner dimension. `writes` is the
+    mean number of blocks of C that a product writes. A batch repeats each product `layers` times. If the product
+    belongs to a batch, either no tile or every tile of the product is divided.
     """
     over = products * tiles % multiprocessors
     last_rounds = {over, over + multiprocessors} - {0} if layers == 1 else set()
@@ -65,10 +67,11 @@ def split_last_tiles(
 def _divide_last_tiles(
     products: int, tiles: int, steps: int, k_s: int, cut: int, parts_per_tile: int
 ) -> tuple[ProductPart, ...]:
-    """Return the tasks in the order of the products; each of the last `cut` tiles has `parts_per_tile` parts.
+    """Return the tasks in the order of the products.
 
-    If the first divided tile has index i among the tiles of its product, all later products have separate tasks for the
-    tiles before index i and for the tiles from index i on.
+    Each of the last `cut` tiles is divided into `parts_per_tile` parts along the inner dimension. If the first divided
+    tile has index i among the tiles of its product, all later products have separate tasks for the tiles before index i
+    and for the tiles from index i on.
     """
     first, before = divmod(products * tiles - cut, tiles)
     lengths = _split_part_lengths(steps, parts_per_tile, round(ORDERED_STORE_TIME / k_s))
@@ -85,7 +88,7 @@ def _divide_last_tiles(
 
 
 def _split_part_lengths(steps: int, parts_per_tile: int, later_steps: int) -> list[int]:
-    """Return the number of steps of each part.
+    """Return, for each part of a divided tile, its number of steps along the inner dimension.
 
     Each part has `later_steps` steps more than the part before, so that a part ends when the part before has stored its
     tile.
@@ -100,8 +103,8 @@ def _split_part_lengths(steps: int, parts_per_tile: int, later_steps: int) -> li
 def last_job_end_time(groups: Iterable[tuple[int, float]], machines: int) -> float:
     """Return the time when the last job ends; each job runs on the machine that becomes free first.
 
-    Each group is a pair: the number of its jobs, and the duration of one job. The jobs start in the order of the
-    groups, the first jobs at time 0.
+    Each item of `groups` is a pair: the number of jobs, and the duration of one of these jobs. The jobs start in the
+    order of `groups`, the first jobs at time 0.
     """
     loads = [(0.0, machines)]
     for jobs, length in groups:

@@ -28,9 +28,9 @@ LAUNCH_SECONDS = 6.5e-6  # seconds of a launch that computes nothing
 STEP_SECONDS = 2.5e-11  # seconds of one position of the inner dimension, for one row or one column of a tile
 TILE_START_SECONDS, TILE_COLUMN_SECONDS = 5.7e-7, 1.45e-8  # seconds to start a tile; to end a tile, for each column
 ALONE_SLOWDOWN = 1.05  # time of a thread block without a cluster, divided by the time of a thread block in a cluster
-# The predicted time of the vendor's batched product: flops per second of one multiprocessor, seconds of a launch, and a
-# number of positions that is added to the inner dimension. The three numbers of the vendor's product are fitted to
-# measured times of cuBLAS for the same 7 stacks as above. The predicted times of cuBLAS are wrong by at most 7 %.
+# Three numbers of the predicted time of the vendor's batched product: flops per second of one multiprocessor, seconds
+# of a launch, and a number that is added to the inner dimension. These three numbers are fitted to measured times of
+# cuBLAS for the same 7 stacks as above. The predicted times of cuBLAS are wrong by at most 7 %.
 VENDOR_FLOPS_PER_SECOND, VENDOR_LAUNCH_SECONDS, VENDOR_END_STEPS = 6.24e12, 8.1e-6, 133
 
 
@@ -72,7 +72,7 @@ def stacked_gemm(
 def stacked_launch(op: GemmOp, multiprocessors: int, shift: float = 0) -> Launch | None:
     """Return the launch of a stack's products; None if the warpgroup kernel cannot compute these products.
 
-    If the products are symmetric, `shift` times the identity is added to each product.
+    If the products are symmetric, the identity matrix times the number `shift` is added to each product.
     """
     product = wgmma_op(op, op.dtype, multiprocessors, best_stack_sizes(op, multiprocessors))
     return wgmma_launch(replace(product, shift=shift)) if product else None

@@ -231,8 +231,8 @@ def _is_tma_supported(ops: Sequence[TileOp]) -> bool:
     """Return True if the kernel can compute these products in one launch.
 
     The products must be float32, with one layout for all destinations and an adding epilogue. Operands that are sums of
-    A's blocks must all have the same number of blocks, and so must sums of B's blocks. Operands that are single blocks
-    can be combined with sums.
+    A's blocks must all have the same number of blocks, and so must sums of B's blocks. One launch may contain products
+    with an operand that is a single block, and products with an operand that is a sum.
     """
     layouts = {(o.kernel.element, o.kernel.along, *o.lines[:2], frozenset(o.lines[2:]), o.count) for o in ops}
     alike = len(layouts) == len(set(ops[0].lines[2:])) == 1 and ops[0].kernel.element == "float32"
@@ -266,8 +266,8 @@ def _pack_tasks(
 ) -> Iterator[bytes]:
     """Yield the bytes of struct Task of gemm_tma.cuh for each part; `blocks` holds distinct blocks of A, of B and of C.
 
-    Several tasks can write the same tiles of a block of C. For each block of C, a task contains its turn (the number of
-    earlier tasks that write the same tiles), and 1 if no later task writes these tiles.
+    Several tasks can write the same tiles of a block of C. For each block of C, a task contains two numbers: how many
+    earlier tasks write the same tiles, and 1 if no later task writes these tiles (else 0).
     """
     # If a product's tiles are divided at index `cut`, some tasks write the tiles before `cut`, others the later tiles.
     cut = max(part.first for part in parts)
@@ -301,7 +301,7 @@ def _pack_tasks(
 
 
 def _has_tiles_before_and_after_cut(part: ProductPart, cut: int) -> list[bool]:
-    """Return the sides of `cut` where the task has tiles: False for indices below `cut`, True for the other indices."""
+    """Return False if the task has tiles of index < `cut`, and True if it has others; both values are in one list."""
     return [behind for behind in (False, True) if (part.first + part.tiles > cut if behind else part.first < cut)]
 
 

@@ -75,7 +75,10 @@ class WgmmaKernel:
 
     @property
     def result_store_passes(self) -> int:
-        """Number of parts in which a tile of C is stored; parts have the same size in bytes for all element types."""
+        """Number of parts in which a tile of C is stored, one part after the other.
+
+        A part has the same size in bytes for all element types.
+        """
         return max(DTYPES[self.element].itemsize // 2, 1)
 
     @property
@@ -83,7 +86,8 @@ class WgmmaKernel:
         """Bytes of shared memory, for tiles of A and B, a part of the tile of C, and barriers."""
         s = self.sizes
         staged = s.m_s * s.n_s // self.result_store_passes * DTYPES[self.element].itemsize
-        # If the kernel mirrors a triangle, each group of 64 columns of the staged part has its own barriers.
+        # If the kernel mirrors a triangle, there are separate barriers for every 64 columns of the part of C's tile in
+        # shared memory.
         slots = s.n_s // 64 if self.triangle == "full" else 1
         barriers = 2 * BARRIER_BYTES * (s.stages + s.consumer_groups * slots)
         return s.stages * (s.m_s + s.n_s) * TILE_LINE_BYTES + staged + barriers
@@ -109,11 +113,11 @@ def wgmma_kernel_source(kernel: WgmmaKernel) -> str:
 def wgmma_instructions(element: DType, width: int, planes: bool = False) -> list[str]:
     """Return the C++ struct Step; its function `multiply` multiplies 64 rows of A by `width` columns of B.
 
-    If `keeps` is 0, the first wgmma instruction overwrites the accumulators; all other instructions add to the
-    accumulators. Operands with 16-bit elements may be transposed, that is, contiguous along the outer dimension. If the
-    operands are bytes, the accumulators are integers. A wgmma instruction must name all its registers, so its text
-    depends on `width`. NVRTC compiles each asm statement with many registers slowly, so one asm statement has all
-    instructions of a tile.
+    If the C++ argument `keeps` is 0, the first wgmma instruction overwrites the accumulators; all other instructions
+    add to the accumulators. Operands with 16-bit elements may be transposed, that is, contiguous along the outer
+    dimension. If the operands are bytes, the accumulators are integers. A wgmma instruction must name all its
+    registers, so its text depends on `width`. NVRTC compiles each asm statement with many registers slowly, so a single
+    asm statement contains all instructions of a tile.
 
     With `planes`, Step also has `multiply_low`, which computes hi lo + lo hi. LOW_A is the distance from plane hi to
     plane lo of A, and LOW_B is the distance for B.
@@ -173,7 +177,7 @@ def _wgmma_inputs(element: DType, offsets: Sequence[tuple[str, str]]) -> str:
 
 
 class WarpgroupKernel(Protocol):
-    """The members of a kernel that `WgmmaOp` uses."""
+    """The attributes of a kernel object that `WgmmaOp` reads."""
 
     @property
     def sizes(self) -> WgmmaSizes: ...
@@ -186,7 +190,7 @@ KernelT = TypeVar("KernelT", bound=WarpgroupKernel, covariant=True)
 
 @dataclass(frozen=True)
 class WgmmaOp(Generic[KernelT]):
-    """A launch that computes C = factor (A B + keep C) for each product of a batch."""
+    """A launch that computes C = factor * (A B + keep * C) for each product of a batch."""
 
     kernel: KernelT
     maps: tuple[TensorMap, TensorMap, TensorMap]  # tensor maps of A, B and C
@@ -316,7 +320,10 @@ def count_cluster_tiles(tiles: tuple[int, int], s: WgmmaSizes, triangle: bool) -
 
 
 def tile_rows_per_band(s: WgmmaSizes) -> int:
-    """Return how many rows of cluster tiles are computed together; the rows' total height is a multiple of n_s."""
+    """Return how many rows of cluster tiles are computed together.
+
+    The number of matrix rows in these tiles is a multiple of n_s.
+    """
     return next(rows for rows in range(RASTER_ROWS, 0, -1) if rows * s.m_s * s.cluster % s.n_s == 0)
 
 

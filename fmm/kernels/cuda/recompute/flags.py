@@ -100,8 +100,9 @@ _thread_flags = _ThreadFlags()
 def stream_flag(device: int, stream: int) -> StreamFlag:
     """Return this thread's flag on a stream of the current device.
 
-    Two threads that use one stream have separate flags. The launches of the two threads can alternate. If the threads
-    shared one flag, one thread's recomputation would lower the flag that the other thread's plan has raised.
+    Two threads that use one stream have separate flags. On the stream, launches of the two threads can alternate. If
+    the threads shared one flag, one thread's recomputation would lower the flag that the other thread's plan has
+    raised.
     """
     found = _thread_flags.flags.by_stream.get((device, stream))
     return found if found is not None else _acquire_flag((device, stream))
@@ -153,7 +154,7 @@ def _reuse_abandoned_flag(key: StreamKey) -> StreamFlag | None:
 def _collect_abandoned_flags() -> None:
     """Move the abandoned flags into `_idle_flags`, by stream.
 
-    If `_idle_flags` already holds flags of MAX_FLAGS_PER_THREAD streams, the prepared calls of the moved flag are
+    If `_idle_flags` already holds flags of MAX_FLAGS_PER_THREAD streams, the prepared calls that use the moved flag are
     deleted.
     """
     while _abandoned_flags:

@@ -30,8 +30,8 @@ from fmm.problem import Problem
 SIMPLE_THREADS = 256  # threads of a thread block, as in recompute_simple.cuh
 RECOMPUTE_ENTRY_NAME, SCAN_ENTRY_NAME = "fmm_rescue", "fmm_scan"  # entry points of the simple kernels
 # For each type, the tile sizes of the tiled kernel. Products of all sizes use the same tile sizes, so that one kernel
-# is compiled; the first product waits for the compilation. On an H200, Huge recomputes at 3/4 of the speed of the
-# fastest tile sizes (Square), and compiles in half the time.
+# is compiled; the first product waits for the compilation. On an H200, the strategy Huge recomputes at 3/4 of the speed
+# of the fastest strategy (Square), and takes half the time to compile.
 TILED_STRATEGIES = {"float32": replace(named_strategy("Huge"), blocks=1)}
 
 
@@ -47,8 +47,8 @@ def may_create_nonfinite(plan: Plan) -> bool:
 def can_recompute(problem: Problem) -> bool:
     """Return True if the device can recompute a problem.
 
-    The device cannot recompute a triangle (A A^T) with alpha or beta, because the plan has overwritten the old C that
-    beta multiplies.
+    If a call writes only a triangle of A A^T, the device cannot recompute a product with alpha or beta: the plan
+    overwrites C, and keeps no copy of the old C that beta would multiply.
     """
     return not (problem.writes_triangle and problem.has_factors)
 
@@ -151,7 +151,7 @@ def simple_recompute_source(dtype: str, entry: str) -> str:
     """Return the complete CUDA source of one simple kernel: `RECOMPUTE_ENTRY_NAME` or `SCAN_ENTRY_NAME`.
 
     The recomputation and the scan for inf and NaN have separate sources. If a product needs both kernels, the kernels
-    are compiled in parallel. If a product needs one of the kernels, only this kernel is compiled.
+    are compiled in two threads at the same time. If a product needs one of the kernels, only this kernel is compiled.
     """
     element = DTYPES[dtype]
     # Each of the 16 x 16 threads of a tile computes `each` x `each` entries of C, so its sums take 64 registers.

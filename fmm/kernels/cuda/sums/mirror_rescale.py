@@ -68,10 +68,10 @@ class LineExponentsOp:
     source: DeviceView
     dest: DeviceView
     axis: int
-    # exponents of powers of two that scale the numbers of a line before the largest number is found
+    # exponents of powers of two by which numbers of a row or column are multiplied before the largest number is found
     shifts: SignedExponents = (None, 0)
-    # None, or exponents of another matrix: each result is then half the difference of the exponents of both matrices,
-    # rounded down
+    # None, or exponents of another matrix: each result is then half the difference between an exponent of this matrix
+    # and of the other matrix, rounded down
     against: DeviceView | None = None
     writes_result = False
 

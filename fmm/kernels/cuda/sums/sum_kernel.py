@@ -30,16 +30,16 @@ MAX_ACCESS_BYTES = 16  # bytes of the widest memory access of a thread
 # elements or one float64 element.
 MAX_VALUE_REGISTERS = 176
 MAX_PREFETCH_VALUE_REGISTERS = 128  # the same limit for prefetching kernels: their addresses need more registers
-# Kernels that prefetch or transpose ask for four thread blocks on a multiprocessor if their live values need at most
-# this number of registers.
+# If the live values of a kernel that prefetches or transposes need at most this number of registers, the launch bounds
+# specify four thread blocks on a multiprocessor.
 MAX_FOUR_BLOCK_REGISTERS = 72
 MAX_SHORT_PROGRAM_STATEMENTS = 400  # a program with more statements is long; it has more than two levels in one pass
 MAX_JOINT_PASS_VALUES = 12  # with more live values, a thread of a prefetching kernel processes one element at a time
 # A program prefetches through shared memory if it has at least PREFETCH_MIN_LOADS loads and at least twice as many
 # loads as live values. A prefetching thread block has PREFETCH_BATCHES batches of loads in flight, with PREFETCH_BYTES
-# bytes in total. Without prefetching, registers limit the number of loads in flight: the kernel that joins the products
-# of three levels to C moves only 1.9 TB/s on an H200. With prefetching, the kernel that joins three levels moves 3.7 to
-# 4.1 TB/s.
+# bytes in total. Without prefetching, registers limit the number of loads in flight: the kernel that adds the products
+# of three levels to C reads and writes only 1.9 TB/s on an H200. With prefetching, the kernel that adds the products of
+# three levels reads and writes 3.7 to 4.1 TB/s.
 PREFETCH_MIN_LOADS = 32
 PREFETCH_BATCHES = 8
 PREFETCH_BYTES = 32 << 10
@@ -92,14 +92,14 @@ class SumKernel:
         if self.is_too_long_for_unchecked_copy and self.scalars:
             width = max(width // 2, 1)
         # Each complex number in registers counts as two live values. With four complex numbers for each thread, the
-        # joins of two levels would spill registers.
+        # kernels that add the products of two levels to C would spill registers.
         return min(width, 2) if self.in_parts and len(self.statements) > MAX_SHORT_PROGRAM_STATEMENTS else width
 
     @property
     def is_too_long_for_unchecked_copy(self) -> bool:
         """True if the program is so long that the kernel is compiled with bounds checks only.
 
-        The kernel of a shorter program also contains a copy of its statements without bounds checks.
+        If a program is shorter, its kernel also contains a copy of the statements without bounds checks.
         """
         # In programs of complex numbers, one access replaces the two loads or stores of a number's parts.
         longest = MAX_SHORT_PROGRAM_STATEMENTS * (3 if self.in_parts else 1)
@@ -136,9 +136,9 @@ class SumKernel:
     def launch_bounds(self) -> str:
         """The launch bounds: threads of a thread block, and optionally thread blocks on a multiprocessor.
 
-        If the launch bounds specify only the number of threads, the compiler spills registers, so that six thread
-        blocks fit on a multiprocessor (joins of two levels) or five (transposing splits). If the launch bounds specify
-        four thread blocks, the compiler spills no register.
+        If the launch bounds specify only the number of threads, the compiler spills registers: six thread blocks then
+        fit on a multiprocessor for the sums after products of two levels, and five for transposing sums before
+        products. If the launch bounds specify four thread blocks, the compiler spills no register.
         """
         values = self.vector_width * peak_live_values(self.statements) * DTYPES[self.element].registers
         holds_much = self.prefetches_loads or bool(self.column_major)
@@ -221,7 +221,7 @@ def program_struct_lines(kernel: SumKernel) -> Iterator[str]:
 
 
 def _cpp_index_condition(arrays: frozenset[int]) -> str:
-    """Return a C++ condition that is true if the C++ variable `array` is one of these indices."""
+    """Return a C++ condition that is true if the C++ variable `array` is one of the indices in `arrays`."""
     return " || ".join(f"array == {a}" for a in sorted(arrays)) or "false"
 
 
@@ -283,7 +283,7 @@ def _complex_access_lines(kernel: SumKernel, event: SumStatement, other: int, se
 
 
 def _prefetch_start_lines(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
-    """Yield the lines that start a batch of prefetched loads.
+    """Yield the lines of C++ that start a batch of prefetched loads.
 
     The code that waits for a batch contains, as a constant, the number of later batches that may still be in flight.
     Empty batches follow the last batch of loads, so that the code can also wait for the last batches with this
@@ -295,7 +295,10 @@ def _prefetch_start_lines(kernel: SumKernel, loads: Sequence[int], batch: int) -
 
 
 def _prefetched_value_lines(kernel: SumKernel, loads: Sequence[int], i: int) -> Iterator[str]:
-    """Yield the lines that read a prefetched value; after the last value of a batch, also lines that start a batch."""
+    """Yield the lines of C++ that read a prefetched value.
+
+    After the last value of a batch, also yield the lines that start a batch.
+    """
     batch, within = divmod(i, kernel.loads_per_batch)
     if within == 0:
         yield f"Io::template wait<{PREFETCH_BATCHES - 1}>();"
@@ -306,7 +309,7 @@ def _prefetched_value_lines(kernel: SumKernel, loads: Sequence[int], i: int) -> 
 
 
 def _block_index_text(block: BlockIndex) -> str:
-    """Return the block's index as C++ template arguments."""
+    """Return the index of an array and the block's row and column in this array as C++ template arguments."""
     return f"{block.array}, {block.i}, {block.j}" + (f", {block.part}" if block.part else "")
 
 

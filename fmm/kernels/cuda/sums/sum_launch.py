@@ -148,8 +148,8 @@ def _interned_sum_kernel(kernel: SumKernel) -> SumKernel:
     return kernel
 
 
-# The usual coefficients of schemes, which are literals in the CUDA source. Other coefficients are launch parameters, so
-# that a new alpha or beta needs no compilation. Coefficients are compared by value: 2 and 2.0 are equal.
+# Coefficients that most schemes have; they are literals in the CUDA source. Other coefficients are launch parameters,
+# so that a new alpha or beta needs no compilation. Coefficients are compared by value: 2 and 2.0 are equal.
 LITERAL_COEFFICIENTS = frozenset(sign * 2.0**e for e in range(-4, 5) for sign in (1, -1))
 
 
@@ -276,8 +276,8 @@ class BlockArrayFinder:
     def __init__(self, placed: Sequence[PlacedView]) -> None:
         self.placed = placed
         self.arrays: list[BlockArray] = []
-        # indices in `arrays` of three kinds of arrays: arrays of temporaries, arrays of equal blocks, and arrays with
-        # the real and imaginary parts of one block
+        # indices in `arrays` of arrays of temporaries, arrays of equal blocks, and arrays with the real and imaginary
+        # parts of a block
         self.batches: list[int] = []
         self.parts: frozenset[int] = frozenset()  # indices of complex arrays whose parts are separate values
         self.block_indices: list[BlockIndex | None] = [None] * len(placed)
@@ -343,7 +343,7 @@ class BlockArrayFinder:
         return last not in (None, 0) and (len(run) == 1 or first == last)
 
     def _add_array_of_equal_blocks(self, run: Sequence[int]) -> None:
-        """Add one array for a sequence of equal blocks at equal distances, or for one block."""
+        """Append one array to the arrays found so far: a sequence of equal blocks at equal distances, or one block."""
         views = [self.placed[i][1] for i in run]
         v, distance = views[0], distance_between_views(views) or 0
         array = BlockArray(v.base, v.offset, *v.strides, distance, 0, v.rows * len(run), v.cols, v.rows, v.cols)

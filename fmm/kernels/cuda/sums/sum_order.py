@@ -44,12 +44,12 @@ def best_statement_order(program: AdditionProgram, aliases: AliasPairs) -> tuple
     """Return the statement order with the fewest live values.
 
     There are three candidates: the program's own order of sums, the sums ordered by use, and an order that forwards
-    inputs. An order that completes one sum after the other suits a split (the sums before the products), which has few
-    inputs and many outputs: all inputs are loaded first, and each output is stored as soon as it is complete. An order
-    that forwards inputs suits a join (the sums after the products): each product is loaded once and then added to all
-    sums that contain the product. In a join, the order of the products therefore determines how many sums are
-    incomplete at a time. In the join of strassen^3, at most 85 values are live at a time in the original order of the
-    products, and at most 43 in the order that the search finds.
+    inputs. An order that completes one sum after the other has few live values in the sums before the products, which
+    have few inputs and many outputs: all inputs are loaded first, and each output is stored as soon as it is complete.
+    An order that forwards inputs has few live values in the sums after the products (a join): each product is loaded
+    once and then added to all sums that contain the product. In a join, the order of the products therefore determines
+    how many sums are incomplete at a time. In the join of strassen^3, at most 85 values are live at a time in the
+    original order of the products, and at most 43 in the order that the search finds.
     """
     orders = (
         _line_by_line_order(program),
@@ -81,7 +81,7 @@ def _live_value_counts(events: Sequence[SumStatement]) -> list[int]:
 
 
 def _line_by_line_order(program: AdditionProgram) -> tuple[SumStatement, ...]:
-    """Return all loads in the order of their first use, then the sums line by line.
+    """Return all loads in the order of their first use, then the sums one after the other.
 
     The loads are consecutive, so that their waiting times overlap.
     """
@@ -112,11 +112,11 @@ def _best_forwarding_order(program: AdditionProgram, aliases: AliasPairs) -> tup
 
     The inputs of a join are the products of a scheme. In a composition of schemes such as strassen^2, each product has
     one index in each of the schemes. The indices of a product in all schemes together are the digits of the product's
-    number: in strassen^2, product 5 of outer product 3 has the digits 3 and 5 in base 7. The search writes the number
-    of each input as digits. The bases of an input's digits are the prime factors of the number of inputs, in increasing
-    or decreasing order. Each trial exchanges two digits in the numbers of all inputs, for example the digits 3 and 5
-    wherever the base is 7. So a good order of Strassen's seven products also orders the products of strassen^2 and
-    strassen^3 well.
+    index: in strassen^2, product 5 of outer product 3 has the digits 3 and 5 in base 7. The search writes the index of
+    each input as a number with several digits. The bases of an input's digits are the prime factors of the number of
+    inputs, in increasing or decreasing order. Each trial exchanges two digits in the indices of all inputs, for example
+    the digits 3 and 5 wherever the base is 7. So a good order of Strassen's seven products also orders the products of
+    strassen^2 and strassen^3 well.
     """
     free = _ForwardingScheduler(program, aliases).inputs_not_overwritten
     factors = _prime_factors(len(free))
@@ -169,7 +169,8 @@ def _prime_factors(number: int) -> list[int]:
 def _sort_by_digits(values: Sequence[int], system: Sequence[int], digits: dict[int, tuple[int, ...]]) -> list[int]:
     """Return the values sorted by the digits of their indices, the first digit first.
 
-    `system` lists the base of each digit of an index. `digits` has an order of the digits 0 to base - 1 for each base.
+    `system` lists the base of each digit of an index, because the digits can have different bases. `digits` has an
+    order of the digits 0 to base - 1 for each base.
     """
     order = [0]
     for radix in system:
@@ -178,10 +179,11 @@ def _sort_by_digits(values: Sequence[int], system: Sequence[int], digits: dict[i
 
 
 class _ForwardingScheduler:
-    """Orders statements by forwarding: as soon as a value is available, it is added to all sums that contain it.
+    """Orders the statements of a sum kernel by forwarding.
 
-    Inputs are loaded one by one. A sum whose output overwrites one of its own inputs, such as C in alpha A B + beta C,
-    loads this input last. Each line of the program is one sum.
+    As soon as a value is available, it is added to all sums that contain it. Inputs are loaded one by one. A sum whose
+    output overwrites one of its own inputs, such as C in alpha A B + beta C, loads this input last. Each line of the
+    program is one sum.
     """
 
     def __init__(self, program: AdditionProgram, aliases: AliasPairs, order: Sequence[int] = ()) -> None:
