@@ -2,15 +2,15 @@
 
 Modules that few programs need, and modules that load torch or CuPy, are imported at the first call that needs them.
 
-A call passes these gates in order. The vendor (the library's own function) computes the call at the first gate that
-declines the call. Gates 1 to 4 decline calls without comparing plans.
+These checks of a call run in order. If a check declines the call, the vendor (the library's own function) computes the
+call. Checks 1 to 4 decline calls without comparing plans.
 
 1. Early declines in fmm.api, before the arguments are checked.
    * fmm.matmul of NumPy arrays: `MIN_PLAN_ENTRIES`, `is_small_on_host`, and the cached decline (`was_declined`).
    * fmm.gemm: `is_small_on_host` (NumPy), `run_small_gemm` and `run_small_scaled_gemm` (CuPy and torch), and the cached
      decline (`run_cached_gemm`, which also runs cached plans).
    * fmm.gram: `run_small_gram` (NumPy), and the cached decline (`run_declined_gram`).
-2. This module, for fmm.matmul. While a tracer or a mode of torch records calls, `_traced_matmul` replaces this gate.
+2. This module, for fmm.matmul. While a tracer or a mode of torch records calls, `_traced_matmul` replaces check 2.
    * `multiply_without_options` (CuPy and torch): `SMALL_BYTES_PRODUCT`, and `is_declined_on_device`, which compares
      multiply-adds and looks up the cached decline.
    * `multiply_with_options` (NumPy): `MIN_PLAN_ENTRIES` and `is_small_on_host`.
@@ -28,7 +28,8 @@ declines the call. Gates 1 to 4 decline calls without comparing plans.
    * `_decide_integers`: a side on the host is shorter than `MIN_INTEGER_PLAN_SIDE`.
    * `untuned_arithmetic_variables`: the environment changes the vendor's arithmetic, and no tuning had the same
      variables.
-   * `_decide_by_equation_2`: HASA's rule finds no level. With FMM_TUNING_MODE=hasa this gate replaces the two below.
+   * `_decide_by_equation_2`: the rule of HASA (D'Alberto and Nicolau's algorithm) finds no level. With
+     FMM_TUNING_MODE=hasa this check replaces `decide_by_tuning` and `decide_by_model`.
    * `decide_by_tuning`: the certified entry of the shape has the vendor as its plan.
    * `decide_by_model`: the device is unknown, or has no rate for the type.
 7. `fmm.perfmodel.choose.pick_candidate`: no candidate within the limits beats the vendor by its margin.
@@ -38,10 +39,10 @@ declines the call. Gates 1 to 4 decline calls without comparing plans.
    stream is being captured, or recent results had inf or NaN), and `matmul.run_with_fallback` (memory ran out for every
    plan).
 
-If the caller passed a plan, gates 1, 2, 6, 7, `vendor_advantage` and the small matrices of gate 4 do not apply. For a
-call with a plan of the caller, gates 3 (`is_plain_call`), 5 (except for empty products) and 8 raise PlanError, and gate
-9 declines the call only because of `may_overflow` or numpy.errstate. Host arrays that are streamed through a GPU
-(`device=`) do not pass these gates.
+If the caller passed a plan, checks 1, 2, 6, 7, `vendor_advantage` and the small matrices of check 4 are skipped. Checks
+3 (`is_plain_call`), 5 (except for empty products) and 8 then raise PlanError and do not decline. Check 9 then
+declines the call only because of `may_overflow` or numpy.errstate. Host arrays that are streamed through a GPU
+(`device=`) skip all these checks.
 """
 
 from __future__ import annotations

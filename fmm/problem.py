@@ -56,8 +56,8 @@ class Problem:
     prepared_side: Literal["A", "B"] | None = None  # the operand that a leaf has prepared (fmm.prepare)
     # Row and column strides of an addend outside C, in elements; the stride of a broadcast axis is 0.
     addend_strides: tuple[int, int] | None = None
-    # Distances from one matrix of the batch to the next, in elements, for A, B and C. None if the products of the batch
-    # share no launch.
+    # Distances from one matrix of the batch to the next, in elements, for A, B and C. The distances are None if each
+    # product of the batch has launches of its own.
     batch_strides: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -130,7 +130,7 @@ def check_positive_shape(shape: Shape) -> Shape:
 
 @lru_cache(maxsize=4096)
 def reduced_problem(problem: Problem) -> Problem:
-    """Return the problem with row-major matrices, alpha 1, beta 0 and no addend, as the cache key of choices."""
+    """Return the problem with row-major matrices, alpha 1, beta 0 and no addend: the cache key of chosen plans."""
     plain = Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
     if problem.componentwise or problem.prepared_side:
         plain = replace(plain, componentwise=problem.componentwise, prepared_side=problem.prepared_side)

@@ -189,7 +189,7 @@ def check_constraints(
 
 
 def parse_plan(plan: Plan | Decision | str | None) -> Plan | None:
-    """Return the plan in a text, a Decision or a Plan, as a Plan; return None for None."""
+    """Return a caller's plan (a text, a Decision or a Plan) as a Plan; return None for None."""
     if plan is None or isinstance(plan, Plan):
         return plan
     return plan.plan if isinstance(plan, Decision) else Plan.parse(plan)

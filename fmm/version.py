@@ -1,3 +1,3 @@
-"""The version of fmm: the only source, from which the build reads the version of the package."""
+"""The version of fmm; the build of the package reads the version from this module."""
 
 __version__ = "0.1.0"

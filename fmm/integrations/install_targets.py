@@ -34,7 +34,7 @@ class CannotInstallError(RuntimeError):
 
 @dataclass
 class InstallTarget:
-    """A library, the function that installs fmm into it, and the number of holders that keep fmm installed."""
+    """A library, the function that installs fmm into it, and the number of callers that keep fmm installed."""
 
     library: str
     module: str
@@ -173,7 +173,7 @@ def _install_for_block(*names: str) -> Iterator[None]:
 
 
 def install_from_env() -> None:
-    """Install the names in the environment variable FMM_INSTALL.
+    """Install fmm into the libraries that the environment variable FMM_INSTALL names.
 
     Unknown names are logged in one line: a typo must neither end a program nor prevent the installation of other names.
     """

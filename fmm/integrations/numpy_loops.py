@@ -40,9 +40,9 @@ from fmm.runtime.prepare import prepare_call
 CPP_SOURCE = Path(__file__).with_suffix(".cpp")
 NO_PLAN_SIDE = 0  # as the smallest side of a type, this value means that NumPy computes all products of the type
 # Smallest number of multiply-adds for which fmm chooses a plan already for the first product of its sizes. A product
-# with FIRST_PRODUCT_WORK multiply-adds takes far longer than the choice of a plan, about a millisecond. The limit for
-# integers is lower, since NumPy multiplies integers more slowly. Below the limit, NumPy computes the first product of
-# new sizes, and fmm chooses a plan for the second product.
+# with FIRST_PRODUCT_WORK multiply-adds takes far longer than the choice of a plan, about a millisecond. The number is
+# smaller for integers, since NumPy multiplies integers more slowly. If a product has fewer multiply-adds, NumPy
+# computes the first product of new sizes, and fmm chooses a plan for the second product.
 FIRST_PRODUCT_WORK, FIRST_INTEGER_PRODUCT_WORK = 1 << 31, 1 << 24
 # Functions of OWN_PACKAGES run inside fmm's calls. A function of another package in a traceback is a signal handler.
 OWN_PACKAGES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}
@@ -51,8 +51,9 @@ DTYPES_BY_NUMBER: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in TYPE
 
 FIRST_PRODUCT_REASON = "NumPy computes the first product of these sizes, since a decision might take longer"
 # Return values of `compute_loop_product`. Unless `compute_loop_product` returns WRITTEN, NumPy's own loop computes the
-# product. After DECLINED, the compiled loops do not call `compute_loop_product` for products of the same sizes for one
-# second. After DECLINED_NOW, the compiled loops call `compute_loop_product` for the next product.
+# product. If the function returns DECLINED, the compiled loops do not call `compute_loop_product` for products of the
+# same sizes for one second. If the function returns DECLINED_NOW, the compiled loops call `compute_loop_product` for
+# the next product.
 DECLINED, WRITTEN, DECLINED_NOW = range(3)
 
 _installed_loops: list[CompiledLoops] = []  # the installed loops, at most one
@@ -175,8 +176,8 @@ def compute_loop_product(
 
     Return DECLINED or DECLINED_NOW if NumPy's own loop must compute the stack.
 
-    If `pays` is False, no plan is chosen, since the choice might take longer than the product; an active report still
-    counts the product.
+    If `pays` is False, the compiled loop found that choosing a plan may take longer than the product: no plan is
+    chosen, but an active report counts the product.
 
     Exceptions of signal handlers pass through this function, and the compiled loop raises them when the product is
     complete. Any other exception is an error of fmm: it is logged, and NumPy's loop computes the product.

@@ -18,17 +18,17 @@ NOT_DEFINED_VALUE = object()  # marks a name that the module or class does not d
 
 
 def replacement_function(own: Any, answer: Callable[..., Any]) -> ReplacementFunction:
-    """Return a function that calls `answer` and replaces the library's function `own`.
+    """Return a function that replaces the library's function `own` and calls fmm's function `answer`.
 
-    The new function allows weak references exactly if `own` allows them: Numba has a table of functions, with weak
-    references to the functions that allow them.
+    The new function allows weak references exactly if the library's function does: Numba has a table of functions,
+    with weak references to the functions that allow weak references.
     """
     kind = WeakReplacementFunction if type(own).__weakrefoffset__ else ReplacementFunction
     return kind(own, answer)
 
 
 class ReplacementFunction:
-    """A function that calls `answer`, and otherwise looks like the library's own function.
+    """A function that calls fmm's function `answer`, and otherwise looks like the library's own function.
 
     The attributes, hash, equality and pickle format are those of the library's function.
     """

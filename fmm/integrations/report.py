@@ -1,7 +1,7 @@
 """A report of a program's products: the plans that ran, their speedups, and the reasons why other products ran no plan.
 
-Products are counted by kind and outcome while a report is active. `report`, FMM_REPORT or `python -m fmm --report`
-starts a report.
+While a report is active, products with the same function, shapes, element type and outcome are counted together.
+`report`, FMM_REPORT or `python -m fmm --report` starts a report.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from fmm.runtime.decisions.decide import Decision
 
 MAX_REPORT_LINES = 30  # number of lines in the table of a report; products with the most flops come first
 GENERATED_PRODUCTS_NOTE = "products for which torch.compile generates code of its own"
-# For each install target: kinds of products that a report does not count with this target alone, and the names of the
-# other targets with which a report counts these products.
+# For each install target: products that a report does not count if fmm is installed in this target alone, and the
+# names of the targets in which fmm must be installed too, so that a report counts these products.
 UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "numpy": (("methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),),
     "scipy": (("products inside of the solvers of scipy.linalg", ()),),
@@ -47,7 +47,7 @@ UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 
 
 class ProductKind(NamedTuple):
-    """A kind of products: the function that was called, the operands' shapes and the element type."""
+    """What equal products have in common: the function that was called, the operands' shapes and the element type."""
 
     where: str  # name of the library's function that the program called
     left: tuple[int, ...]
@@ -86,7 +86,7 @@ class ProductOutcome(NamedTuple):
 
 
 class ProductCount(NamedTuple):
-    """A kind of products, an outcome, and the number of products of this kind with this outcome."""
+    """The number of products with one ProductKind (function, shapes, element type) and one ProductOutcome."""
 
     times: int
     kind: ProductKind
@@ -107,7 +107,7 @@ class ProductCount(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """The counted products, sorted by descending flops; str(report) lists the first 30 kinds.
+    """The counts of products, sorted by descending flops; str(report) lists the first 30 counts.
 
     Attributes
     ----------
@@ -196,7 +196,7 @@ class ReportCounts:
     """The counts of an active report."""
 
     counts: Counter[tuple[ProductKind, ProductOutcome]] = field(default_factory=Counter)
-    # The outcome for each kind of products that fmm declined without a decision.
+    # For each ProductKind, the outcome of products that fmm declined without a decision.
     unrecorded: dict[ProductKind, ProductOutcome] = field(default_factory=dict)
 
     def add_product(self, kind: ProductKind, outcome: ProductOutcome) -> None:
@@ -308,7 +308,7 @@ def expected_speedup(decision: Decision) -> float | None:
 def _cached_unrecorded_outcome(kind: ProductKind, decide: Callable[[], Decision]) -> ProductOutcome:
     """Return the outcome of a product that the library computed without a decision of fmm.
 
-    `decide` is called once for each kind of products.
+    `decide` is called once for each ProductKind.
     """
     cache = {} if _active_counts is None else _active_counts.unrecorded
     if kind not in cache:

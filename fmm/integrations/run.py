@@ -2,7 +2,8 @@
 
 The program runs as under Python itself. The program's module stays `__main__` until the process ends, since pickle and
 threads may need the module after its last line. sys.argv has the program's arguments, and sys.path begins with the
-program's folder. An exception is shown without fmm's frames, and ends the process with the usual status.
+program's folder. The traceback of an exception has no frames of fmm, and the process ends with Python's exit status
+for the exception.
 """
 
 from __future__ import annotations

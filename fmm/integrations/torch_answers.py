@@ -86,8 +86,7 @@ class DispatcherOperators:
     def _must_decline(self, where: str, a: Any, b: Any) -> bool:
         """Return True if torch must compute the product, since fmm itself called torch or torch records its calls.
 
-        A decline for one of these two reasons must not be cached by the hook, since a later product of the same sizes
-        may have a plan.
+        The hook must not cache a decline by this function, since a plan may compute a later call with the same sizes.
         """
         own = getattr(bypass_state, "on", False)
         declined = own or is_recording()

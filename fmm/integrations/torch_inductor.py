@@ -40,7 +40,7 @@ def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
 
 
 def _is_compiling_here() -> bool:
-    """Return True while Inductor compiles in this thread: products are then timings, which a report does not count."""
+    """Return True while Inductor compiles in this thread; a report must not count products that Inductor times."""
     virtualized = import_module("torch._inductor.virtualized")
     return not isinstance(virtualized.V.graph, virtualized.NullHandler)
 

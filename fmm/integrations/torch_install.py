@@ -86,7 +86,7 @@ _implemented_keys: set[str] = set()  # the dispatch keys for which torch's libra
 
 
 def install_compiled_hook(answers: DispatcherOperators, key: str) -> UndoFunction:
-    """Install the C++ hook; the hook calls a function of `answers` for each product that the hook does not decline."""
+    """Install the C++ hook; for each product that the hook does not decline, the hook calls a function in `answers`."""
     hook = answers.hook
     _define_hook_operators(key)
     _active_products[key] = answers

@@ -36,7 +36,7 @@ MAX_INVERSE_GROWTH = 8.0
 
 
 class CholeskyQrPasses(NamedTuple):
-    """The result of all passes, but without the last division by L: A = Q R, and the Cholesky factor L of Q^H Q."""
+    """A = Q R after all passes but for the last division of Q by L, and the Cholesky factor L of Q^H Q."""
 
     q: Any
     r: Any
@@ -152,7 +152,7 @@ def multiply_by_adjoint(library: NumpySolvers, a: Any, lower: Any, limit: float 
 def invert_lower_in_place(library: NumpySolvers, a: Any, x: Any, halvings: int, limit: float | None) -> None:
     """Replace x, which is the identity, by the inverse of the lower triangular matrix L.
 
-    The lower left block of the inverse is -L22^-1 (L21 L11^-1).
+    For L = [[L11, 0], [L21, L22]], the lower left block of the inverse is -L22^-1 * L21 * L11^-1.
     """
     n = a.shape[0]
     if halvings == 0 or n < 2:
@@ -169,16 +169,16 @@ def inverse_error_growth(factor: Any, inverse: Any) -> float:
     """Return the factor by which a product with L^-H may exceed the backward error of a triangular solve.
 
     If a row a of A is multiplied by L^-H, entry k of the result has an error of eps ||a|| ||column k of L^-H||. The
-    backward error is the error of the result, multiplied by L^H. Over all rows of A, the norm of the backward error is
-    eps ||A|| g, where g^2 = sum over k of ||row k of L^-1||^2 ||column k of L||^2. The function returns the factor g /
-    sqrt(n); the factor is 1 if L is the identity.
+    backward error is the error of the result, multiplied by L^H. For all rows of A together, the norm of the backward
+    error is eps * ||A|| * sqrt(sum over k of ||row k of L^-1||^2 * ||column k of L||^2). The function returns this
+    square root divided by sqrt(n), so that the result is 1 if L is the identity.
     """
     rows, columns = (abs(inverse) ** 2).sum(1), (abs(factor) ** 2).sum(0)
     return sqrt(float((rows * columns).mean()))
 
 
 def step_conditions(library: NumpySolvers, a: Any, limit: float | None) -> StepConditions:
-    """Return the element type, the device and the error limit, on which the predicted times of steps depend."""
+    """Return the element type, the device and the limit of the error growth, on which predicted times depend."""
     return StepConditions(library.product_type(a), library.device(a), limit)
 
 

@@ -96,7 +96,7 @@ class CholeskyFactorization:
         self.factor_diagonal_block(middle, last)
 
     def _factor_block(self, first: int, last: int) -> None:
-        """Factor a block on the diagonal; if rows follow below it, also invert the smaller blocks of its factor."""
+        """Factor a block on the diagonal; if rows follow below, also invert blocks on the factor's diagonal."""
         library, block, small = self.library, self.a[first:last, first:last], self.small
         factor, failure = library.cholesky_block(block)
         library.write(block, factor)

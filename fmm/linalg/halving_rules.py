@@ -24,21 +24,21 @@ ALIGNMENT = 128  # halves of large matrices are multiples of this number of rows
 
 
 class HalvingRule(NamedTuple):
-    """The smallest half of a solver's matrix, and the smallest speedup of the product between two halves."""
+    """When a solver halves its matrix: the smallest number of rows of a half, and the smallest product speedup."""
 
     smallest_half: int
     gain: float
 
 
 class SmallestProductSides(NamedTuple):
-    """The number of rows of the smallest matrix for which a solver on a GPU uses products, for each precision."""
+    """The rows of the smallest matrix for which GPU solvers use products, in single and in double precision."""
 
     single: int
     double: int
 
 
 class BlockInversionRule(NamedTuple):
-    """The rule for a solver on a GPU that multiplies by inverses of diagonal blocks, for each precision."""
+    """When a solver on a GPU multiplies by inverses of diagonal blocks, and the number of rows of a block."""
 
     single_smallest: int  # rows of the smallest matrix
     double_smallest: int
@@ -57,8 +57,9 @@ INVERTED_RULE = BlockInversionRule(4096, 4096, 12_000_000, 1024, 512, 1.5)
 POSITIVE_RULE = BlockInversionRule(6144, 12288, 0, 4096, 4096, 3.0)  # Cholesky factors; the library factors the blocks
 POSITIVE_INVERSE_RULE = BlockInversionRule(1024, 1024, 0, 1024, 1024, 1.5)  # the library's own inverse factors by LU
 UNMEASURED_SMALLEST = 8192  # rows of the smallest matrix on other GPUs, and of complex matrices
-# The smallest sides on GPUs for which fmm has a kernel for panels. For smaller matrices with an odd number of rows,
-# products take longer than the library's own function, because Python needs time for each step of a solver.
+# The smallest numbers of rows for which LU factors and inverses are computed by products, on GPUs for which fmm has a
+# kernel for panels. For smaller matrices with an odd number of rows, products take longer than the library's own
+# function, because Python takes about 0.1 ms for each step of a solver.
 LU_SIDES = SmallestProductSides(8192, 6144)
 INVERSE_SIDES = SmallestProductSides(7168, 5120)
 HOST_LU_RULE = HalvingRule(8192, float("inf"))  # no gain is measured on hosts

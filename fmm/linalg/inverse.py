@@ -152,8 +152,9 @@ def invert_positive_definite_stacks(library: NumpySolvers, a: Any, limit: float 
 def invert_triangle_in_place(blocks: TriangularBlocks, a: Any, index: int = 0) -> None:
     """Replace a lower triangular matrix L by its inverse Y; the block of Y below the diagonal is -(Y22 L21) L11^-1.
 
-    Because Y22 L21 is computed first, Y L - I is small, and the inverse Y^H Y of L L^H is as accurate as LAPACK's. If
-    `a` is a part of a larger triangular matrix, `index` is the number of diagonal blocks above `a`.
+    L21 is the block of L below the diagonal, L11 and Y22 are blocks on the diagonals of L and Y. Because Y22 L21 is
+    computed first, Y L - I is small, and the inverse Y^H Y of L L^H is as accurate as LAPACK's. If `a` is a part of a
+    larger triangular matrix, `index` is the number of diagonal blocks above `a`.
     """
     library, side, n = blocks.library, blocks.side, a.shape[0]
     if n <= side:

@@ -93,7 +93,7 @@ class _BlockedFactorization:
     def _invert_block(self, first: int, side: int, known_side: int) -> None:
         """Write the inverse of the block of L at row `first`.
 
-        The inverses of blocks of `known_side` rows exist already; 0 if none exist.
+        The inverses of all blocks of `known_side` rows exist already; if `known_side` is 0, no inverse exists.
         """
         if self.inverses is not None:
             rows, block = slice(first, first + side), InvertedBlock(self.side, side, known_side, True, True)

@@ -65,7 +65,7 @@ def _is_column_major(library: NumpySolvers, x: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def has_product_plan(m: int, k: int, n: int, dtype: str, device: str, limit: float | None) -> bool:
-    """Return True if fmm computes a product of these sizes by a plan; answers are cached until the process ends."""
+    """Return True if fmm computes a product of these sizes by a plan; results are cached until the process ends."""
     if dtype not in SOLVER_TYPES:
         return False
     try:

@@ -10,8 +10,9 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.linalg.halving_rules import first_half_row_count
 from fmm.linalg.solver_steps import VENDOR_COSTS, Step, StepConditions, predicted_seconds, product_decision
 
-# Element types of the matrices that products factor. The vendor's Gram matrices of complex matrices are not accurate
-# enough: Q would be up to 20 times less orthogonal than the Q of Householder's method (complex64 on an H100).
+# Element types of the matrices that Cholesky QR factors. The vendor's Gram matrices of complex matrices are not
+# accurate enough: Q would be up to 20 times less orthogonal than the Q of Householder's method (complex64 on an
+# H100).
 GAINING_TYPES = ("float32", "float64")
 MAX_COLUMN_BLOCKS = 8
 MAX_INVERSE_HALVINGS = 4
@@ -19,12 +20,11 @@ MAX_INVERSE_HALVINGS = 4
 # time of Cholesky QR is not predicted.
 LEAST_VENDOR_SECONDS = 2e-3
 LEAST_GAIN = 1.1  # smallest predicted speedup over the library's own QR for which products factor the matrix
-# Smallest ratio of rows to columns of a matrix that products factor. For random square matrices, the condition number
-# of the matrix is too large for two passes of Cholesky QR.
+# Smallest ratio of rows to columns of a matrix that Cholesky QR factors. For random square matrices, the condition
+# number of the matrix is too large for two passes of Cholesky QR.
 LEAST_ASPECT = 1.5
-# From this ratio of rows to columns on, a Gram matrix by the vendor is computed as a sum over blocks of rows. For a
-# matrix with a higher ratio, the vendor's Gram product of all rows is slow, and the product's error grows with the
-# number of rows.
+# If a matrix has at least LONG_ASPECT rows per column, the vendor computes its Gram matrix as a sum over blocks of
+# rows. One product of all rows would be slow, and its error grows with the number of rows.
 LONG_ASPECT = 32
 BLOCK_ROWS = 4096
 

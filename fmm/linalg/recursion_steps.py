@@ -1,4 +1,4 @@
-"""The steps of the recursions over halves: triangular systems, Cholesky factors and inverses."""
+"""The steps of solvers that halve their matrices again and again: triangular systems, Cholesky factors, inverses."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def refine_solution(
 
 
 def _refine_by_residuals(system: _LinearSystem, x: Any, precondition: Preconditioner) -> tuple[Any, float, int]:
-    """Return refined solutions, the largest ratio of their residuals to the bound, and the number of steps.
+    """Return refined solutions, the largest ratio of residual to bound (see `residual`), and the number of steps.
 
     Solutions with a ratio of at most 1 are accurate enough. The steps still continue until the backward error is as
     small as float64's precision, or until the ratio no longer falls.
@@ -125,7 +125,7 @@ def _factor_single(library: NumpySolvers, a: Any, assume_a: str, limit: float | 
 
 
 def _solve_scaled(library: NumpySolvers, solve: Callable[[Any], Any], y: Any) -> Any:
-    """Return solutions computed in float32, in float64.
+    """Return solutions that were computed in float32, as float64 arrays.
 
     Each column of y is scaled to the magnitude 1 before the solution and scaled back after it, so that no column
     underflows in float32.
@@ -162,7 +162,7 @@ def _norms(library: NumpySolvers, x: Any) -> Any:
 
 
 def _min_residual_coefficients(library: NumpySolvers, columns: list[list[Any]], norms: Any) -> Any:
-    """Return the coefficients of the basis vectors that minimise the residuals, one row for each basis vector."""
+    """Return the coefficients of GMRES's basis vectors that minimise the residuals, one row for each basis vector."""
     count = len(columns)
     hessenberg = np.zeros((int(norms.shape[0]), count + 1, count))
     for j, column in enumerate(columns):

@@ -1,4 +1,4 @@
-"""The steps of solvers, products and the library's own functions, and their predicted times."""
+"""The steps of solvers and the predicted time of each step; a step is a product or a call of a library function."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Step(NamedTuple):
 
 
 class StepConditions(NamedTuple):
-    """The conditions on which the time of a step depends, in addition to its sizes."""
+    """The element type, the device and the limit of the error growth, on which the time of a step depends."""
 
     dtype: str
     device: str
@@ -32,8 +32,8 @@ class StepConditions(NamedTuple):
 class VendorTimeModel(NamedTuple):
     """The time of a library's function on an m x n matrix.
 
-    The time is n * column_seconds + m * n * entry_seconds + slowdown * (time in which the vendor's product computes as
-    many flops).
+    The time is n * column_seconds + m * n * entry_seconds + slowdown * (time of a vendor's product with as many flops
+    as the function).
     """
 
     flops: float  # multiple of m n^2

@@ -28,7 +28,7 @@ class TriangularSolution(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, gradient: Any) -> Any:
         """Return the gradients of a and b, from the gradient g of x.
 
-        The gradient of b is a^-H g. The gradient of a is the triangle of -(a^-H g) x^H.
+        For a x = b, the gradient of b is a^-H g, and the gradient of a is the triangle of -(a^-H g) x^H.
         """
         (a, x), form, limit = ctx.saved_tensors, ctx.form, ctx.limit
         of_b = TriangularSolution.apply(a.mH, gradient, form._replace(lower=not form.lower), limit)
@@ -60,7 +60,7 @@ class CholeskyFactor(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, gradient: Any) -> Any:
         """Return the gradient of a from the gradient g of L: the Hermitian part of L^-H P L^-1.
 
-        In this formula, P is the lower triangle of L^H g, with its diagonal divided by 2.
+        P is the lower triangle of the matrix L^H g, where g is the gradient of L; P's diagonal is divided by 2.
         """
         (factor,), limit = ctx.saved_tensors, ctx.limit
         product = api.matmul(factor.mH, gradient, max_error_growth=limit).tril()
@@ -89,7 +89,8 @@ class QrFactors(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, gradient_q: Any, gradient_r: Any) -> Any:
         """Return the gradient of a, (g_Q + Q S) R^-H, from the gradients g_Q of Q and g_R of R.
 
-        S is the Hermitian matrix that has the lower triangle of R g_R^H - g_Q^H Q.
+        S is the Hermitian matrix with the same lower triangle as R g_R^H - g_Q^H Q, for a = Q R and the gradients g_Q
+        and g_R.
         """
         (q, r), limit = ctx.saved_tensors, ctx.limit
         product = api.matmul(r, gradient_r.mH, max_error_growth=limit)

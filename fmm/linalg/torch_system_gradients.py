@@ -27,7 +27,8 @@ class SystemSolution(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, gradient: Any) -> Any:
         """Return the gradients of a and b, from the gradient g of x.
 
-        The gradient of b is a^-H g. The gradient of a is -(a^-H g) x^H.
+        For a x = b, the gradient of b is a^-H g, and the gradient of a is -(a^-H g) x^H, where g is the gradient of
+        x.
         """
         (a, x, *factors), limit = ctx.saved_tensors, ctx.limit
         if factors and not torch.is_grad_enabled():  # no second derivatives are needed
