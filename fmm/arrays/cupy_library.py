@@ -299,7 +299,7 @@ def _common_type(a: Any, b: Any) -> str | None:
     """Return the name of the element type of the product of a and b.
 
     Return None if one array is bfloat16 and the other is not: CuPy rejects the two types, or casts the arrays by a rule
-    of its own.
+    that fmm does not know.
     """
     if a.dtype == b.dtype:
         return str(a.dtype.name)

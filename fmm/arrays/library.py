@@ -36,17 +36,17 @@ class Operand(NamedTuple):
 
 
 class ProductSetting(NamedTuple):
-    """The device and element type of the library's own product, and reasons why no plan may or need be used."""
+    """The device and element type of the library's product, and reasons why no plan may or need be used."""
 
     device: int  # index of the CUDA device; on the host, the number of BLAS threads
-    # Element type of the product; None if the library rejects the operands' types, or casts the operands by a rule of
-    # its own.
+    # Element type of the product; None if the library rejects the operands' types, or casts the operands by a rule that
+    # fmm does not know.
     dtype: str | None = None
     math: Literal["ieee", "tf32"] = "ieee"
     refusal: str = ""  # reason why only the library may compute the call; empty if a plan may compute it
-    refuses_plans: bool = False  # True if the library must compute the call even if the caller names a plan
-    # Reason why the library's product of these arrays is faster than any plan. A plan runs nevertheless if the caller
-    # passed this plan.
+    refuses_plans: bool = False  # True if the library must compute the call even if the caller passes a plan
+    # Text that says why the library's product of these arrays is faster than any plan; empty if a plan may be faster. A
+    # plan runs nevertheless if the caller passed this plan.
     vendor_advantage: str = ""
     b_is_transposed_a: bool = False  # True if b is a transposed view of a, in the same memory
     # True if the library computes one triangle of A A^T and mirrors it, so that the product is symmetric bit for bit
@@ -100,7 +100,7 @@ class Library(Protocol):
 
     @property
     def vendor_name(self) -> str:
-        """The name that explanations use for the library's own product."""
+        """The name that explanations use for the library's product."""
         ...
 
     @property
@@ -244,7 +244,7 @@ class Library(Protocol):
         """Record that a kernel of fmm writes into `out`, for libraries that count the changes of each array."""
         ...
 
-    # ---- the library's own functions
+    # ---- the library's functions
 
     @property
     def fast_stack_product(self) -> Callable[..., Any]:
@@ -269,11 +269,11 @@ class Library(Protocol):
         ...
 
     def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
-        """Return the library's own product; results of fmm.matmul have its type, its shape and its memory order."""
+        """Return the library's product; results of fmm.matmul have its type, its shape and its memory order."""
         ...
 
     def fast_vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
-        """Return alpha A B + beta C by the library's own functions, or alpha A B if C is None.
+        """Return alpha A B + beta C by the library's functions, or alpha A B if C is None.
 
         The result is `out`, or a new array if `out` is None. `out` may overlap the other arrays.
         """
@@ -284,14 +284,14 @@ class Library(Protocol):
         ...
 
     def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
-        """Return alpha * A B + beta * C, computed by the library's own functions.
+        """Return alpha * A B + beta * C, computed by the library's functions.
 
         The returned array is C, or a new array if C is None.
         """
         ...
 
     def gram_function(self, a: Any) -> Callable[[Any, Any], Any]:
-        """Return the library's own function that multiplies a real device array and its transposed view."""
+        """Return the library's function that multiplies a real device array and its transposed view."""
         ...
 
     def gram_signature(self, a: Any) -> Hashable:

@@ -28,7 +28,7 @@ class NumpyLikeLibrary(ABC):
 
     @abstractmethod
     def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
-        """Return the library's own product."""
+        """Return the library's product."""
 
     def is_observed(self) -> bool:
         return False
@@ -63,7 +63,7 @@ class NumpyLikeLibrary(ABC):
         x, y, z = (v if v.dtype == common else v.astype(common) for v in (a, b, c))
         return x, y, z
 
-    # ---- the library's own functions
+    # ---- the library's functions
 
     def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
         """Return alpha A B + beta C, in C or as a new array; C is read only if beta is not 0."""

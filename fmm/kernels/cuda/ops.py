@@ -156,9 +156,9 @@ def has_matching_layout(addend: DeviceView, dest: DeviceView) -> bool:
 class TriangleOutput:
     """The triangle that a product writes if the row-major result is symmetric or Hermitian.
 
-    `loose`: the kernel writes the lower triangle and may overwrite elements above the diagonal with any values.
-    `lower`: the kernel writes the lower triangle and does not change the upper triangle. `full`: the kernel writes the
-    lower triangle, and mirrors it into the upper triangle.
+    If `extent` is "loose", the kernel writes the lower triangle and may overwrite elements above the diagonal with any
+    values. If `extent` is "lower", the kernel writes the lower triangle and does not change the upper triangle. If
+    `extent` is "full", the kernel writes the lower triangle, and mirrors it into the upper triangle.
     """
 
     extent: TriangleExtent

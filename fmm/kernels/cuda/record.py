@@ -163,7 +163,10 @@ def _saved_c_view(problem: Problem, workspace_bytes: int) -> tuple[DeviceView, i
 def _recompute_steps(
     plan: Plan, problem: Problem, is_unchecked: bool, target: ChipTarget, addend: DeviceView | None
 ) -> tuple[LaunchStep, ...]:
-    """Return the launches that recompute the product; with `is_unchecked`, the first launch scans C for inf and NaN."""
+    """Return the launches that recompute the product.
+
+    If `is_unchecked` is True, the first launch scans C for inf and NaN.
+    """
     launches = recompute_launches(
         problem, is_unchecked, target.chip, target.alignment_by_base, addend, plan.conjugated_operands
     )
@@ -239,7 +242,7 @@ class LaunchRecorder:
     def __init__(self, componentwise: bool = False, prepared_matrix: Literal["A", "B"] | None = None) -> None:
         """Create a recorder without operations.
 
-        With `componentwise`, products have a componentwise error bound. `prepared_matrix` is the matrix that
+        If `componentwise` is True, products have a componentwise error bound. `prepared_matrix` is the matrix that
         `fmm.prepare` has converted.
         """
         self.componentwise = componentwise

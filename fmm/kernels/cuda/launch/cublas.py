@@ -141,9 +141,9 @@ def _cublas_library() -> Any:
 def _argument_types(any_type: bool, batched: bool) -> list[Any]:
     """Return the argument types of a GEMM: handle, two ops, m, n, k, alpha, A, B, beta, C, and optional arguments.
 
-    Each matrix is several arguments: its address, its element type (with `any_type`), its leading dimension, and its
-    stride in a batch (with `batched`). The optional arguments at the end are the number of products (with `batched`),
-    and the compute type and the algorithm (with `any_type`).
+    Each matrix is several arguments: its address, its element type (if `any_type` is True), its leading dimension, and
+    its stride in a batch (if `batched` is True). The optional arguments at the end are the number of products (if
+    `batched` is True), and the compute type and the algorithm (if `any_type` is True).
     """
     number, pointer = ctypes.c_int, ctypes.c_void_p
     matrix = [pointer, *([number] if any_type else []), number, *([ctypes.c_longlong] if batched else [])]

@@ -244,11 +244,11 @@ def plane_split_launch(
 ) -> Launch:
     """Return the launch that computes the exponents and planes of these operands.
 
-    `alignment` maps a base to the largest power of two that divides its address. `cluster` is the number of thread
-    blocks in a cluster; 1 means no clusters, because only compute capability 9.0 and newer has clusters. The first
-    thread blocks of the grid split the operand that has more elements for each thread block. For example, a matrix B
-    with few columns is split by few thread blocks, and each of these thread blocks takes long. If the thread blocks of
-    B start first, the many short thread blocks of A run at the same time.
+    `alignment` maps the name of a base, such as A or C, to the largest power of two that divides the base's address.
+    `cluster` is the number of thread blocks in a cluster; 1 means no clusters, because only compute capability 9.0 and
+    newer has clusters. The first thread blocks of the grid split the operand that has more elements for each thread
+    block. For example, a matrix B with few columns is split by few thread blocks, and each of these thread blocks takes
+    long. If the thread blocks of B start first, the many short thread blocks of A run at the same time.
     """
     names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
     operands = sorted(operands, key=lambda x: -x.numbers_per_block(x.split_kernel(alignment), cluster))

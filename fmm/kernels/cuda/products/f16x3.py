@@ -186,7 +186,10 @@ def missing_plane_launches(
 
 
 def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
-    """Return the launch that multiplies the planes; if `flagged`, the kernel raises the flag for inf or NaN in C."""
+    """Return the launch that multiplies the planes.
+
+    If `flagged` is True, the kernel raises the flag for an inf or NaN in C.
+    """
     words = [i * TENSOR_MAP_WORDS for i in range(len(op.tensor_maps))]
     after = len(op.tensor_maps) * TENSOR_MAP_WORDS
     slots = [AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.tensor_maps, strict=True)]

@@ -2,8 +2,7 @@
 
 `ResidueOperand` describes the memory of one operand with its exponents and planes. A line is a row of A or a column of
 B. The launch of `norm_exponent_launch` finds the norm of each line, and from the norm the scaling exponent. The launch
-of `residue_split_launch` computes the planes. The launches of residues.py multiply the planes and join the products to
-C.
+of `residue_split_launch` computes the planes. The launches of residues.py multiply the planes and reconstruct C.
 """
 
 from __future__ import annotations
@@ -164,7 +163,10 @@ class ResidueOperand:
         )
 
     def has_vector_aligned_lines(self, aligned: bool) -> bool:
-        """Return True if each line starts at a multiple of 16 bytes, or of four elements of less than 4 bytes."""
+        """Return True if each line starts at a multiple of 16 bytes.
+
+        For elements of less than 4 bytes, a multiple of four elements is enough.
+        """
         x, item = self.source, self.geometry.item
         unit = min(4 * item, VECTOR_BYTES)
         return aligned and all(step * item % unit == 0 for step in (x.leading, x.stride)) and x.offset % unit == 0
@@ -250,8 +252,9 @@ class ResidueOperand:
     def tensor_map(self, first: int, moduli: int, most: int, sign: int | None = None) -> TensorMap:
         """Return the tensor map of the planes of `moduli` moduli; `first` is the index of the first modulus.
 
-        One copy by the copy engine (TMA) loads `most` lines. A modulus of a complex product has two planes: with `sign`
-        0 the map has only the planes of re + j im, and with `sign` 1 only the planes of re - j im.
+        One copy by the copy engine (TMA) loads `most` lines. For each modulus, a complex operand has two planes: if
+        `sign` is 0, the map has only the planes of re + j im, and if `sign` is 1, only the planes of re - j im, where
+        j^2 = -1 modulo p.
         """
         lines, length = self.block
         if self.bytes_from == "source":
@@ -270,8 +273,8 @@ def byte_plane_tensor_map(
 ) -> TensorMap:
     """Return the tensor map of planes of bytes.
 
-    Only the first `filled` positions of a line are read from memory; a copy fills the other positions with zeros. With
-    `sign`, the map has every second plane, starting with the plane of index `sign`.
+    Only the first `filled` positions of a line are read from memory; a copy fills the other positions with zeros. If
+    `sign` is 0 or 1, the map has every second plane, starting with the plane of index `sign`.
     """
     lines, length = piece.rows, piece.cols
     read, layer = length if filled is None else filled, lines * length

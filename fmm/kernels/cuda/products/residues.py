@@ -108,11 +108,12 @@ class ResidueOp:
 
     @property
     def separately_launched_signs(self) -> tuple[int | None, ...]:
-        """The signs of j for which the products are launched separately; `(None,)` if one launch computes all products.
+        """The plane indices (0, 1) with separate launches; `(None,)` if one launch computes all products.
 
-        A complex number has two planes for each modulus: re + j im and re - j im. The complex conjugate of the matrix
-        has the same two planes in the opposite order. If both operands share their planes, a plane with one sign of j
-        is multiplied by the plane with the other sign, because one operand is the adjoint of the other.
+        For each modulus p, a complex number has two planes: plane 0 is re + j im and plane 1 is re - j im, where j^2 =
+        -1 modulo p. The complex conjugate of the matrix has the same two planes in the opposite order. If both operands
+        share their planes, plane 0 is multiplied by plane 1, and plane 1 by plane 0, because one operand is the adjoint
+        of the other.
         """
         return (0, 1) if self.shares_planes and self.geometry.for_complex else (None,)
 
@@ -128,14 +129,17 @@ class ResidueOp:
         return rows, inner, self.geometry.n if self.writes_c else columns
 
     def products_per_modulus(self, sign: int | None) -> int:
-        """Return the number of products for each modulus; with `sign`, only products of planes with this sign of j."""
+        """Return the number of products for each modulus.
+
+        If `sign` is 0 or 1, count only the products of plane 0 or of plane 1.
+        """
         return self.geometry.plane_product_count // (1 if sign is None else 2)
 
     def plane_signs_of_operands(self, sign: int | None) -> list[int | None]:
-        """Return the signs of A's and B's planes.
+        """Return two values, for A and for B: the index (0, 1) of the plane that is multiplied.
 
-        An operand that uses the planes of its adjoint needs the conjugates of these planes: the planes with the other
-        sign.
+        An operand that uses the planes of its adjoint needs the conjugates of these planes: plane 1 in place of plane
+        0, and plane 0 in place of plane 1.
         """
         return [sign if sign is None else sign ^ x.is_prepared for x in self.operands]
 
@@ -150,8 +154,9 @@ class ResidueOp:
     def byte_products(self, first: int, moduli: tuple[int, ...], sign: int | None = None) -> ByteProducts:
         """Describe the products of planes for these moduli, for the kernel that multiplies by single warps.
 
-        `first` is the index of the first modulus. Each modulus of a complex product has two products, one for each sign
-        of j; with `sign`, describe only the product for this sign.
+        `first` is the index of the first modulus. For each modulus, a complex product has two products: of the planes
+        re + j im (`sign` 0) and of re - j im (`sign` 1), where j^2 = -1 modulo p. If `sign` is None, both are
+        described.
         """
         count = len(moduli)
         operands = zip(self.operands, self.plane_signs_of_operands(sign), strict=True)
@@ -162,8 +167,9 @@ class ResidueOp:
     def plane_product_op(self, first: int, count: int, sign: int | None = None) -> WgmmaOp[ResidueKernel]:
         """Describe the products of planes for `count` moduli, for the kernel that multiplies by warpgroups.
 
-        `first` is the index of the first modulus. Each modulus of a complex product has two products, one for each sign
-        of j; with `sign`, describe only the product for this sign.
+        `first` is the index of the first modulus. For each modulus, a complex product has two products: of the planes
+        re + j im (`sign` 0) and of re - j im (`sign` 1), where j^2 = -1 modulo p. If `sign` is None, both are
+        described.
         """
         rows, inner, columns = self.product_shape
         layers = count * self.products_per_modulus(sign)
@@ -188,9 +194,9 @@ def residue_op(
 ) -> ResidueOp | None:
     """Describe a GEMM as a product by residues. The residues are planes in the workspace, or the operands' own bytes.
 
-    Return None if alpha or beta of a real product has an imaginary part. `alignment` maps a base to a power of two that
-    divides the base's address. `warp_chip` is the chip if the kernel multiplies by single warps instead of Hopper's
-    warpgroups.
+    Return None if alpha or beta of a real product has an imaginary part. `alignment` maps the name of a base, such as A
+    or C, to a power of two that divides the base's address. `warp_chip` is the chip if the kernel multiplies by single
+    warps instead of Hopper's warpgroups.
     """
     alpha, beta, dtype, levels = complex(op.alpha), complex(op.beta), op.dtype, ending.depth
     moduli, for_complex = ending.level.moduli_count_for(dtype, op.k), ending.level.for_complex
@@ -293,8 +299,9 @@ def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool)
     """Return all launches of a product, in order.
 
     The first launch computes exponents. Launches that split the operands and multiply planes follow for each item of
-    `modulus_groups`. The last launch reconstructs C. `alignment` maps a base to the largest power of two that divides
-    its address. If `flagged` is True, the kernel that reconstructs C raises the flag for an inf or NaN in C.
+    `modulus_groups`. The last launch reconstructs C. `alignment` maps the name of a base, such as A or C, to the
+    largest power of two that divides the base's address. If `flagged` is True, the kernel that reconstructs C raises
+    the flag for an inf or NaN in C.
     """
     aligned, exact = _operand_alignments(op, alignment), DTYPES[op.dtype].exact
     measures = any(x.norm_exponent_kernel(False, not exact) is not None for x in op.operands)
@@ -320,8 +327,8 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
     """Return the launches that prepare one operand for later calls, and the bytes of workspace for these launches."""
     if not any(x.is_prepared for x in op.operands):
         return (), 0
-    # In `op`, `is_prepared` is True for the operand to prepare. The launches skip an operand with `is_prepared`, so the
-    # two operands exchange this value, and the launches compute the planes of the operand to prepare.
+    # In `op`, `is_prepared` is True for the operand to prepare. The launches skip an operand if its field `is_prepared`
+    # is True, so the two operands exchange this value, and the launches compute the planes of the operand to prepare.
     left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.operands)
     aligned, moduli = _operand_alignments(op, alignment), op.geometry.remainder_weights.moduli
     workspace = max(size for x, size in zip(op.operands, op.geometry.transposed_bytes, strict=True) if x.is_prepared)
@@ -377,7 +384,7 @@ def residue_product_kernel_source(kernel: ResidueKernel) -> str:
 def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...], sign: int | None = None) -> Launch:
     """Return the launch that multiplies the planes of these moduli; `first` is the index of the first modulus.
 
-    With `sign`, the launch computes only one of the two products of each modulus.
+    If `sign` is 0 or 1, the launch computes only one of the two products of each modulus.
     """
     count = len(moduli) * op.products_per_modulus(sign)
     does: LaunchPurpose = "product" if op.writes_c else "sums"

@@ -122,8 +122,8 @@ class TileKernel:
     """A compiled variant of the tiled kernel. One launch computes `products` products of two sums of blocks.
 
     The left operand is a sum of `left` blocks of A, and the right operand a sum of `right` blocks of B. A kernel that
-    uses the flag receives the flag's address in the parameters. A kernel that obeys the flag also receives the address
-    of the number of recomputed products in host memory (recompute_tiled.cuh).
+    uses the flag receives the flag's address in the parameters. A kernel that runs only if the flag is raised also
+    receives the address of the number of recomputed products in host memory (recompute_tiled.cuh).
     """
 
     strategy: TileSizes

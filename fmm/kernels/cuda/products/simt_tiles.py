@@ -269,8 +269,8 @@ def tile_launches(
 ) -> tuple[Launch, ...]:
     """Return one launch for all products of `op`, or one launch for each product if no kernel can compute all products.
 
-    `alignment` maps a base to the largest power of two that divides its address. If `flagged`, kernels that write C
-    raise the flag when they store an inf or NaN.
+    `alignment` maps the name of a base, such as A or C, to the largest power of two that divides the base's address. If
+    `flagged` is True, kernels that write C raise the flag when they store an inf or NaN.
     """
     op = fit_to_chip(op, chip)
     parts = op.ops if isinstance(op, TileGroup) and not op.fits_one_launch else (op,)

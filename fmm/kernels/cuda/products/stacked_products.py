@@ -52,8 +52,8 @@ def stacked_gemm(
 ) -> GemmOp:
     """Return one operation dest = alpha left right + beta addend for stacks of `count` contiguous matrices.
 
-    The views describe the first matrix of each stack. With `symmetric`, the caller guarantees that the products are
-    symmetric: only their lower triangles are computed, and then mirrored.
+    The views describe the first matrix of each stack. If `symmetric` is True, the caller guarantees that the products
+    are symmetric: only their lower triangles are computed, and then mirrored.
     """
     op = gemm_op("tile", [(left, right, dest)], dest.dtype, alpha, beta, addend=addend)
     # BLAS's left operand is the row-major product's right operand.
@@ -92,7 +92,8 @@ def stack_seconds(op: GemmOp, multiprocessors: int) -> float:
 def vendor_stack_seconds(op: GemmOp, multiprocessors: int) -> float:
     """Return the predicted seconds of the vendor's batched product, which computes both triangles."""
     flops = 2.0 * op.m * op.n * (op.k + VENDOR_END_STEPS) * op.count
-    # A product of few tiles leaves multiprocessors idle: the predicted time is at least that of fmm's smallest tile.
+    # A product of few tiles leaves multiprocessors idle: the predicted time is at least the time of one of fmm's
+    # smallest tiles.
     single_tile = _tile_seconds(op, STACK_SIZES[-1])
     return VENDOR_LAUNCH_SECONDS + max(flops / (VENDOR_FLOPS_PER_SECOND * multiprocessors), single_tile)
 

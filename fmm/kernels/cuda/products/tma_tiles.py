@@ -55,8 +55,8 @@ class TmaKernel:
 
     `terms` holds three numbers: the largest number of blocks in a sum of A's blocks, the largest number of blocks in a
     sum of B's blocks, and the largest number of blocks of C that a product is added to. `blocks` holds the number of
-    distinct blocks of A, of B and of C. `shapes` contains, for all tasks, the pairs of two values: True if the left
-    operand is a sum, True if the right operand is a sum.
+    distinct blocks of A, of B and of C. `shapes` contains the pairs that occur among the tasks; a pair has True or
+    False for "the left operand is a sum" and for "the right operand is a sum".
     """
 
     strategy: TileSizes
@@ -252,7 +252,7 @@ def _with_default_coefficients(x: BlockTerm) -> BlockTerm:
 def _operand_block_tensor_map(
     x: BlockTerm, left: bool, kernel: TmaKernel, lines: BlockStrides, count: int
 ) -> TensorMap:
-    """Return the tensor map of a block of A (if `left`) or of B."""
+    """Return the tensor map of a block of A (if `left` is True) or of B."""
     s, along = kernel.strategy, kernel.along[0 if left else 1]
     out = s.m_s if left else s.n_s
     length, number = (x.cols, x.rows) if left == (along == "inner") else (x.rows, x.cols)
@@ -313,10 +313,11 @@ def _pad_with_zeros(values: Sequence[float], length: int) -> list[float]:
 
 
 def tma_launch(op: TmaOp, alignment: Mapping[str, int], flagged: bool) -> Launch:
-    """Return the launch of a TmaOp; `alignment` maps a base to the largest power of two that divides its address.
+    """Return the launch of a TmaOp.
 
-    The addresses of A and B must be multiples of 16 bytes. If `flagged`, the kernel raises the flag when it stores an
-    inf or NaN to C.
+    `alignment` maps the name of a base, such as A or C, to the largest power of two that divides the base's address.
+    The addresses of A and B must be multiples of 16 bytes. If `flagged` is True, the kernel raises the flag when it
+    stores an inf or NaN to C.
     """
     vector_writes = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.dest)
     slots = [

@@ -119,8 +119,8 @@ def wgmma_instructions(element: DType, width: int, planes: bool = False) -> list
     registers, so its text depends on `width`. NVRTC compiles each asm statement with many registers slowly, so a single
     asm statement contains all instructions of a tile.
 
-    With `planes`, Step also has `multiply_low`, which computes hi lo + lo hi. LOW_A is the distance from plane hi to
-    plane lo of A, and LOW_B is the distance for B.
+    If `planes` is True, Step also has the function `multiply_low`, which computes hi lo + lo hi from the planes hi and
+    lo. LOW_A is the distance from plane hi to plane lo of A, and LOW_B is the distance for B.
     """
     sums, number, register = ("s32", "int", "r") if element.itemsize == 1 else ("f32", "float", "f")
     accumulators = ", ".join(f'"+{register}"(x[{i}])' for i in range(width // 2))

@@ -63,9 +63,9 @@ def recompute_launches(
 ) -> tuple[Launch, ...]:
     """Return the launches that recompute the product if the flag is raised.
 
-    The launches that recompute run after the launches of the plan. If `is_unchecked`, the first launch scans C for inf
-    and NaN, because the kernel that wrote C raises no flag. `addend` is the matrix that beta multiplies: the call's
-    addend, or a copy of the old C. `conjugates` has two values, for A and for B: True if the plan multiplies the
+    The launches that recompute run after the launches of the plan. If `is_unchecked` is True, the first launch scans C
+    for inf and NaN, because the kernel that wrote C raises no flag. `addend` is the matrix that beta multiplies: the
+    call's addend, or a copy of the old C. `conjugates` has two values, for A and for B: True if the plan multiplies the
     matrix's complex conjugate.
     """
     whole = problem.fill == "full" or not is_column_major(operand_views(problem)["C"])

@@ -32,7 +32,10 @@ class MirrorVariant(NamedTuple):
 
 
 def mirror_launch(op: MirrorOp, flagged: bool) -> Launch:
-    """Return the launch of a mirror; if `flagged`, the kernel raises the flag when it stores an inf or NaN in C."""
+    """Return the launch of a mirror.
+
+    If `flagged` is True, the kernel raises the flag when it stores an inf or NaN in C.
+    """
     x, y = op.source.strides, op.dest.strides
     parameters = struct.pack("<7q2dq", 0, *x, 0, *y, op.dest.rows, op.alpha, op.beta, 0)
     slots = [AddressSlot(0, op.source.base, op.source.offset), AddressSlot(3, op.dest.base, op.dest.offset)]
@@ -98,7 +101,7 @@ ScalingOp = LineExponentsOp | RescaleOp
 def scaling_launch(op: ScalingOp, flagged: bool) -> Launch:
     """Return the launch of a scaling operation.
 
-    If `flagged`, the kernel raises the flag when it stores an inf or NaN in C.
+    If `flagged` is True, the kernel raises the flag when it stores an inf or NaN in C.
     """
     return exponents_launch(op) if isinstance(op, LineExponentsOp) else rescale_launch(op, flagged)
 
@@ -167,7 +170,7 @@ def exponents_launch(op: LineExponentsOp) -> Launch:
 def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
     """Return the launch that scales a matrix. The parameters are struct Rescaled of rescale.cuh.
 
-    If `flagged`, the kernel raises the flag when it stores an inf or NaN in C.
+    If `flagged` is True, the kernel raises the flag when it stores an inf or NaN in C.
     """
     x, y, parameters = op.source, op.dest, _KernelParameterWords()
     for view in (x, y):

@@ -285,9 +285,9 @@ def _complex_access_lines(kernel: SumKernel, event: SumStatement, other: int, se
 def _prefetch_start_lines(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
     """Yield the lines of C++ that start a batch of prefetched loads.
 
-    The code that waits for a batch contains, as a constant, the number of later batches that may still be in flight.
-    Empty batches follow the last batch of loads, so that the code can also wait for the last batches with this
-    constant.
+    The instruction cp.async.wait_group, which waits for a batch, contains as a constant the number of later batches
+    that may still be in flight. Empty batches follow the last batch of loads, so that the same constant also serves for
+    the last batches.
     """
     for i in range(batch * kernel.loads_per_batch, min((batch + 1) * kernel.loads_per_batch, len(loads))):
         yield f"io.template fetch<{_block_index_text(kernel.reads[loads[i]])}>({i % kernel.prefetch_slots_per_thread});"

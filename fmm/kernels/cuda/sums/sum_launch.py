@@ -179,8 +179,8 @@ def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[co
 def sum_launch(op: SumOp, alignment: Mapping[str, int], flagged: bool) -> Launch:
     """Return the launch of a sum kernel.
 
-    `alignment` maps a base to the largest power of two that divides its address. If `flagged`, the kernel raises the
-    flag when it stores an inf or NaN in C.
+    `alignment` maps the name of a base, such as A or C, to the largest power of two that divides the base's address. If
+    `flagged` is True, the kernel raises the flag when it stores an inf or NaN in C.
     """
     size, bases = op.vector_alignment
     aligned = all(alignment[base] % size == 0 for base in bases)

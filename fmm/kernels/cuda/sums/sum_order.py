@@ -83,7 +83,7 @@ def _live_value_counts(events: Sequence[SumStatement]) -> list[int]:
 def _line_by_line_order(program: AdditionProgram) -> tuple[SumStatement, ...]:
     """Return all loads in the order of their first use, then the sums one after the other.
 
-    The loads are consecutive, so that their waiting times overlap.
+    The loads are consecutive, so that their latencies overlap.
     """
     used = [v for terms in program.lines for _, v in terms] + list(program.outputs)
     events = [SumStatement("load", v) for v in dict.fromkeys(used) if v < program.inputs]
@@ -127,10 +127,10 @@ def _best_forwarding_order(program: AdditionProgram, aliases: AliasPairs) -> tup
 def _find_best_order(
     program: AdditionProgram, aliases: AliasPairs, free: Sequence[int], system: Sequence[int]
 ) -> tuple[SumStatement, ...]:
-    """Return the best statement order that a search by exchanges of two digits finds.
+    """Exchange digits in all inputs' indices, and return the statement order with the fewest live values.
 
-    The index of each input is written with several digits; `system` has the base of each digit. The search ends when
-    no exchange lowers the register pressure.
+    The index of each input is written with several digits; `system` has the base of each digit. The search ends when no
+    exchange lowers the register pressure.
     """
     digits = {radix: tuple(range(radix)) for radix in system}
     best = _ForwardingScheduler(program, aliases, _sort_by_digits(free, system, digits)).ordered_statements()
