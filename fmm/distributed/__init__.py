@@ -141,7 +141,7 @@ def plan(
     plan: Plan | str | None = None,
     max_error_growth: float | None = None,
 ) -> SharedDecision:
-    """Predict how GPUs of one kind would share an m x k by k x n product.
+    """Predict how equal GPUs would share an m x k by k x n product.
 
     Parameters
     ----------

@@ -92,7 +92,7 @@ class ChunkTasks(DefaultMachine):
     # ---- tasks
 
     def resize_chunk(self, cell: ChunkCell | None, rows: int, cols: int) -> ChunkCell:
-        """Return the cell of a chunk of exactly this size; add a task that resizes the chunk if its size differs."""
+        """Return the ChunkCell of a chunk of exactly this size; add a task that resizes a chunk of another size."""
         assert cell is not None, "a chunk that no step wrote"
         if (cell.rows, cell.cols) == (rows, cols):
             return cell
@@ -116,9 +116,9 @@ class ChunkTasks(DefaultMachine):
     def _evaluate_addition_program(
         self, program: AdditionProgram, inputs: list[ChunkCell | None]
     ) -> list[ChunkCell | None]:
-        """Return the cells of an addition program's inputs, then the cell of the sum in each line of the program.
+        """Return the ChunkCells of an addition program's inputs, then a ChunkCell for the sum in each program line.
 
-        None in place of a cell means a chunk of zeros.
+        None in place of a ChunkCell means a chunk of zeros.
         """
         values = list(inputs)
         for line in program.lines:
@@ -142,7 +142,7 @@ class ChunkTasks(DefaultMachine):
         alpha: Coefficient,
         beta: Coefficient,
     ) -> ChunkCell | None:
-        """Return the cell of alpha * (sum of the products) + beta * addend; add the tasks that compute the cell."""
+        """Add the tasks that compute the chunk alpha * (sum of the products) + beta * addend; return its ChunkCell."""
         present = [(left, right) for left, right in pairs if left is not None and right is not None]
         groups = list[ChunkCell]()
         for first in range(0, len(present), self.products_per_task):
@@ -182,7 +182,7 @@ class ChunkTasks(DefaultMachine):
 
 
 def _chunk_cell_at(grid: ChunkGrid, index: tuple[int, ...]) -> ChunkCell | None:
-    """Return the grid's cell at this index; None (zeros) for an index outside the grid."""
+    """Return the ChunkCell at this index of the grid; None (zeros) for an index outside the grid."""
     inside = all(place < side for place, side in zip(index, grid.shape, strict=True))
     return grid[index] if inside else None
 

@@ -64,7 +64,7 @@ class ChunkCosts:
 def choose_grid_plan(
     grid: tuple[int, int, int], plans: Sequence[Plan], costs: ChunkCosts, workers: tuple[int, int]
 ) -> GridPlan:
-    """Return the candidate with the smallest predicted time; candidates with levels must save LEVEL_MARGIN of the time.
+    """Return the candidate with the smallest predicted time; levels must save the fraction LEVEL_MARGIN of the time.
 
     `workers` is (number of processes, number of threads in each process).
     """

@@ -24,7 +24,7 @@ from fmm.kernels.plans.walk import walk_plan
 def add_recompute_tasks(
     tasks: ChunkTasks, a: ChunkGrid, b: ChunkGrid, c: ChunkGrid, outer_plan: Plan, dtype: str
 ) -> ChunkGrid:
-    """Return the cells of the result, and add the tasks that recompute chunks without levels to `tasks.table`.
+    """Return the result's ChunkCells; add tasks that recompute chunks without levels to `tasks.table`.
 
     A chunk of the result is the chunk computed with levels if that chunk is finite, else the recomputed chunk.
     """
@@ -33,7 +33,8 @@ def add_recompute_tasks(
     by_levels = {index: cell for index, cell in np.ndenumerate(c) if isinstance(cell, ChunkCell)}
     nonfinite = _build_chunk_grid(c.shape, lambda *index: tasks.add_task(1, 1, has_inf_or_nan, by_levels[index].key))
     # `parts` only determines which chunks of the result share forwarding tasks, so the result is correct with any
-    # number of parts. With 2 parts per level, a task waits the shortest time for other tasks.
+    # number of parts. With 2 parts for each level, the chunks of a forwarding task are ready at about the same time, so
+    # the task waits least.
     parts = 2 ** len(outer_plan.levels)
     rows = [_chunk_forwarding_tasks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
     cols = [_chunk_forwarding_tasks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]

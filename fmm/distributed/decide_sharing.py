@@ -30,7 +30,7 @@ from fmm.runtime.devices import Device
 MAX_PRINTED_CANDIDATES = 8  # number of candidates that str(decision) lists
 UNLIMITED_BYTES = 1 << 62
 # Assumed rate of sums, in bytes per second, on a device without a calibration. The rate affects only the number of
-# pieces into which a shared product is cut.
+# steps of a shared product.
 ASSUMED_SUM_BYTES_PER_SECOND = 1e10
 
 

@@ -28,7 +28,7 @@ FinishProduct = Callable[[Any], Any]  # finishes a product in progress and retur
 def build_level_tasks(
     cut: OuterLevelBlocks, plan: Plan, dtype: str
 ) -> tuple[dict[BlockKey, tuple[Any, ...]], ChunkGrid]:
-    """Return the tasks of an outer level, in the order in which a process runs them, and the cells of C's blocks."""
+    """Return an outer level's tasks in the order in which a process runs them, and a ChunkCell per block of C."""
     m, k, n = cut.parts
     rows, cols, width = cut.rows // m, cut.cols // n, cut.width // k
     left = _symbolic_chunk_grid("A", (m, k), rows, cut.inner_part_count("A") * width)

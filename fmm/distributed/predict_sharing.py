@@ -30,7 +30,7 @@ DEFAULT_OUTER_LEVELS = ("winograd > vendor",)
 LEVEL_MARGIN = 0.15
 # A one-dimensional mesh multiplies as a two-dimensional mesh only if this is predicted to save this share of the time.
 RECTANGLE_MARGIN = 0.15
-# A product that is predicted to take fewer than this number of seconds is computed in one piece and without a level,
+# A product that is predicted to take fewer than this number of seconds is computed in one step and without a level,
 # since comparing candidates takes time.
 MIN_SECONDS_TO_COMPARE = 1e-3
 MAX_CANDIDATES_IN_PIECES = 3  # number of candidates, the fastest in one piece, that are also compared in several pieces
@@ -41,7 +41,7 @@ ProductSeconds = Callable[[int, int, int], float]  # (m, k, n) -> seconds of an 
 
 
 class LocalProductConditions(NamedTuple):
-    """The conditions of a device's local products: bytes in use, outer level, number of pieces."""
+    """The conditions of a device's local products: bytes in use, outer level, number of steps."""
 
     held_bytes: float  # bytes of panels and blocks in device memory, without the operands and C
     outer_plan: Plan
@@ -152,8 +152,8 @@ def choose_sharing(ranked: Sequence[SharingCandidate], memory_limit: float) -> S
     """Return the fastest candidate within `memory_limit` bytes; if none fits, the candidate with the fewest bytes.
 
     The plain candidate is the fastest candidate that has no level and multiplies in the mesh's own shape. A candidate
-    with an outer level must save LEVEL_MARGIN of the plain candidate's time. A candidate in which a one-dimensional
-    mesh multiplies as a two-dimensional mesh must save RECTANGLE_MARGIN of the plain candidate's time.
+    with an outer level is chosen only if its time is shorter than the plain candidate's time by the fraction
+    LEVEL_MARGIN. If a one-dimensional mesh multiplies as a two-dimensional mesh, the fraction is RECTANGLE_MARGIN.
     """
     fitting = [sharing for sharing in ranked if sharing.memory <= memory_limit]
     if not fitting:
@@ -171,10 +171,10 @@ def choose_sharing(ranked: Sequence[SharingCandidate], memory_limit: float) -> S
 def layouts_by_step_count(layout: MeshLayout) -> Iterator[MeshLayout]:
     """Yield layouts with the same work per process, in one or several steps.
 
-    Each process's share of the product is cut into as many pieces as there are steps. Along the inner dimension, the
-    number of pieces is the number of parts that the processes hold, or twice this number. Along the rows or the columns
-    of C, the number of pieces is 2, 4 or 8. The panel of B is the same in all steps with pieces along the rows, and the
-    panel of A with pieces along the columns.
+    Each process's part of the product is cut into smaller parts, one for each step. If the inner dimension is cut, the
+    number of steps is the number of its ranges that the processes hold, or twice this number. If rows or columns of C
+    are cut, the number of steps is 2, 4 or 8. If rows of C are cut, all steps use the same panel of B; if columns of C
+    are cut, all steps use the same panel of A.
     """
     held = max(_part_count_along(layout.mesh, layout.a, 1), _part_count_along(layout.mesh, layout.b, 0))
     local = max(held // max(_part_count_along(layout.mesh, layout.work, K_AXIS), 1), 1)
@@ -370,9 +370,9 @@ def level_operation_counts(outer_plan: Plan) -> tuple[int, tuple[float, float, f
     once = cost(outer_plan, m, k, n, 1).additions
     doubled = [cost(outer_plan, *size, 1).additions for size in ((2 * m, k, n), (m, 2 * k, n), (m, k, 2 * n))]
     blocks = (m * k, k * n, m * n)  # entries of A, B and C if each block is a single entry
-    # Let x, y and z be the numbers of additions on A, on B and on C: `once` is x + y + z. Doubling m doubles x and z,
-    # doubling k doubles x and y, and doubling n doubles y and z. With n doubled there are x + 2 y + 2 z additions, so x
-    # is 2 * once - (x + 2 y + 2 z).
+    # Let x, y and z be the numbers of additions on A, on B and on C: `once` is x + y + z. Doubling m doubles the
+    # additions on A and on C, doubling k the additions on A and on B, and doubling n the additions on B and on C. With
+    # n doubled there are x + 2 y + 2 z additions, so x (the number on A) is 2 * once - (x + 2 y + 2 z).
     additions = [
         (2 * once - more) / size for more, size in zip((doubled[2], doubled[0], doubled[1]), blocks, strict=True)
     ]

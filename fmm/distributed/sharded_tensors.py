@@ -194,7 +194,7 @@ def compute_shared_product(sharing: AgreedSharing, a: Any, b: Any) -> Any:
 
 
 def _multiply_local_panels(sharing: AgreedSharing, left: Any, right: Any, c: Any, adds: bool) -> None:
-    """Multiply panels on this process's device, with the limits that the predicted sharing assumed."""
+    """Multiply panels on this device, with the limits on error and workspace that the prediction assumed."""
     growth, workspace = sharing.local_error_growth, sharing.local_workspace
     if adds:
         gemm(left, right, c, beta=1, out=c, max_error_growth=growth, workspace=workspace)

@@ -368,7 +368,7 @@ def _schedule_text_lines(streaming: StreamedProduct, rates: CopyRates, memory: i
 
 
 def _lengths_text(total: int, lengths: Sequence[int]) -> str:
-    """Return the lengths of a cut's pieces as text, for example "4096 + 12288" or "16 times 4096"."""
+    """Return the lengths into which a side is cut as text, for example "4096 + 12288" or "16 times 4096"."""
     cut_lengths = [last - first for first, last in cut_ranges(total, lengths)]
     runs = [(length, len(list(run))) for length, run in groupby(cut_lengths)]
     return " + ".join(f"{length}" if times == 1 else f"{times} times {length}" for length, times in runs)

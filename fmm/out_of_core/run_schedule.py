@@ -56,9 +56,9 @@ def whole_launch_band(size: Shape, product_seconds: Callable[[Shape], float]) ->
 
 
 def limited_launch_band(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchBand:
-    """Return the LaunchBand with the largest band that takes at most a second.
+    """Return the LaunchBand with the largest number of rows for which a launch takes at most a second.
 
-    If smaller bands would make the product too slow, the band is larger and takes more than a second.
+    If short launches would make the product too slow, each launch has more rows and takes more than a second.
     """
     unit = whole = whole_launch_band(size, product_seconds)
     while unit.seconds > MAX_LAUNCH_SECONDS_AHEAD:
@@ -83,8 +83,8 @@ class LaunchQueue:
     def wait_to_launch(self, seconds: float) -> None:
         """Wait until a product that takes `seconds` may be launched.
 
-        Either at most one product is in the queue, or the products that wait for the running product and the new
-        product take at most a second together.
+        The wait ends when at most one product is in the queue. The wait also ends when the products that have not
+        begun, with the new product, take at most a second.
         """
         while len(self.running) > 1 and self.seconds - self.running[0][1] + seconds > MAX_LAUNCH_SECONDS_AHEAD:
             self._wait_for_first_product()
@@ -150,7 +150,8 @@ class ScheduleRun:
     """Executes a schedule for one product C = A B of host matrices; closes `transfers` at the end.
 
     `workspace` is the workspace limit of a tile product in bytes, `reserved` the expected bytes of the largest
-    workspace. `units` maps sizes of tile products to launch units; products of other sizes are launched as a whole.
+    workspace. `units` maps a tile product's size to a LaunchBand (the rows in each launch); products of other sizes are
+    launched as a whole.
     """
 
     def __init__(

@@ -2,12 +2,12 @@
 
 C is cut into as few blocks as the device's memory allows. A block of C stays on the device while tiles of A and B are
 loaded, one piece of the inner dimension after the other. The product of the last piece finishes the block in bands of
-rows; each band is stored while the next bands are computed. A tile stays in its slot of device memory until the slot is
-needed for another tile. If several tiles could be evicted, the tile that is needed again last is evicted.
+rows; each band is stored while the next bands are computed. A tile stays in its slot (a range of device memory) until
+the slot is needed for another tile. If several tiles could be evicted, the tile that is needed again last is evicted.
 
-This module counts, times and describes the steps of a schedule; fmm.out_of_core.run_schedule executes the steps. A
-step waits for all earlier steps of its own kind (LoadStep, MultiplyStep or StoreStep). The field `after` lists the
-steps of other kinds that the step also waits for.
+This module counts, times and describes the steps of a schedule; fmm.out_of_core.run_schedule executes the steps. A step
+waits for all earlier steps of its own class (LoadStep, MultiplyStep or StoreStep). The field `after` lists the steps of
+other classes that the step also waits for.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class MultiplyStep:
 
     @property
     def first_row_in_block(self) -> int:
-        """The first row of the band, relative to the first row of the block."""
+        """The first row of this step's band, counted from the first row of the block of C."""
         return self.rows[0] - self.left.rows[0]
 
 
@@ -87,7 +87,7 @@ ScheduleStep = LoadStep | MultiplyStep | StoreStep
 
 
 class ProductCut(NamedTuple):
-    """The sizes of the blocks, pieces and bands into which a product is cut."""
+    """The sizes of C's blocks, of the ranges of the inner dimension, and of the bands (ranges of rows) of a block."""
 
     rows: int  # number of rows of the largest block of C
     cols: int
@@ -162,7 +162,7 @@ class Schedule:
         return (rows[1] - rows[0]) * (cols[1] - cols[0]) * self.itemsize
 
     def predict_times(self, rates: CopyRates, product_seconds: Callable[[Shape], float]) -> ScheduleTimes:
-        """Return the predicted times; each step runs after the steps in `after` and after earlier steps of its kind.
+        """Return the predicted times; each step runs after the steps in `after` and after earlier steps of its class.
 
         The prediction ignores that a run needs time to start, and that concurrent copies slow down products, since both
         use device memory.
@@ -223,7 +223,7 @@ class _ScheduleBuilder:
             for tile in (left, right):
                 self.uses.setdefault(tile, []).append(number)
         self.places = {name: _TileSlots(count) for name, count in zip("AB", cut.slots, strict=False)}
-        # for each slot of a block: the indices of the StoreSteps of the previous block in the slot
+        # for each slot that holds a block of C: the indices of the StoreSteps of the previous block in the slot
         self.stores: dict[int, list[int]] = {}
         for number, (block, first, last, left, right) in enumerate(products):
             slots = self._add_load_step(number, left), self._add_load_step(number, right), block % cut.slots[2]
@@ -286,7 +286,7 @@ class _TileSlots:
 
 
 def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bool, StreamedTile, StreamedTile]]:
-    """Yield for each product the index of its block, two flags (first piece, last piece), and the tiles of A and B.
+    """Yield for each product of two tiles: index of C's block, flags (first, last range of k), tiles of A and B.
 
     Every second row of blocks, and the pieces of every second block, are in reverse order, so that each product uses a
     tile of the product before.

@@ -61,7 +61,7 @@ def padded_leading_dimension(cols: int) -> int:
 
 
 class _ClosureLaunchBuilder:
-    """Converts closure steps to launches, and assigns each temporary a region of one workspace."""
+    """Converts closure steps to launches, and assigns each temporary an offset in one workspace."""
 
     def __init__(self, ring: TropicalRing, steps: ClosureSteps, with_predecessors: bool, multiprocessors: int) -> None:
         self.ring, self.steps = ring, steps

@@ -177,6 +177,6 @@ def _copy_first_columns(x: Any, cols: int) -> Any:
 
 
 def _copy_rows_on_device(dest: int, dest_step: int, source: int, source_step: int, nbytes: int, lines: int) -> None:
-    """Copy `nbytes` bytes of each line on the current stream; a step is the number of bytes between two line starts."""
+    """Copy `nbytes` bytes of each row on the current stream; a step is the distance between two rows in bytes."""
     kind, stream = runtime.memcpyDeviceToDevice, cupy.cuda.get_current_stream().ptr
     runtime.memcpy2DAsync(dest, dest_step, source, source_step, nbytes, lines, kind, stream)

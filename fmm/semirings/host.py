@@ -1,8 +1,8 @@
 """Semiring products and closures on the host, computed with NumPy alone.
 
-A product updates the whole result once for each index k of the inner dimension. The result is cut into pieces that fit
-in a processor's second-level cache. All threads compute pieces concurrently, since NumPy's loops release the GIL.
-`write_closure_in_place` executes a closure table's steps, with NumPy or with Numba (numba_kernels.py).
+A product updates the whole result once for each index k of the inner dimension. The result is cut into pieces
+(rectangles) that fit in a processor's second-level cache. All threads compute pieces concurrently, since NumPy's loops
+release the GIL. `write_closure_in_place` executes a closure table's steps, with NumPy or with Numba (numba_kernels.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fmm.semirings.closure_steps import CLOSED_MATRIX_NAME, CloseTileStep, closu
 from fmm.semirings.closure_table import closure_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
-# Bytes of a piece of the result. The temporary sums of a piece need the same number of bytes in addition.
+# Bytes of a piece (a rectangle of the result). The temporary sums of a piece need the same number of bytes in addition.
 RESULT_PIECE_BYTES = 1 << 17
 MAX_PIECE_ROW_BYTES = 1 << 13  # largest number of bytes in a row of a piece
 # Largest number of sums in one piece, and largest number of indices k in one pass. The two limits keep pieces short,
@@ -183,7 +183,7 @@ class NumpySemiring:
 
 
 def _piece_ranges(x: Array, steps: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the row range and the column range of each piece of the result x, for a product over `steps` indices k."""
+    """Yield the row range and the column range of each piece (rectangle) of the result x, for `steps` indices k."""
     wide = max(min(x.shape[1], MAX_PIECE_ROW_BYTES // x.itemsize), 1)
     most = min(RESULT_PIECE_BYTES // x.itemsize, PIECE_SUMS // max(steps, 1))
     high = max(most // wide, 1)

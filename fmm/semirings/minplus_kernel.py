@@ -18,8 +18,8 @@ from fmm.kernels.cuda.products.tiling import cpp_strategy_type
 from fmm.semirings.path_request import EdgeRule
 
 ENTRY_POINT = "fmm_minplus"
-# Number of threads in a thread block of the kernels that close a tile, that write 16-bit entries twice, and that write
-# edges.
+# Number of threads in a thread block of the kernels that compute the closure of a tile, that write 16-bit entries
+# twice, and that write edges.
 TILE_THREADS = 256
 VECTOR_BYTES = 16  # bytes of one vector load or store
 
@@ -153,7 +153,7 @@ def minplus_launch(ring: TropicalRing, sizes: TileSizes, products: Sequence[Semi
 def _pack_kernel_parameters(
     ring: TropicalRing, sizes: TileSizes, product: SemiringProduct
 ) -> tuple[bytes, list[AddressSlot], int]:
-    """Return a product's packed kernel parameters, the slots for its addresses, and its number of thread blocks."""
+    """Return a product's packed kernel parameters, the positions of addresses in them, and the thread block count."""
     left, right, dest, old, *arguments = product
     pairs = ring.per_word
     m, k, n = left.rows, left.cols, -(-dest.cols // pairs)
@@ -235,7 +235,7 @@ def minplus_source(kernel: MinplusKernel) -> str:
 
 @lru_cache(maxsize=64)
 def close_tile_source(ring_name: str, side: int, with_arguments: bool) -> str:
-    """Return the CUDA source of the kernel that closes a tile."""
+    """Return the CUDA source of the kernel that replaces a tile by its closure."""
     ring = TROPICAL_RINGS[ring_name]
     stored = ring.stored or ring.word
     body = (

@@ -4,7 +4,7 @@ If several paths have the same length, a semiring product records the path that 
 paths are found may differ between two entries of a row. On a cycle with the length zero, exactly or by rounding, two
 nodes can therefore record each other as predecessors. Rows of the predecessor matrix with cycles are found, and rebuilt
 edge by edge. Each step connects one more node: the node for which the length of the new path exceeds the computed
-length least. The difference of the two lengths is a rounding error.
+length least. The two lengths of this path differ only by a rounding error.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _broken_chain_mask(xp: Any, rows: Any, predecessors: Any) -> Any:
 
 
 def _repaired_predecessor_row(start: int, edges: Array, lengths: Array, predecessors: Array, lost: Array) -> Array:
-    """Return a row with new predecessors for the lost nodes, so that every chain of predecessors ends at `start`."""
+    """Return a row with new predecessors for nodes in `lost`, so that every chain of predecessors ends at `start`."""
     predecessors, lost_nodes = predecessors.copy(), np.flatnonzero(lost)
     fresh = np.flatnonzero((predecessors >= 0) & ~lost | (np.arange(len(predecessors)) == start))
     best, via = np.full(len(predecessors), np.inf), np.zeros(len(predecessors), predecessors.dtype)
