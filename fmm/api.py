@@ -119,7 +119,7 @@ def matmul(
     array([[ 5., 14.],
            [14., 50.]])
 
-    The blocks of a reproducible product are the blocks of the whole product, bit for bit:
+    With reproducible=True, the product of some rows of a and columns of b has the same bits as this block of a @ b:
 
     >>> rng = np.random.default_rng(1)
     >>> a, b = rng.standard_normal((90, 60)), rng.standard_normal((60, 80))

@@ -288,7 +288,7 @@ RequestT = TypeVar("RequestT", GemmRequest, GramRequest)
 
 
 def _with_call_key(request: RequestT, key: CallKey | None, c: Any) -> RequestT:
-    """Return the request with the key of recurring calls, if all operands have one type; `c` is the addend or None."""
+    """Return the request with the key under which its decline or plan is cached, if all operands have one type."""
     arrays = request.a, request.b, c, request.out
     if key is None or any(x is not None and x.dtype != request.a.dtype for x in arrays):
         return request

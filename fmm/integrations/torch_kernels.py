@@ -1,6 +1,7 @@
 """torch's product operators, torch's own kernels of these operators, and calls of torch that bypass an installed fmm.
 
-Each product of torch calls aten::mm, addmm, bmm or baddbmm, or a variant of such an operator (with `out`, or in place).
+Each product of torch calls aten::mm, addmm, bmm or baddbmm, or a variant of these operators (with `out`, or in
+place).
 """
 
 from __future__ import annotations

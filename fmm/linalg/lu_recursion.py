@@ -52,9 +52,9 @@ def factor_matrix(library: NumpySolvers, a: Any, width: int, limit: float | None
 class _BlockedFactorization:
     """The state of one factorization: the matrix, its pivots, and the inverses of the diagonal blocks of L.
 
-    A block on the diagonal of L spans two panels. Each panel has a smaller block on the diagonal, and the inverse of
-    this smaller block is computed first. The inverse of a block that spans two panels is computed from the inverses of
-    the panels' smaller blocks.
+    A block on the diagonal of L has the columns of two panels. Each panel has a smaller block on the diagonal, and
+    the inverse of this smaller block is computed first. The inverse of a block with the columns of two panels is
+    computed from the inverses of the panels' smaller blocks.
     """
 
     def __init__(self, library: NumpySolvers, a: Any, width: int, limit: float | None) -> None:

@@ -194,7 +194,7 @@ class ByteSpan(NamedTuple):
 
 
 def byte_span(x: Operand) -> ByteSpan | None:
-    """Return the bytes that the operand occupies; None if the operand's description has no strides and no span."""
+    """Return the bytes that the operand occupies; None if the operand has neither `strides` nor `span`."""
     if x.strides is None:
         return x.span and ByteSpan(*x.span)
     item = DTYPES[x.dtype].itemsize if x.dtype in DTYPES else np.dtype(x.dtype).itemsize
@@ -219,8 +219,8 @@ def _row_spacing_and_length(x: Operand) -> tuple[int, int]:
 def may_overlap(x: int, of_x: ByteSpan | None, y: int, of_y: ByteSpan | None) -> bool:
     """Return True if arrays with these addresses and spans may share memory.
 
-    Two blocks of one matrix share no memory if they have no row in common or no column in common. The spans of two
-    blocks with different columns interleave without sharing a byte.
+    Two blocks of one matrix share no memory if they have no row in common or no column in common. The address ranges
+    of two blocks with different columns interleave, but the blocks have no byte in common.
     """
     if of_x is None or of_y is None:
         return True

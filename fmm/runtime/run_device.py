@@ -260,7 +260,7 @@ class StreamCall:
         return found
 
     def _product_players(self, addresses: Addresses) -> Iterator[tuple[Player, Addresses]]:
-        """Yield the player and the addresses of each product of the call."""
+        """Yield the Player (which runs the launches) and the addresses of each product of the call."""
         a, b, c, workspace, flag, count, d = addresses
         for (x, y, z), w in zip(self.call.offsets, self.call.addend_offsets or repeat(0), strict=False):
             own = addresses

@@ -59,7 +59,8 @@ SHOWN_CANDIDATES = 6  # number of the fastest candidates that the text of a deci
 ENTRY_SOURCE_SUFFIX = " entry"  # suffix of `Decision.source` if a certified entry decided
 # A missing tuning is logged, and a product is measured online, only for products of at least this number of flops.
 MIN_TUNED_FLOPS = 2 * 2048**3
-# Smallest predicted speedup over a certified entry's plan for which a plan with an unmeasured leaf replaces the entry.
+# A plan with an unmeasured leaf replaces a certified entry's plan if its predicted speedup over the entry's plan is
+# at least this number.
 ENTRY_OVERRIDE_GAIN = 1.25
 # Smallest side of an integer product on the host that a plan may compute. If all three sides are shorter than this
 # number, NumPy computes the integer product in at most 2 ms.
@@ -348,8 +349,8 @@ def decide_for_unmeasured_leaf(
     """Return the decision for a plan with an unmeasured leaf if it is predicted to be far faster than the entry's plan.
 
     Return None if no plan with an unmeasured leaf is predicted to be far faster. An entry is evidence about the plans
-    that the tuning compared, but not about leaves that fmm got after the tuning. For a shape without an entry, the
-    model may choose a plan with an unmeasured leaf if the predicted gain exceeds the margin.
+    that the tuning compared, but not about leaves that were added to fmm after the tuning. For a shape without an
+    entry, the model may choose a plan with an unmeasured leaf if the predicted gain exceeds the margin.
     """
     entry = tuned.find_entry(problem.size, op=problem.op)
     decision = decide_by_model(problem, limits, calibration, True, tuned.identity)

@@ -5,10 +5,10 @@ datasheet predicts the speed, and a prediction alone does not let a product use 
 of at least MIN_MEASURED_FLOPS flops therefore runs a measurement first. The measurement compares a plan with the
 vendor, on leading blocks of the operands; the plan is the fastest one by the datasheet.
 
-The kernels are compiled before the measurement. The timed rounds of plan and vendor are predicted to take at most
-MAX_PREDICTED_SECONDS. If the timed rounds take longer than MAX_MEASURED_SECONDS, the measurement ends without a result.
-The measurement's result is written into the config as an entry, with the versions of the libraries. After a change of a
-version, the type is measured again.
+The kernels are compiled before the measurement. The timed products by the plan and by the vendor are predicted to
+take at most MAX_PREDICTED_SECONDS. If the timed products take longer than MAX_MEASURED_SECONDS, the measurement ends
+without a result. The measurement's result is written into the config as an entry, with the versions of the libraries.
+After a change of a version, the type is measured again.
 
 If the plan won, products of at least the measured size may use the measured leaf. The leaf's rate is scaled so that the
 model predicts at most the measured speedup. If the plan lost, the vendor multiplies until `fmm-tune` measures the type.
@@ -54,7 +54,7 @@ def _is_portable_datasheet(datasheet: str) -> bool:
 
 
 def _portable_rates(datasheet: str) -> dict[str, str]:
-    """Return the leaves that portable kernels multiply: a dictionary from the names of their rates to kernel names.
+    """Return a dictionary for the leaves with portable kernels: from the names of the leaves' rates to kernel names.
 
     On data-center Blackwell, the leaf `f16x3` calls the vendor's float16 product, so the dictionary does not contain
     this leaf.
@@ -94,7 +94,7 @@ def allows_portable_kernels(entry: Entry, problem: Problem) -> bool:
 @clear_on_registration
 @lru_cache(maxsize=64)
 def calibration_without_portable_kernels(unmeasured: Calibration) -> Calibration:
-    """Return a datasheet's calibration without the leaves that portable kernels multiply."""
+    """Return a datasheet's calibration without the leaves that have portable kernels."""
     if not _is_portable_datasheet(unmeasured.name):
         return unmeasured
     portable = _portable_rates(unmeasured.name)
@@ -142,8 +142,8 @@ def first_product_entry(identity: Identity, dtype: str) -> Entry | None:
 def first_product_trial(problem: Problem, limits: Limits, device: Device) -> online.OnlineTrial | None:
     """Return the OnlineTrial with which this product measures the portable kernels of its type.
 
-    Return None if the type has been measured, or if no trial is made for this product: if it is small, a triangle or a
-    batch, or if it has factors or a prepared operand.
+    Return None if the type has been measured. Return None for a small product, a triangle, a batch, and a product
+    with alpha, beta or a prepared operand.
     """
     if not has_portable_kernels(device) or environment.tuning_mode() != "cache" or problem.flops < MIN_MEASURED_FLOPS:
         return None

@@ -1,7 +1,7 @@
 """Plans for `reproducible=True`: the result has the same bits on every device.
 
 The plans are products by residues without further levels. Sums of residues are exact, so blocks, streams, threads,
-memory orders and cards do not change the result. The element type and the caller's error limit determine the number of
+memory orders and GPUs do not change the result. The element type and the caller's error limit determine the number of
 moduli, and nothing else does: no calibration, no config and no free memory.
 """
 
@@ -16,8 +16,8 @@ from fmm.kernels.plans.plan import Plan, PlanError
 
 # error limit of a reproducible product if the caller passes no limit: the expected error of the vendor's product
 DEFAULT_ERROR_LIMIT: Final = 1.0
-# The numbers of moduli by type, each with its error as a multiple of the vendor's error. A changed number changes the
-# bits of results, so the table does not follow the candidates of other calls.
+# For each type: numbers of moduli, each with its error as a multiple of the vendor's error. The table is fixed, since
+# another number of moduli changes the bits of results.
 ERROR_BY_MODULI: Final = {
     "float64": {14: 1.0, 15: 0.07, 16: 0.04},
     "float32": {8: 0.02},

@@ -1,4 +1,4 @@
-"""Products of torch tensors, with torch's rules for modes, conjugate marks and gradients.
+"""Products of torch tensors, with torch's rules for modes, conjugate bits (`Tensor.is_conj`) and gradients.
 
 Tensors on the host are multiplied as NumPy views of their memory. If an operand requires gradients, fmm computes the
 product and its gradients by these formulas. G is the gradient of C, dX is the gradient of X, and alpha* is the complex
@@ -67,8 +67,8 @@ def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
 def _hermitian_product(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
     """Return the product of a complex matrix and its adjoint, by a plan that computes one triangle.
 
-    The adjoint is a view with torch's conjugate mark. Return None for other products, and if the chosen plan would need
-    a copy of the adjoint.
+    The adjoint is a view with torch's conjugate bit. Return None for other products, and if the chosen plan would
+    need a copy of the adjoint.
     """
     if (found := _match_gram_operands(a, b)) is None or out is not None or constraints is not NO_CONSTRAINTS:
         return None
@@ -300,9 +300,9 @@ def _run_plain_gemm(
 
 
 def _conjugate_marks_as_ops(a: Any, b: Any, params: BlasGemmParams) -> tuple[Any, Any, BlasGemmParams]:
-    """Return the tensors without torch's conjugate marks, and the parameters with other ops.
+    """Return the tensors without torch's conjugate bits, and the parameters with ops that conjugate instead.
 
-    Where possible, the op "C" replaces the mark of a tensor, so that the tensor is not copied.
+    Where possible, the op "C" replaces the conjugate bit of a tensor, so that the tensor is not copied.
     """
     a, op_a = _conjugate_mark_as_op(a, params.op_a)
     b, op_b = _conjugate_mark_as_op(b, params.op_b)
