@@ -9,10 +9,11 @@ triangle is multiplied, and then mirrored.
 
 X and Y exchange their roles after each step. cuBLAS computes a product without an addend if the full product by cuBLAS
 is predicted to be faster than one triangle by the kernel. P contains a I, so P X contains a X, and no kernel reads X as
-an addend. The error is the same as with X as an addend.
+an addend. The rounding error is as large as that of a kernel with the addend a X.
 
 For a long matrix (one side much larger than the other), two steps form a pair. A pair multiplies by X twice; two single
-steps multiply by X four times. All polynomials of A commute, so B, S and S P are symmetric too:
+steps multiply by X four times. In the formulas below, P, B and S are polynomials of the symmetric matrix A. Polynomials
+of A commute, so P, B, S and S P are symmetric:
 
     A = X X^T,    P = a I + b A + c A A
     B = P (A P),  S = a' I + b' B + c' B B    (B is the A of the second step)
@@ -71,17 +72,17 @@ class Stack:
 # If (predicted time of a pair) / (predicted time of two single steps) is at most this number, steps run in pairs.
 # MAX_PAIR_TIME_RATIO is below 1, because predicted times have an error of 6 %.
 MAX_PAIR_TIME_RATIO = 0.95
-# The coefficients (a, b, c) of one step, or of the two steps of a pair. A unit is a step or a pair: it computes Y from
-# X.
+# The coefficients (a, b, c) of one step, or of the two steps of a pair. A unit is one step or a pair of two steps; each
+# unit computes Y from X.
 StepUnit = tuple[StepCoefficients, ...]
 SAMPLE_STEP = (1.0, 1.0, 1.0)  # coefficients for predictions of the time: any nonzero coefficients have the same time
 
 
 @lru_cache(maxsize=1024)
 def step_units(stack: Stack, coefficients: tuple[StepCoefficients, ...], multiprocessors: int) -> tuple[StepUnit, ...]:
-    """Return the coefficients of the steps in pairs if pairs are predicted to be clearly faster, else one by one.
+    """Return the coefficients of pairs of steps if pairs are predicted to be clearly faster, else of single steps.
 
-    If the number of steps is odd, the last step is a unit of its own.
+    If the number of steps is odd, the last step is not part of a pair.
     """
     pair_seconds, two_seconds = (
         sum(_product_seconds(op, multiprocessors) for op, _ in _iteration_products(stack, units))
@@ -123,7 +124,7 @@ def iteration_launches(stack: Stack, units: tuple[StepUnit, ...], multiprocessor
 def _iteration_products(stack: Stack, units: Sequence[StepUnit]) -> Iterator[tuple[GemmOp, float]]:
     """Yield (product, a) for all products of the iteration in order.
 
-    The kernel of a product adds the matrix a I to the result; a is 0 if nothing is added.
+    The kernel of a product adds a times the identity matrix to the result; a = 0 means that nothing is added.
     """
     x, y = (stack_view(base, stack.rows, stack.cols, stack.dtype) for base in "AC")
     is_tall, side = stack.rows > stack.cols, stack.smaller_matrix_side

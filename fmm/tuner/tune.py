@@ -1,8 +1,8 @@
 """Run fmm-tune without a subcommand: tune the element types of devices one after the other, and write a config.
 
-`run_tune` checks the arguments and creates one job for each device and element type. `run_jobs` runs the jobs in turn.
-`tune_job` measures by fmm.tuner.tune_type, and replaces the config's present section unless that section is better. At
-the end `run_jobs` prints one table for each device.
+`run_tune` checks the arguments and creates one job for each device and element type. `run_jobs` runs the jobs one after
+the other. `tune_job` measures by fmm.tuner.tune_type, and replaces the config's present section unless that section is
+better. At the end `run_jobs` prints one table for each device.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ from fmm.tuner.tune_type import TIME_UP_TEXT, TuningOutcome, tune_type
 # packages that a tuning needs; a missing package ends the command before the measurements
 REQUIRED_PACKAGES = ("scipy", "optuna", "tqdm")
 EXIT_INTERRUPTED = 130
-# Shares of a tuning's time that samples take on a CPU and on a GPU. The tuner needs the rest of the time to create
-# operands, to warm up, to check results and to fit the model.
+# Two fractions of a tuning's time: the time of the samples on a CPU, and the time of the samples on a GPU. The tuner
+# needs the rest of the time to create operands, to warm up, to check results and to fit the model.
 CPU_SAMPLING_SHARE, GPU_SAMPLING_SHARE = 0.75, 0.33
 # key of the planned seconds of all stages in the conditions that a tuning records
 PLANNED_SECONDS_KEY = "planned_seconds"
 COMPILE_SECONDS = 20.0  # seconds that several CPU cores need to compile the kernels of all first looks
 # Seconds after the measurements of a first look and of another tuning: to fit, to check and to write the section. These
-# are the first estimates, for the hosts of an H100 and an H200; later types take the longest time so far.
+# first estimates are for the hosts of an H100 and an H200; for later types, the estimate is the longest measured
+# duration.
 FIRST_LOOK_CONCLUSION_SECONDS, CONCLUSION_SECONDS = 1.5, 3.0
 TABLE_SECONDS = 0.25  # seconds that the table at the end takes for each element type
 QUICK_EFFORT = "quick"
@@ -321,12 +322,13 @@ class JobTimeLimit(NamedTuple):
 class CommandTimeBudget:
     """Shares the time limit of a command between its jobs: the limit includes all that the command does.
 
-    `limit` is None for the efforts' own limits. `began` is the value of time.monotonic() when the command began.
+    If `limit` is None, the command has as much time as the efforts of its jobs need together. `began` is the value of
+    time.monotonic() when the command began.
     """
 
     def __init__(self, jobs: Sequence[TuningJob], limit: float | None, began: float, prints_table: bool) -> None:
         most = [job.planned_effort.most for job in jobs]
-        # a type alone can measure nothing while its kernels compile
+        # a command with one element type has nothing to measure while the kernels of this type compile
         waits = COMPILE_SECONDS if len(jobs) == 1 and jobs[0].device.chip is not None else 0.0
         self.limit = sum(most) + waits if limit is None else limit
         types = {(job.device.identity.key, job.dtype) for job in jobs}
@@ -336,11 +338,12 @@ class CommandTimeBudget:
         self._conclusions = {True: FIRST_LOOK_CONCLUSION_SECONDS, False: CONCLUSION_SECONDS}
 
     def job_time_limit(self, job: TuningJob, others: Sequence[TuningJob]) -> JobTimeLimit:
-        """Return the time of a job, if `others` are the jobs that have not begun.
+        """Return the time limit of a job; `others` are the jobs that begin after this job.
 
-        The jobs of an effort share the seconds that are left by their needs. A first look has at most its effort's
-        limit. A first look that is continued, or a job that is alone, may wait for the compiler while the others'
-        limits are not at risk.
+        The remaining seconds of the command are divided among the jobs of an effort in proportion to the seconds that
+        each job needs. The time limit of a first look is at most the limit of the effort `coarse`. A continued first
+        look may also wait for the compiler, as long as enough seconds remain for all later jobs. The same holds for the
+        last job.
         """
         left, most = max(self.left, 0.0), job.planned_effort.most
         needed = self._needed_seconds(job)
@@ -353,7 +356,7 @@ class CommandTimeBudget:
         return JobTimeLimit(limit, self._conclusions[job.effort == FIRST_LOOK_EFFORT], wait)
 
     def _needed_seconds(self, job: TuningJob) -> float:
-        """Return the seconds that a job needs at most; a continued first look has already used some."""
+        """Return the seconds that a job needs at most, less the seconds that its first look has already used."""
         most = job.planned_effort.most
         return max(most - self._used.get((job.device.identity.key, job.dtype), 0.0), most / 4) if job.again else most
 
@@ -371,7 +374,7 @@ DeviceAndType = tuple[str, str]  # (device key, element type)
 def run_jobs(
     jobs: Sequence[TuningJob], path: Path, options: argparse.Namespace, results: dict[DeviceAndType, dict[str, Any]]
 ) -> int:
-    """Run the jobs in turn; return the exit code, and store the last result of each element type in `results`.
+    """Run the jobs one after the other; return the exit code, and store the last result of each type in `results`.
 
     At the end, print one table for each device. The table names each element type without a usable result, and the
     reason. The exit code is 1 only if no element type has a usable result. For a type with a rejected tuning,

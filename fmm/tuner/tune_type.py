@@ -47,7 +47,8 @@ from fmm.tuner.trials.journal import Journal, KernelsNotReadyError, RoundLimits,
 from fmm.tuner.trials.record import ProductSize
 
 TIME_UP_TEXT = "the time limit was reached"
-# Shares of a tuning's time limit. The ladder ends after its share; the probes end early enough for the search.
+# Two fractions of a tuning's time limit: the ladder of squares ends after the first fraction of the limit, and the
+# probes end early enough to leave the second fraction for the search.
 LADDER_LIMIT_SHARE, SEARCH_LIMIT_SHARE = 1 / 4, 1 / 11
 FIT_SECONDS = 2.0  # seconds of fitting the model between the probes and the search
 
@@ -67,8 +68,8 @@ class TuningOutcome:
 def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()) -> TuningOutcome:
     """Tune an element type, and return the outcome; `wanted` has the shapes to certify (default: squares).
 
-    The search takes the rest of the time limit, and ends with the limit. A tuning that the limit ends in its search has
-    therefore not stopped early, but can be continued.
+    The search takes the rest of the time limit, and ends with the limit. If the limit ends the search, the tuning
+    therefore does not count as stopped early, although it can be continued.
     """
     stopped, is_complete = "", True
     try:
@@ -94,7 +95,8 @@ def measure_and_fit_model(
 ) -> tuple[Calibration, int]:
     """Measure the crossovers and the probes, and fit the model; return the model and the largest affordable side.
 
-    The probes leave the search its share of the time limit, once a quarter of the held-out shapes are measured.
+    The probes leave one eleventh of the time limit to the search, unless less than a quarter of the held-out shapes is
+    measured by then.
     """
     time_products_on_idle_device(journal, dtype)
     side = measure_largest_side(journal, dtype, effort)
@@ -119,7 +121,8 @@ def measure_and_fit_model(
 def is_model_checked(journal: Journal, effort: Effort) -> bool:
     """Return True if a quarter of the effort's held-out shapes is measured, and enough plans to check a model.
 
-    The held-out shapes of the first look count, too. The last shape does not count, since its rounds may be incomplete.
+    The held-out shapes of the first look count, too. The last measured shape does not count, since not all of its
+    rounds may have been measured.
     """
     trials = [t for t in (*journal.first_look, *journal.recorded) if t.stage == HELD_OUT_STAGE]
     complete = [t for t in trials if t.size != trials[-1].size]
@@ -153,7 +156,7 @@ def search_squares(
     calibration: Calibration,
     side: int,
 ) -> None:
-    """Search and certify plans for each wanted shape or square, for small squares without workspace, and for gram."""
+    """Search and certify plans for the shapes in `wanted` (default: squares), for workspace=0 and for gram products."""
     left = TIME_SHARES["search"] * effort.seconds  # seconds of samples that are left for searches
     problems = [Problem(*size, dtype) for size in wanted or shapes.square_ladder(side, effort.stride)]
     if not wanted:

@@ -47,9 +47,9 @@ from fmm.tuner.search.certify import config_entries, paired_samples
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import DEFAULT_OPERATION, ProductSize, Trial
 
-# The stages of a tuning. The model is fitted to the trials of FITTED_STAGES, and checked on the trials of
-# HELD_OUT_STAGE. The model is not fitted to the trials of the stage "search": these trials cover few shapes, and
-# fmm.matmul would never consider many of their plans.
+# Names of stages of a tuning, as the trials record the names. The model is fitted to the trials of FITTED_STAGES, and
+# checked on the trials of HELD_OUT_STAGE. The model is not fitted to the trials of the stage "search": these trials
+# cover few shapes, and fmm.matmul would never consider many of their plans.
 SCALE_STAGE = "scale"  # stage of a tuning's first products; their times determine the sizes of all other products
 PROBE_STAGES = ("rates", "probe", "tiles")
 FITTED_STAGES = (SCALE_STAGE, *PROBE_STAGES)
@@ -61,9 +61,9 @@ OUT_OF_MEMORY_TEXT = "out of memory"
 def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     """Return the config section of a tuning; None if no product of the vendor was measured in PROBE_STAGES.
 
-    If the tuning had a first look and fmm ships a model for this kind of device, two models are compared. One model is
-    a fit of all parameters. The other model is the shipped model, scaled to the measured rates. The section has the
-    model with the smaller error on held-out shapes, since a fit of many parameters to few trials may be bad.
+    If the tuning had a first look and fmm ships a model for this kind of device, two models are compared. The first
+    model is a fit of all parameters. The other model is the shipped model, scaled to the measured rates. The section
+    has the model with the smaller error on held-out shapes, since a fit of many parameters to few trials may be bad.
     """
     if not any(o.run_kind == "vendor" for o in fitting.observed_medians(journal.recorded, PROBE_STAGES)):
         return None
@@ -236,8 +236,9 @@ def check_model(
     for_error = [margin_for_error(fitting.prediction_errors(fitted, seen)["speedup"]) for seen in families]
     if any(o.run_kind == "own rate" for o in held):
         for_error[1] = max(for_error[1], MIN_OWN_RATE_MARGIN)
-    # The margin for extrapolation depends on this crossover. On a GPU, the crossover is computed without level bounds,
-    # because the thresholds need the same rankings, which are cached.
+    # The margin for extrapolation depends on the predicted crossover for one level. On a GPU, this crossover is
+    # computed without the limits by the measured tau1, tau2 and tau3, because the thresholds need the same rankings,
+    # which are cached.
     free = replace(fitted, level_bounds=()) if fitted.batches else fitted
     pays = crossover_of_levels(replace(free, margin=for_error[0], tiled_margin=for_error[1]), dtype, 1)
     least = max(margin_for_slowdown(slower), margin_for_extrapolation(pays, measured))

@@ -1,12 +1,13 @@
 """Compute the crossovers tau1, tau2 and tau3 from timed pairs of a plan and the vendor's product.
 
-tau1 is the effective side from which plans with at least one level are faster than the vendor; tau2 and tau3 are the
-sides for two and three levels.
+tau1 is the side of square products from which plans with at least one level are faster than the vendor; tau2 and tau3
+are the sides for two and three levels.
 
 Each timed pair shows the model's error for the plan's number of levels. If plans are measurably slower than predicted,
 the median error corrects their predictions before the crossover is computed. A plan may be slower than the vendor
-although its corrected prediction is a gain: the crossover is then raised to the effective side of this product.
-fmm.perfmodel.level_bounds defines effective sides, and applies the crossovers to decisions.
+although its corrected prediction is a gain: the crossover is then raised to the effective side of this product: the
+side of the square for which one level gains the same share of time. fmm.perfmodel.level_bounds applies the crossovers
+to decisions.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ MAX_TIME_RATIO_NEAR_CROSSOVER = (
 )
 MIN_SAMPLES_FOR_TREND = 5  # smallest number of samples for a regression of the error over log2(side)
 MAX_TREND_DOUBLINGS = 2.0  # largest number of doublings of the side over which a trend is extrapolated
-# Smallest number of samples near the crossover. If fewer samples are near the crossover, the same number of samples
-# with the largest effective sides is used.
+# Smallest number of samples from which the model's error near a crossover is computed. If fewer samples are near the
+# crossover, this number of samples on the largest shapes is used.
 MIN_SAMPLES_NEAR_CROSSOVER = 3
 # The smallest assumed standard deviation of a sample's log(measured / predicted).
 SAMPLE_STANDARD_DEVIATION = 0.015
@@ -48,10 +49,10 @@ SAMPLE_STANDARD_DEVIATION = 0.015
 # errors. UNCONFIRMED_STANDARD_ERRORS is used if no sample with this number of levels is faster than the vendor,
 # REQUIRED_STANDARD_ERRORS otherwise.
 REQUIRED_STANDARD_ERRORS, UNCONFIRMED_STANDARD_ERRORS = 2.5, 1.0
-# if predicted speedups are too large by more than this share, an extrapolated crossover is not trusted
+# an extrapolated crossover is not trusted if predicted speedups are too large by more than this fraction
 MAX_TRUSTED_OPTIMISM = 0.025
-# if the model's optimism for a plan exceeds this number, and the crossovers exclude the plan, the check on held-out
-# shapes leaves the plan out
+# the check on held-out shapes ignores a plan with more levels than the crossovers allow, if the plan's predicted
+# speedup is too large by more than this fraction
 MIN_REJECTED_OPTIMISM = 0.04
 
 
@@ -72,7 +73,7 @@ class LevelSample:
 
     @property
     def effective_side(self) -> float:
-        """Effective side of the problem (see fmm.perfmodel.level_bounds)."""
+        """Side of the square for which one level gains the same share of time as for this problem."""
         return effective_side(self.problem.size)
 
     @property
@@ -137,7 +138,7 @@ def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dic
 
 
 def level_bounds_from_crossovers(crossovers: Mapping[str, BaselineCrossovers]) -> tuple[LevelBounds, ...]:
-    """Return the crossovers as level bounds for a calibration."""
+    """Return the crossovers as the calibration's field `level_bounds`, which limits the levels of candidates."""
     return tuple(x.bounds for x in crossovers.values())
 
 
@@ -149,7 +150,7 @@ def _crossovers_of_baseline(
     A crossover is confirmed if a sample with its number of levels is faster than the vendor. An unconfirmed crossover
     is extrapolated: it is the side from which plans are predicted to gain EXTRAPOLATION_MARGIN. The crossover is not
     trusted if no plan with this number of levels was timed, or if the model is too optimistic for this number of
-    levels. An unconfirmed crossover that is not trusted is raised to at least twice the crossover for one level less.
+    levels. An extrapolated crossover that is not trusted is raised to at least twice the crossover for one level less.
     By Equation 2 of D'Alberto and Nicolau, one more level gains if half the side is at least the crossover for one
     level less; hence the factor 2.
     """
@@ -179,7 +180,7 @@ def _crossovers_of_baseline(
 class ModelOptimism:
     """How far predictions for one number of levels are too optimistic: log(measured / predicted speedup), at most 0.
 
-    At the effective side `side`, the logarithm is `error`, the error of the model. The error changes by `slope` with
+    For squares of side `side`, the logarithm is `error`, the error of the model. The error changes by `slope` with
     every doubling of the side, up to MAX_TREND_DOUBLINGS beyond the largest sample.
     """
 
@@ -217,7 +218,7 @@ def significant_median_error(samples: Sequence[LevelSample], standard_errors: fl
     """Return the median error of the samples near the crossover; 0 unless the error is significantly below 0.
 
     An error is significant if it is more than `standard_errors` standard errors below 0. `samples` are sorted by
-    effective side, the largest first.
+    `effective_side`, the largest first.
     """
     near = [s for s in samples if s.predicted_time <= MAX_TIME_RATIO_NEAR_CROSSOVER]
     errors = [
@@ -259,8 +260,8 @@ def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelO
 def margins_for_losing_samples(samples: Iterable[LevelSample]) -> tuple[float, float]:
     """Return two margins, with which the model chooses no plan that was measurably slower than the vendor.
 
-    With a smaller margin, the model would choose at least one plan that was slower. The first margin is for plans with
-    the vendor's leaf, the second for plans with fmm's own kernels.
+    With a smaller margin, the model would choose at least one plan that was measured to be slower than the vendor. The
+    first margin is for plans with the vendor's leaf, the second for plans with fmm's own kernels.
     """
     margins = [0.0, 0.0]
     for s in samples:

@@ -202,7 +202,8 @@ def level_count_cell(answer: SquareDecision | None) -> SummaryCell:
 def _baseline_row_of_decision(baselines: Sequence[str], answer: SquareDecision | None) -> int:
     """Return the index of the table row that shows the baseline of the decision's plan; 0 if no row matches.
 
-    If no row shows exactly this baseline, the first row with the same leading name is returned, such as `f16x3`.
+    If no row has exactly the baseline of the plan, the index of the first row is returned that has a baseline with the
+    same first level or leaf, such as `f16x3`.
     """
     if answer is None:
         return 0

@@ -250,8 +250,8 @@ def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tun
 # ---- crossovers of the model
 
 ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # odd sides of square matrices, which have unaligned rows
-# The speedups of odd and even sides are compared only above this side. On smaller squares, the last wave of tiles fills
-# the GPU only in part, and changes the time as much as unaligned rows do.
+# The speedups of odd and even sides are compared only above this side. On smaller squares than 4096, the last wave of
+# tiles fills the GPU only in part, and changes the time as much as unaligned rows do.
 MIN_COMPARED_ODD_SIDE = 4096
 # odd sides are shown if the speedup of one of them is at least this multiple of the speedup of the next smaller even
 # side

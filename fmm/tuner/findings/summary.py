@@ -223,7 +223,7 @@ class SectionText:
         return make_table("crossover sides of squares", columns[:keep], (row[:keep] for row in rows))
 
     def level_bounds_table(self, found: Thresholds) -> TextTable:
-        """Return a table of the measured crossovers (effective sides), which limit the levels of every decision."""
+        """Return a table of the measured tau1, tau2 and tau3, which limit the number of levels of every decision."""
 
         def crossover_text(tau: float | None) -> str:
             return "no bound" if tau is None else NEVER_TEXT if tau >= NEVER_WINS_SIDE else f"{tau:.0f}"
@@ -402,7 +402,7 @@ class TypeSummary:
 
     @property
     def skipped_leaves(self) -> list[str]:
-        """Leaves of chosen plans that this tuning has not measured."""
+        """Leaves that chosen plans use although this tuning has not measured the leaves."""
         return [leaf for leaf in unmeasured_leaves(self.used) if leaf in self.used.left_out]
 
     @property

@@ -94,7 +94,7 @@ def compute_thresholds(
     measured: Sequence[tuple[ProductSize, float]] = (),
     strategies: Mapping[str, str] | None = None,
 ) -> Thresholds:
-    """Return the thresholds of a tuned model; the calibration's level bounds become the result's measured crossovers.
+    """Return the thresholds of a tuned model, with the measured crossovers from the calibration's field `level_bounds`.
 
     `measured` has pairs (size, measured speedup of one level). `strategies` maps the side of a square to the tile
     strategy of fmm's own kernel.
@@ -134,7 +134,7 @@ def recursion_point_by_equation_3(calibration: Calibration, dtype: str) -> float
 
 
 def crossover_range(calibration: Calibration, dtype: str, levels: int) -> ThresholdRange:
-    """Return the sides from which `levels` levels are predicted to gain 2 %, 0 %, and the margin."""
+    """Return three sides, from which `levels` levels are predicted to gain 2 %, to gain 0 %, and to gain the margin."""
     ends = (calibration_with_margin(calibration, x) for x in (MIN_SPEEDUP - 1, 0.0))
     value, low, own = (finite_or_none(crossover_of_levels(c, dtype, levels)) for c in (*ends, calibration))
     high = None if own is None or value is None else max(own, value)

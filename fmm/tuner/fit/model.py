@@ -54,11 +54,11 @@ class Observation:
 
     @property
     def run_kind(self) -> str:
-        """Kind of the timed run; `FitParameter.informed_by` lists the kinds that determine a parameter.
+        """What the run times, as a word by which the fit finds the runs that determine a parameter.
 
-        The kinds `vendor`, `products`, `sums` and `plan` are runs of plans with the vendor's leaf. Runs with fmm's own
-        kernel have the kind `tile` (no level), `odd tile` (no level, unaligned rows) or `inside` (sums inside the
-        kernel). Runs of all other leaves have the kind `own rate`.
+        For plans with the vendor's leaf, the word is `vendor` (no level), `products`, `sums` or `plan` (whole plan with
+        levels). For fmm's tiled kernel, the word is `tile` (no level), `odd tile` (no level, unaligned rows) or
+        `inside` (sums fused into the kernel). For all other leaves, the word is `own rate`.
         """
         leaf = self.run.plan.leaf_use.leaf
         if leaf.rate:

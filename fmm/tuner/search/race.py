@@ -45,8 +45,8 @@ def search_plans(
 ) -> RaceResult:
     """Time the model's best plans and Optuna's proposals against the vendor; return the plans by speedup.
 
-    The search ends after `seconds` of samples, or after its share of the seconds that the time limit leaves. If these
-    are few, the search skips plans whose kernels are not compiled.
+    The search ends when its samples have taken `seconds`, or when it has used a fixed fraction of the time to the time
+    limit. If little time is left, the search skips plans whose kernels are not compiled.
     """
     left = journal.limit - journal.elapsed_seconds
     predicted = [c.plan for c in rank_candidates(problem, calibration) if c.plan != VENDOR]
@@ -92,7 +92,7 @@ def whole_search_seconds(problem: Problem, calibration: Calibration, effort: Eff
 def search_order(
     problems: Sequence[Problem], calibration: Calibration, effort: Effort, seconds: float
 ) -> list[Problem]:
-    """Return the problems in the order of their searches, for a search of all problems in `seconds` of samples.
+    """Return the problems in the order in which they are searched, if all samples together may take `seconds`.
 
     The problems whose whole search takes at most half of the seconds come first, the largest of these at the beginning.
     """
@@ -169,7 +169,7 @@ class PlanRace:
         return found
 
     def _runs_to_stop(self, samples: SampleSeconds, base: TimedRun, run: TimedRun) -> Iterable[TimedRun]:
-        """Return the runs to stop after a round: both runs if the plan is clearly slower than the best plan, else none.
+        """Return the runs to time no longer: the plan and the vendor if the plan is clearly slower than the best plan.
 
         A plan is clearly slower if its best round is below the 95 % interval of the best plan's speedup.
         """

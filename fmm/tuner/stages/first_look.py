@@ -33,7 +33,8 @@ from fmm.tuner.trials.journal import Journal, RoundLimits
 
 LADDER_SECONDS = 0.8  # seconds that samples of a ladder of squares may take together
 PLANS_PER_HELD_OUT_SHAPE = 2  # number of plans that are timed on each held-out shape
-# Sides (m, k, n) of the vendor's products that a first look times, divided by the largest affordable side.
+# Sides (m, k, n) of the vendor's products that a first look times, divided by the side of the largest square for which
+# it has time.
 VENDOR_SIDE_SHARES = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2))
 
 

@@ -1,4 +1,4 @@
-"""Measure a ladder of squares on a GPU, to find the side from which plans with L levels or more are the fastest.
+"""Measure a ladder of squares on a GPU, to find the side from which plans with at least L levels are the fastest.
 
 On each square, plans with L levels or more are timed against plans with fewer levels. The square that is measured first
 is at the crossover that the model predicts. If a plan with L levels or more is the fastest, the next square is smaller,
@@ -53,7 +53,7 @@ def measure_ladder(journal: Journal, dtype: str, calibration: Calibration, effor
 
 
 def ranked_plans(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> dict[Plan, float]:
-    """Return the plans, of `plans` or of all candidates, that are within the default error limit, the fastest first.
+    """Return the candidates within the default error limit, the fastest first; `plans` replaces the default candidates.
 
     Each plan has its predicted time, divided by the vendor's predicted time. Compositions of levels, which are
     candidates for very large products, are left out: ranking them takes almost a second.
@@ -64,7 +64,7 @@ def ranked_plans(problem: Problem, calibration: Calibration, plans: Sequence[Pla
 
 
 def plans_to_compare(ranked: Sequence[Mapping[Plan, float]]) -> list[Plan]:
-    """Return the plans to compare on all squares: the vendor's product, and the fastest plans of the ranked squares.
+    """Return the plans to compare on all squares: the vendor's product, and the plans that are predicted to be fastest.
 
     For each square and each pair (baseline, number of levels), the FAST_PLAN_COUNT fastest plans are returned.
     """
@@ -83,7 +83,8 @@ def ladder_baselines(ranked: Sequence[Iterable[Plan]]) -> list[str]:
     """Return the baselines for which crossovers are measured: `vendor`, and at most two other baselines.
 
     For each square, the baseline of the fastest plan with levels is counted, and the most frequent baseline is
-    returned. A second baseline is counted in the same way among plans without emulation.
+    returned. The most frequent baseline is determined a second time from the plans without emulation, and is returned
+    as well.
     """
     first = {True: Counter[str](), False: Counter[str]()}
     for plans in ranked:

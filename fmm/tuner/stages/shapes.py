@@ -33,7 +33,8 @@ def largest_affordable_side(problem: Problem, seconds: float, device: TunableDev
     return max(int(min(side, memory)) // SIDE_STEP * SIDE_STEP, 2 * SIDE_STEP)
 
 
-# Sides of the fitted shapes, divided by the largest affordable side: of squares, and of oblong products (m, k, n).
+# Sides of the fitted shapes, first of squares, then of oblong products (m, k, n), divided by the side of the largest
+# square that the tuning has time to measure.
 SQUARE_SHARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
 OBLONG_SHARES = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), (1 / 4, 1 / 2, 1), (1 / 8, 1, 1))
 # Numbers that are added to the sides (m, k, n) of the oblong products, since few products in practice have round sides.
@@ -71,12 +72,12 @@ def random_probe_shapes(side: int, effort: Effort, share: float, seed: int) -> I
         yield (m, k, n) if i % 2 else (rounded_side(m), rounded_side(k), rounded_side(n))
 
 
-# The crossovers are checked on one large square and on several smaller squares. The two constants are the largest sides
-# of the large square and of the smaller squares, divided by the largest affordable side. The sides are limited because
-# three plans and the vendor's product are timed on each shape.
+# The crossovers are checked on one large square and on several smaller squares. The side of the large square is at most
+# 0.8 times the side of the largest square that the tuning has time to measure; for the smaller squares the factor is
+# 0.55. The sides are limited because three plans and the vendor's product are timed on each shape.
 LARGEST_CROSSOVER_SIDE_SHARE, CROSSOVER_SIDE_SHARE = 0.8, 0.55
-# Sides (m, k, n) of the oblong shape near crossovers, divided by CROSSOVER_SIDE_SHARE times the largest affordable
-# side.
+# One oblong shape near the crossovers is also timed. Its sides (m, k, n) are these numbers times the largest side of
+# the smaller squares.
 CROSSOVER_OBLONG_SHARES = (1.0, 0.625, 1.25)
 CROSSOVER_OFFSET = 16  # added to sides that are multiples of 32, so that no other stage measures the same squares
 

@@ -119,7 +119,7 @@ class Journal:
 
     @contextmanager
     def stage_with_time_limit(self, limit: float, may_end: Callable[[], bool] = lambda: True) -> Iterator[None]:
-        """End the context at `limit` elapsed seconds, or later, as soon as `may_end` returns True.
+        """End the context as soon as both hold: `limit` seconds have elapsed, and `may_end` returns True.
 
         The time limit of the whole tuning still holds inside the context.
         """
@@ -280,7 +280,7 @@ class TimedProblem:
         ]
 
     def _wait_for_kernels(self, run: TimedRun) -> None:
-        """Wait for the plan's kernels; raise an error if the wait exceeds the patience, the stage or the limit."""
+        """Wait until the plan's kernels are compiled; raise an error if one of three time limits is reached first."""
         journal = self.journal
         if run.plan == VENDOR:
             return
