@@ -39,8 +39,8 @@ from fmm.runtime.prepare import prepare_call
 
 CPP_SOURCE = Path(__file__).with_suffix(".cpp")
 NO_PLAN_SIDE = 0  # as the smallest side of a type, this value means that NumPy computes all products of the type
-# Smallest number of multiply-adds for which fmm chooses a plan already for the first product of its sizes. A product
-# with FIRST_PRODUCT_WORK multiply-adds takes far longer than the choice of a plan, about a millisecond. The number is
+# Smallest number of multiply-adds for which fmm chooses a plan already for the first product of its sizes. The choice
+# of a plan takes about a millisecond; a product with FIRST_PRODUCT_WORK multiply-adds takes far longer. The number is
 # smaller for integers, since NumPy multiplies integers more slowly. If a product has fewer multiply-adds, NumPy
 # computes the first product of new sizes, and fmm chooses a plan for the second product.
 FIRST_PRODUCT_WORK, FIRST_INTEGER_PRODUCT_WORK = 1 << 31, 1 << 24

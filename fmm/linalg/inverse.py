@@ -1,4 +1,4 @@
-"""Inverses by recursion over products."""
+"""Inverses of matrices by recursion: most of the work is products of blocks."""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ def panel_launches(shape: PanelShape) -> Iterator[Launch]:
 def _factor_launch(shape: PanelShape, first: int, width: int, block: int) -> Launch:
     each = rows_per_thread(shape.rows - first)
     # Bytes of struct BlockMemory of lu_panel.cuh. The struct starts with 33 BestRow structs (32 received, 1 sent); a
-    # BestRow has 16 bytes and one row of the block. The entries of U and L, barriers, a pivot candidate of each warp,
-    # and the pivots follow.
+    # BestRow has 16 bytes and one row of the block. Behind these structs are entries of U and L, barriers, a pivot
+    # candidate of each warp, and the pivots.
     item = ITEM_BYTES[shape.dtype]
     shared = 33 * (16 + block * item) + (block * block + each * FACTOR_THREADS * (block + 1)) * item
     shared += 16 + FACTOR_THREADS // 32 * 12 + 4 * block + 64

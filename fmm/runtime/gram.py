@@ -122,7 +122,7 @@ def _select_conjugating_call(
 def explain_conjugating_plan(
     library: Library, a: Any, out: Any, params: GramParams, constraints: PlanConstraints
 ) -> Decision | None:
-    """Return the decision for a plan that conjugates A as it reads A; None if no such plan runs."""
+    """Return the decision for a plan that conjugates A as it reads A; None if no conjugating plan runs."""
     try:
         if (found := _select_conjugating_call(library, a, out, params, constraints, cached=False)) is None:
             return None

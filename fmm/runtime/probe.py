@@ -65,8 +65,8 @@ PROBE_SOURCE = "measured in this process"
 
 _lock = ForkSafeLock()
 _callbacks: list[Callable[[], None]] = []
-# The measured calibrations. The key of the outer dictionary is (number of threads, True for single precision). The key
-# of the inner dictionaries is True for complex types.
+# The measured calibrations. The key of the outer dictionary is (number of threads, True for single precision). The
+# inner dictionaries have the key True for complex types and the key False for real types.
 _measured_calibrations: dict[tuple[int, bool], dict[bool, Calibration]] = {}
 
 

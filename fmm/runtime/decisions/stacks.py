@@ -80,8 +80,9 @@ def stacked_decisions(problem: Problem, single: Decision, limits: Limits, device
     """Yield decisions for groups of the stack's products, the best first; `single` is the decision for one matrix.
 
     In each decision, `problem.batch` is the number of products in a group, a divisor of the stack's number of products.
-    Yield nothing if running the plan for one matrix after the other is predicted to be the fastest. If the
-    limits forbid the vendor's product and `single` has a plan within the limits, the vendor is no alternative.
+    Yield nothing if running the plan for one matrix after the other is predicted to be the fastest. If the limits
+    forbid the vendor's product and `single` has a plan, the plans for a stack are compared only with `single`, not
+    with the vendor.
     """
     calibration = calibration_in_force(problem, limits, device)
     if calibration is None or problem.dtype not in calibration.rates or device.chip is None:
