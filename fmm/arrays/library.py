@@ -280,7 +280,7 @@ class Library(Protocol):
         ...
 
     def is_plain_product(self, a: Any, b: Any, out: Any, c: Any = None) -> bool:
-        """Return True if the operands are plain arrays, and A B (or A B + C) records no gradient and no trace."""
+        """Return True if the operands are plain arrays, and A B (or A B + C) records neither a gradient nor a trace."""
         ...
 
     def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:

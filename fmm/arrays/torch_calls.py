@@ -70,7 +70,7 @@ def is_observed() -> bool:
 
 
 def is_tracing() -> bool:
-    """Return `is_observed()`, except that torch.jit.trace counts as not tracing.
+    """Return the value of `is_observed()`, but False if only torch.jit.trace records calls.
 
     This function is for code that reads no property of a tensor except its size in bytes: torch.jit.trace does not
     record that read.
@@ -81,7 +81,7 @@ def is_tracing() -> bool:
 
 
 def is_recording() -> bool:
-    """Return `is_observed()`, except that compilers count as not recording.
+    """Return the value of `is_observed()`, but False while a compiler traces a program.
 
     While torch.compile or torch.export traces a program, the products of the compiler's example tensors are not
     recorded.
@@ -182,8 +182,8 @@ def is_out_rejected_by_torch(out: Any) -> bool:
 def as_plain_tensor(x: Any) -> Any:
     """Return a tensor that NumPy and CuPy can read, with torch's conj and neg bits resolved; bfloat16 becomes float64.
 
-    Raise TypeError if the tensor is sparse or has another layout without strides, if a transform of torch.func is
-    active, or if the tensor has a tangent (forward gradients).
+    Raise TypeError in three cases: the tensor has a layout without strides, for example a sparse layout; a transform of
+    torch.func is active; the tensor has a tangent (forward gradients).
     """
     if (
         not has_only_dense_dispatch_keys(dispatch_keys(x).raw_repr())

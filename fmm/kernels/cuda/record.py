@@ -487,7 +487,10 @@ class LaunchRecorder:
         self._append_operations(StreamSync.JOIN)
 
     def _record_on_streams(self, streams: Sequence[Sequence[RecordedOp]]) -> None:
-        """Record operations in order on each of several streams. Different streams run concurrently."""
+        """Record operations for several streams.
+
+        A stream runs its operations in order; different streams run concurrently.
+        """
         if len(streams) > 1:
             self._append_operations(StreamSync.FORK)
         for ops in zip_longest(*streams):
@@ -499,7 +502,7 @@ class LaunchRecorder:
 
 
 def column_major_by_operand(steps: LevelSteps) -> dict[str, bool]:
-    """Map "A" and "B" to True if sums of the operand's blocks are stored column-major, to False if row-major.
+    """Map each of "A" and "B" to True (sums of the operand's blocks are stored column-major) or to False (row-major).
 
     The mapping is empty if the products have levels, or if their leaf has no preferred layout. For a leaf that prefers
     operands contiguous along the inner dimension k, sums are row-major for A and column-major for B. For a leaf that

@@ -1,9 +1,9 @@
 """Run a launch list on a CUDA device: store the addresses, prepare the calls, then make all calls in order.
 
 A signal handler can raise between two bytecodes of this code, but not between the calls, because a single C function
-(`run_bound_calls`) makes all calls. After an exception, either all launches of the product are made or C is unchanged,
-and the streams are synchronized. Only the leading sums are launched before `run_bound_calls`: the first launches of the
-list, if they run on the caller's stream and write only to the workspace.
+(`run_bound_calls`) makes all calls. After an exception, the streams are synchronized; all launches of the product are
+made, or none of them has changed C. Only the leading sums are launched before `run_bound_calls`: the first launches of
+the list, if they run on the caller's stream and write only to the workspace.
 
 fmm takes device memory, streams and compiled code from CuPy, so that both libraries share these resources.
 """

@@ -154,7 +154,7 @@ class OperandPlanes:
         return struct.pack("<6q4i", 0, 0, 0, x.leading, x.stride, self.line_pitch, *counts)
 
     def address_slots(self, first: int) -> tuple[AddressSlot, ...]:
-        """Return the address slots of operand, planes and exponents in a struct Operand that starts at word `first`."""
+        """Return an AddressSlot for operand, planes and exponents, in a struct Operand that starts at word `first`."""
         x = self.source
         return (
             AddressSlot(first, x.base, x.offset),
@@ -261,7 +261,7 @@ def plane_split_launch(
     return Launch("sums", label, kernel, grid, b"".join(parameters), slots)
 
 
-# ---- componentwise products: the spread of magnitudes, and a second split that balances the inner dimension
+# ---- componentwise products: recorded magnitudes, and a second split that balances the inner dimension
 
 BALANCE_BLOCKS_PER_SM = 2  # number of thread blocks of the balance kernel for each multiprocessor
 
@@ -297,7 +297,7 @@ class BalancedPlanes:
     def pack_parameters(
         self, kernels: tuple[SplitKernel, SplitKernel], cluster: int
     ) -> tuple[bytes, tuple[AddressSlot, ...]]:
-        """Return the bytes of two structs SpreadOperand of f16_spread.cuh, and the slots of their addresses."""
+        """Return the bytes of two structs SpreadOperand of f16_spread.cuh, and the AddressSlots of these structs."""
         inner = (self.offset, self.right_exponents_offset)
         parts: list[bytes] = []
         slots: list[AddressSlot] = []

@@ -83,7 +83,7 @@ def find_plane_sums(
 ) -> PlaneSums | None:
     """Return the sums `split` as an operation that writes planes for a batch of products.
 
-    Return None if `split` does not compute an operand of the batch, or if its sums cannot be written as planes.
+    Return None if the sums `split` are no operand of the batch, or if the sums cannot be written as planes.
     """
     plain = product.alpha == 1 and not product.beta and not product.checked
     if product.count < 2 or not plain or product.left == product.right:
@@ -98,7 +98,7 @@ def find_plane_sums(
 
 
 def _can_write_planes(split: SumOp, x: OperandPlanes) -> bool:
-    """Return True if the split writes exactly this operand, and no sum contains a block of the source twice."""
+    """Return True if the sums `split` write exactly this operand, and no sum contains a block twice."""
     kernel = split.kernel
     if split.scalars or kernel.column_major or kernel.in_parts or kernel.element != "float32" or len(split.arrays) != 2:
         return False
@@ -193,7 +193,7 @@ def _exponent_launch(x: PlaneSums) -> Launch:
 
 
 def _maxima_slot(x: PlaneSums, word: int) -> AddressSlot:
-    """Return the slot for the address of the blocks' largest numbers."""
+    """Return the AddressSlot of the word that holds the address of the blocks' largest numbers."""
     return AddressSlot(word, x.planes.source.base, x.planes.source.offset)
 
 

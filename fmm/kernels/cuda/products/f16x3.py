@@ -73,7 +73,10 @@ class F16x3Kernel:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory: each stage holds tiles of both planes of A and of B, and two barriers."""
+        """Bytes of shared memory, for all stages of the pipeline.
+
+        Each stage holds tiles of both planes of A and of B, and two barriers.
+        """
         s = self.sizes
         return s.stages * (PLANES_PER_OPERAND * (s.m_s + s.n_s) * TILE_LINE_BYTES + 2 * BARRIER_BYTES)
 
@@ -109,7 +112,7 @@ class F16x3Op:
     factor: float
     keep: float
     clusters: int  # number of clusters that run on the device at the same time
-    spread: BalancedPlanes | None = None  # the spread of exponents; None unless the product is componentwise
+    spread: BalancedPlanes | None = None  # planes with recorded magnitudes; None unless the product is componentwise
     addend: DeviceView | None = None  # column-major matrix that `keep` multiplies; None if `keep` multiplies C
 
     def __hash__(self) -> int:

@@ -27,8 +27,8 @@ from fmm.kernels.plans.memory_layout import round_up
 MAX_MODULI = 20  # largest number of moduli, as in residue_join.cuh
 BYTE_SUM_BOUND = 2**18 + 2**9  # upper bound of the magnitude of weighted sums of eight bytes in modulus.cuh
 FLOAT_2_23_BITS = 0x4B000000  # bit pattern of 2^23 as a float32 number
-RESIDUE_THREADS = 256  # number of threads in a thread block of the kernels that measure, split or join
-RESIDUE_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster; a cluster measures 64 positions of all lines
+RESIDUE_THREADS = 256  # threads of a thread block, in the kernels that find norms, split operands or reconstruct C
+RESIDUE_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster
 # Number of positions that a cluster transposes together: for elements of at most 8 bytes, and for elements of 16 bytes.
 TRANSPOSED_POSITIONS, TRANSPOSED_POSITIONS_OF_16_BYTES = 64, 32
 # Number of positions of the inner dimension that a thread block without a cluster reads and transposes together.
@@ -238,7 +238,7 @@ class ResidueOperand:
         return struct.pack("<4q3qd6i", 0, 0, 0, 0, *distances, top, self.lines, g.k, g.count, blocks, *self.block)
 
     def address_slots(self, first: int) -> tuple[AddressSlot, ...]:
-        """Return the slots of the addresses in a struct Operand that starts at word `first`."""
+        """Return an AddressSlot for each address in a struct Operand that starts at word `first`."""
         x = self.source
         copy = self.planes if self.bytes_from else self.transposed_copy
         transposed_copy = (AddressSlot(first + 1, "W", copy),) if self.along == "outer" else ()

@@ -87,7 +87,7 @@ class ResidueOp:
     multiprocessors: int
     factor: complex
     keep: complex
-    writes_c: bool = False  # True if the product kernel writes C without a join: C's elements are the product's bytes
+    writes_c: bool = False  # True if the product kernel itself writes C: C's elements are the product's bytes
     lower_only: bool = False  # True if C is symmetric or Hermitian and only the lower triangle of C is written
     shares_planes: bool = False  # True if both operands have the same planes, because B is the adjoint of A
     # the chip if the product kernel uses the mma instruction of single warps; None if it uses Hopper's warpgroups
@@ -269,7 +269,7 @@ def _direct_byte_source(x: GemmOperand, along: ContiguousAxis, alignment: Mappin
     """Return where the product kernel reads an operand of bytes, whose elements already are residues.
 
     The kernel reads the operand itself or a transposed copy. Return None if the product kernel cannot read the bytes,
-    so that the split kernel must copy the bytes to a plane.
+    so that another kernel must first copy the bytes to a plane.
     """
     if along == "outer":
         return "planes"

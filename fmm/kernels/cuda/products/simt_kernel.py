@@ -165,7 +165,7 @@ class TileKernel:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory: the tiles of all stages, and one tile of each block that is added in a sum."""
+        """Bytes of shared memory: tiles of all pipeline stages, and one tile of each block that is added in a sum."""
         s, item = self.strategy, DTYPES[self.element].itemsize
         vector = VECTOR_BYTES // item  # number of elements in a vector access
         numbers = 0

@@ -292,7 +292,7 @@ def fit_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
 
 
 def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int], flagged: bool) -> Launch:
-    """Return the launch of a product, or of a group that one kernel can compute."""
+    """Return the launch of a product, or of a `TileGroup` whose products one kernel can compute."""
     aligned = all(alignment[piece.base] % VECTOR_BYTES == 0 for piece in op.pieces)
     access: MemoryAccess = op.access if aligned else "scalar"
     raises = flagged and op.writes_result

@@ -101,10 +101,10 @@ def _split_part_lengths(steps: int, parts_per_tile: int, later_steps: int) -> li
 
 
 def last_job_end_time(groups: Iterable[tuple[int, float]], machines: int) -> float:
-    """Return the time when the last job ends; each job runs on the machine that becomes free first.
+    """Return the time when the last job ends; each job runs on the processor that becomes free first.
 
-    Each item of `groups` is a pair: the number of jobs, and the duration of one of these jobs. The jobs start in the
-    order of `groups`, the first jobs at time 0.
+    The number of processors is `machines`. Each item of `groups` is a pair: the number of jobs, and the duration of one
+    of these jobs. The jobs start in the order of `groups`, the first jobs at time 0.
     """
     loads = [(0.0, machines)]
     for jobs, length in groups:

@@ -73,9 +73,9 @@ class TmaKernel:
     def shared_bytes(self) -> int:
         """Bytes of shared memory.
 
-        Each stage holds one tile of every block in a sum, and one tile of the sum itself if it has several blocks. At
-        the end of a product, the tile of C is stored in the same memory as the tiles of A and B. Each stage also has
-        two barriers of 8 bytes.
+        Each stage of the pipeline holds one tile of every block in a sum, and one tile of the sum itself if the sum has
+        several blocks. At the end of a product, the tile of C is stored in the same memory as the tiles of A and B.
+        Each stage also has two barriers of 8 bytes.
         """
         s = self.strategy
         left, right = (terms + (terms > 1) for terms in self.terms[:2])
@@ -209,7 +209,8 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
         *(_operand_block_tensor_map(x, False, kernel, v, largest.count) for x in rights),
     )
     task_words = b"".join(_pack_tasks(ops, parts, kernel, (lefts, rights, dests)))
-    # For each block of C, `keep` is taken from the first product that writes the block; later products only add to it.
+    # For each block of C, the factor `keep` of the old value is taken from the first product that writes the block;
+    # later products only add to it.
     into = tuple(
         x._replace(keep=next(y.keep for o in ops for y in o.dest if _with_default_coefficients(y) == x)) for x in dests
     )
@@ -301,7 +302,7 @@ def _pack_tasks(
 
 
 def _has_tiles_before_and_after_cut(part: ProductPart, cut: int) -> list[bool]:
-    """Return False if the task has tiles of index < `cut`, and True if it has others; both values are in one list."""
+    """Return the list of False (if the task has tiles before index `cut`) and True (if it has tiles from `cut` on)."""
     return [behind for behind in (False, True) if (part.first + part.tiles > cut if behind else part.first < cut)]
 
 

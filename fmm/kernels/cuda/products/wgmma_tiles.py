@@ -315,7 +315,7 @@ def cluster_tiles(m: int, n: int, s: WgmmaSizes) -> tuple[int, int]:
 
 
 def count_cluster_tiles(tiles: tuple[int, int], s: WgmmaSizes, triangle: bool) -> int:
-    """Return the number of cluster tiles in C, or in the triangle of C."""
+    """Return the number of cluster tiles (blocks that a cluster computes together) in C, or in the triangle of C."""
     return count_triangle_tiles(tiles, s.m_s * s.cluster, s.n_s) if triangle else prod(tiles)
 
 

@@ -129,7 +129,7 @@ class SumKernel:
 
     @property
     def prefetch_slots_per_thread(self) -> int:
-        """The number of shared-memory slots that each thread has for prefetched values."""
+        """The number of prefetched values for which each thread has shared memory."""
         return PREFETCH_BATCHES * self.loads_per_batch
 
     @property

@@ -243,7 +243,7 @@ def transposed_arrays(
 
 
 def aliased_write_read_pairs(reads: Sequence[PlacedView], writes: Sequence[PlacedView]) -> tuple[tuple[int, int], ...]:
-    """Return pairs (index of a write, index of a read) on the same memory.
+    """Return pairs (index of an output, index of an input): the output overwrites the memory of the input.
 
     An addend outside C is treated as if it were in C. The statements therefore have the same order for a beta that
     multiplies C and for a beta that multiplies an addend, and both calls return equal results.
@@ -283,7 +283,7 @@ class BlockArrayFinder:
         self.block_indices: list[BlockIndex | None] = [None] * len(placed)
 
     def find_block_arrays(self) -> tuple[list[BlockArray], tuple[BlockIndex, ...], list[int]]:
-        """Return the arrays, the block index of each input and output, and the indices in `batches`."""
+        """Return the arrays, the `BlockIndex` of each input and output, and the list `batches`."""
         by_matrix: dict[tuple[str, bool], list[int]] = {}
         for i, (place, _) in enumerate(self.placed):
             by_matrix.setdefault((place.name, place.part is not None), []).append(i)
@@ -293,7 +293,7 @@ class BlockArrayFinder:
         return self.arrays, tuple(s for s in self.block_indices if s is not None), self.batches
 
     def _add_block_grid(self, members: Sequence[int]) -> bool:
-        """Add one array for these blocks of one matrix; return False if the blocks do not form a grid.
+        """Append one array for these blocks of one matrix; return False if the blocks do not form a grid.
 
         In a grid, every block begins at a multiple of the block size. Only blocks at the matrix's edge are smaller than
         the block size, and no block inside the matrix is empty.

@@ -110,13 +110,13 @@ def _store_statements(program: AdditionProgram, value: int) -> Iterator[SumState
 def _best_forwarding_order(program: AdditionProgram, aliases: AliasPairs) -> tuple[SumStatement, ...]:
     """Return the best statement order that a short search over orders of inputs finds.
 
-    The inputs of a join are the products of a scheme. In a composition of schemes such as strassen^2, each product has
-    one index in each of the schemes. The indices of a product in all schemes together are the digits of the product's
-    index: in strassen^2, product 5 of outer product 3 has the digits 3 and 5 in base 7. The search writes the index of
-    each input as a number with several digits. The bases of an input's digits are the prime factors of the number of
-    inputs, in increasing or decreasing order. Each trial exchanges two digits in the indices of all inputs, for example
-    the digits 3 and 5 wherever the base is 7. So a good order of Strassen's seven products also orders the products of
-    strassen^2 and strassen^3 well.
+    In the sums after the products (a join), the inputs are the products of a scheme. In a composition of schemes such
+    as strassen^2, each product has one index in each of the schemes. The indices of a product in all schemes together
+    are the digits of the product's index: in strassen^2, product 5 of outer product 3 has the digits 3 and 5 in base 7.
+    The search writes the index of each input as a number with several digits. The bases of an input's digits are the
+    prime factors of the number of inputs, in increasing or decreasing order. Each trial exchanges two digits in the
+    indices of all inputs, for example the digits 3 and 5 wherever the base is 7. So a good order of Strassen's seven
+    products also orders the products of strassen^2 and strassen^3 well.
     """
     free = _ForwardingScheduler(program, aliases).inputs_not_overwritten
     factors = _prime_factors(len(free))
