@@ -1,13 +1,13 @@
 """Predict the time of the thread blocks of a tiled product, and find the fastest tile sizes.
 
-The module implements the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5).
-The docstring of each count names the paper's equation. Times are counted in cycles of a multiprocessor. As in
-the paper, the slowest resource determines the time. The model extends the paper's model in three respects.
-First, reads of shared memory and other instructions take issue slots from the multiply-adds. Second, a warp
-waits at every tile, and other warps of the multiprocessor run meanwhile. Third, in the last round of tiles a
-multiprocessor may run fewer thread blocks than it can hold. fmm.perfmodel.papers.huang_blocks computes the paper's
-bounds and rates. The model leaves out the sharing of the L2 cache, conflicts of register banks, and clocks that fall at
-the power limit. For float64 the model counts only the number of rounds of tiles over the multiprocessors.
+The module implements the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5). The
+docstring of each count names the paper's equation. Times are counted in cycles of a multiprocessor. As in the paper,
+the slowest resource determines the time. The model extends the paper's model in three respects. First, reads of shared
+memory and other instructions take issue slots from the multiply-adds. Second, a warp waits at every tile, and other
+warps of the multiprocessor run meanwhile. Third, in the last wave of tiles a multiprocessor may run fewer thread blocks
+than it can hold. fmm.perfmodel.papers.huang_blocks computes the paper's bounds and rates. The model leaves out the
+sharing of the L2 cache, conflicts of register banks, and clocks that fall at the power limit. For float64 the model
+counts only the number of waves of tiles (one tile on each multiprocessor).
 """
 
 from __future__ import annotations
@@ -117,26 +117,26 @@ class OperandTile:
     """A tile of A or B: its size, its layout, and the number of blocks that are added up in the tile.
 
     Blocks of a sum are copied to shared memory one by one, read again and added; then the sum is written to shared
-    memory. Lines along the inner dimension are padded in shared memory; because of the padding a write takes two
-    passes. A thread reads four consecutive elements of a line along the inner dimension in one access.
+    memory. If the operand is contiguous along the inner dimension, each row of A's tile or column of B's tile is padded
+    in shared memory; because of the padding a write takes two passes. A thread reads four elements that are consecutive
+    along the inner dimension in one access.
     """
 
     tile: int  # number of elements of the tile
     piece: int  # number of rows of A's tile, or of columns of B's tile, that one thread multiplies
     blocks: int
-    inner: bool  # True if lines of the tile are contiguous along the inner dimension
+    inner: bool  # True if the rows of A's tile, or the columns of B's tile, are contiguous
     transposed: bool  # True if `inner` is True and sums are stored transposed, contiguous along the outer dimension
     threads: int
 
     @property
     def copies_per_thread(self) -> int:
-        """The number of wide memory accesses by which a thread copies its share of one block's tile."""
+        """The number of wide memory accesses by which a thread copies its elements of one block's tile."""
         return -(-self.tile // WIDE_ACCESS_FLOATS // self.threads)
 
     @property
     def instructions_per_thread(self) -> int:
-        """The number of instructions by which one thread copies its share of the tile and, for a sum, adds
-        the blocks."""
+        """The number of instructions with which a thread copies its elements of the tile and adds a sum's blocks."""
         stores = WIDE_ACCESS_FLOATS if self.inner and self.transposed else 1
         sums = self.blocks + WIDE_ACCESS_FLOATS * (self.blocks - 1) + stores if self.blocks > 1 else 0
         return self.copies_per_thread * (COPY_INSTRUCTIONS * self.blocks + sums)

@@ -48,16 +48,16 @@ class ProductRate:
     batch: float = 1.0  # factor on the time of products that start together as a batch
     tile: float = 1.0  # number of rows and columns of a tile of the kernel; C is computed in whole tiles
     width: float = 0.0  # number of columns of a tile of the kernel; 0: as many columns as rows
-    # The number of tiles that run at a time. Fewer tiles take as long as `slots` tiles, since one thread block computes
-    # a whole tile. `slots` is 0 for the vendor's kernels, which cut a product along the inner dimension to fill the
-    # device.
+    # The number of tiles that run at a time. If C has fewer tiles than `slots`, the product takes as long as with
+    # `slots` tiles, since one thread block computes a whole tile. `slots` is 0 for the vendor's kernels, which cut a
+    # product along the inner dimension to fill the device.
     slots: float = 0.0
     # The number of multiprocessors. The vendor computes C in tiles of several sizes, one tile on each multiprocessor at
-    # a time. If C takes few rounds of tiles, the model counts whole rounds instead of `fill`. `sms` is 0 if measured
-    # times show no whole rounds.
+    # a time. If C takes few waves of tiles (a wave is one tile on each multiprocessor), the model counts whole waves
+    # and ignores `fill`. `sms` is 0 if measured times do not grow by whole waves.
     sms: float = 0.0
     # The number of thread blocks that run at a time in the kernel of three float16 products. Each thread block computes
-    # tile after tile; the model therefore counts whole rounds of tiles instead of `fill`, `tile` and `slots`. `blocks`
+    # tile after tile; the model therefore counts whole waves of tiles, and ignores `fill`, `tile` and `slots`. `blocks`
     # is 0 if the vendor multiplies the planes.
     blocks: float = 0.0
     # additional seconds at each start of a leaf with several kernels, since the leaf fills the device slowly
@@ -80,12 +80,12 @@ class ProductRate:
     # whole product's time.
     half_least: float = 0.0
     half_below: float = 1.0
-    # If several triangles are computed one after the other, a triangle of `half_apart` rows takes twice the time of
-    # `half`, since the last round of tiles has few tiles.
+    # If several triangles are computed one after the other, a triangle of `half_apart` rows takes twice the share
+    # `half` of the whole product's time, since the last wave of tiles has few tiles.
     half_apart: float = 0.0
     # `half_by_tiles` is the time of a very large triangle by fmm's own kernels, as a share of the whole product's time;
     # 1 means not measured. For a triangle of `half_edge` rows, the share is twice `half_by_tiles`, because tiles on the
-    # diagonal are computed whole and the last round of tiles is incomplete.
+    # diagonal are computed whole and the last wave of tiles is incomplete.
     half_by_tiles: float = 1.0
     half_edge: float = 0.0
 
@@ -118,8 +118,8 @@ class Calibration:
     # less certain.
     margin: float = 0.01
     tiled_margin: float = 0.08
-    # Some kinds of sums are slower than the rate `stream`: they reach the share `sequential`, `ragged`, `scalar`,
-    # `parts` or `deep` of `stream`.
+    # Some sums move fewer bytes/s than `stream`: the fields `sequential`, `ragged`, `scalar`, `parts` and `deep` are
+    # the rates of these sums divided by `stream`.
     sequential: float = 1.0  # share of `stream` for the sums of sequential levels
     ragged: float = 1.0  # share of `stream` for sums on rows that do not begin at the beginning of a cache line
     scalar: float = 1.0  # share of `stream` for sums on rows that a kernel must move one number at a time
@@ -142,30 +142,30 @@ class Calibration:
     idle: float = 0.0  # seconds in which CPU threads are idle at a plan's beginning and end
     spin: float = 0.0  # seconds lost to BLAS's own threads, which spin on half of a processor after each product
     apart: float = 1.0  # share of `stream` that the sums of small plans reach, since these plans run one step at a time
-    # Measured bounds on the number of levels, one LevelBounds for each baseline (a plan without its recursion levels).
-    # A plan has no bound on its levels if its baseline has no LevelBounds. A config file has the bounds in its field
-    # `thresholds`.
+    # The measured crossovers tau1, tau2 and tau3 that limit the number of levels: one LevelBounds for each baseline (a
+    # plan without its recursion levels). Without a LevelBounds for a plan's baseline, the plan may have any number of
+    # levels. A config file has these crossovers in its field `thresholds`.
     level_bounds: tuple[LevelBounds, ...] = ()
 
     def matrix_side_for_crossovers(self, problem: Problem) -> float:
-        """Return the effective side that is compared with the level bounds; infinity if the bounds do not apply.
+        """Return the effective side, for comparison with tau1, tau2 and tau3; infinity if these do not apply.
 
-        On a GPU, the bounds on the number of levels were measured on aligned rows. On unaligned rows the vendor is
-        slow, and plans with levels win from far smaller sides.
+        On a GPU, tau1 to tau3 were measured on aligned rows. On unaligned rows the vendor is slow, and plans with
+        levels win from far smaller sides.
         """
         if self.batches and not are_rows_aligned(problem, WIDE_ACCESS_BYTES):
             return inf
         return effective_side(problem.size)
 
     def level_bounds_of(self, plan: Plan) -> LevelBounds | None:
-        """Return the measured bounds on the levels above the plan's baseline; None if no bounds were measured."""
+        """Return tau1 to tau3, measured on plans with the plan's baseline; None if they were not measured."""
         if not self.level_bounds:
             return None
         baseline = baseline_text(plan)
         return next((bounds for bounds in self.level_bounds if bounds.baseline == baseline), None)
 
     def exceeds_level_bounds(self, plan: Plan, problem: Problem) -> bool:
-        """Return True if the measured bounds exclude the plan's number of levels for this problem."""
+        """Return True if tau1, tau2 and tau3 allow fewer levels than the plan has for this problem."""
         bounds = self.level_bounds_of(plan)
         return bounds is not None and count_levels(plan) > bounds.max_levels(self.matrix_side_for_crossovers(problem))
 

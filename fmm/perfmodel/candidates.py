@@ -1,8 +1,9 @@
 """List the candidates: the plans that are compared for a problem when the caller names no plan.
 
-A form of plans combines a level and a leaf in several patterns. Each level names its forms; an algorithm's file names
-the forms in the line `consider`. Each leaf names the forms of plans that may end with this leaf. New levels and
-leaves are therefore compared without a change of this module.
+A CandidateForm is a list of text patterns; a level and a leaf are inserted into each pattern, and the text is parsed as
+a plan. Each level has the names of its CandidateForms; an algorithm's file has these names in the line `consider`. Each
+leaf has the names of the CandidateForms with plans that may end with this leaf. New levels and leaves are therefore
+compared without a change of this module.
 
 If the fastest candidate needs too much workspace, `compose_levels` puts further levels above candidates.
 """
@@ -36,7 +37,7 @@ from fmm.problem import Problem
 
 @dataclass(frozen=True)
 class CandidateForm:
-    """A form of plans: text patterns that contain a level; a leaf is appended to each pattern.
+    """A list of text patterns for plans; a level is inserted into each pattern, and a leaf is appended.
 
     The level replaces `{a}` in a pattern; the leaf is appended at the end. Texts that are no valid plans are skipped.
     """
@@ -45,11 +46,11 @@ class CandidateForm:
     device: str  # device of the plans: cpu or cuda
     patterns: tuple[str, ...]
     max_products: int  # plans with more leaf products than this number are skipped
-    reason: str  # the reason why the plans of this form are compared
+    reason: str  # the reason why plans from these patterns are compared
     needs: str | None = None  # name of a Python module that must be importable; None: no module
 
     def plans_with_level_and_leaf(self, level: CandidateLevel, leaf: str) -> Iterator[Plan]:
-        """Yield the plans of this form that consist of `level` and `leaf`.
+        """Yield the plans from this list of patterns that consist of `level` and `leaf`.
 
         Plans with too many products are not parsed, since parsing takes seconds.
         """
@@ -60,7 +61,7 @@ class CandidateForm:
                     yield Plan.parse(f"{pattern.format(a=level.text)} > {leaf}")
 
 
-# The patterns of a form are ordered from the fastest plan to the plan with the smallest workspace.
+# The patterns of a CandidateForm are ordered from the fastest plan to the plan with the smallest workspace.
 CANDIDATE_FORMS: Final = (
     CandidateForm(
         "nested",
@@ -204,7 +205,7 @@ def _plan_form_names(device: str) -> tuple[str, ...]:
 
 
 def _plans_with_form_name(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
-    """Return the plans of all forms with this name; `leaf_forms` returns the forms that may end in a leaf."""
+    """Return the plans of all CandidateForms with this name; `leaf_forms` returns the names that a leaf allows."""
     leaves = [x for leaf in device_leaves(device) if name in leaf_forms(leaf) for x in leaf.candidate_names]
     if name == "alone":
         return [Plan(leaf=leaf) for leaf in leaves]
@@ -225,10 +226,11 @@ def _plans_with_form_name(name: str, device: str, leaf_forms: Callable[[Leaf], t
 # For each device, the numbers of cuts that candidates try for a self-adjoint product. A CPU's BLAS gains nothing from
 # more cuts into small blocks.
 GRAM_CUT_COUNTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}
-# Blocks of C below the diagonal are general products. Their candidates are the plans of the forms with these names.
+# Blocks of C below the diagonal are general products. Their candidates are the plans of the CandidateForms with these
+# names.
 GRAM_FORM_NAMES: Final = ("nested", "one pass", "outer")
 GRAM_ALGORITHM_COUNT: Final = 1  # number of algorithms that are tried for the products below the diagonal
-# The name of the form of plans for a leaf that computes the whole lower triangle of C, but cannot compute a single
+# The name of the CandidateForm for a leaf that computes the whole lower triangle of C, but cannot compute a single
 # block of the triangle.
 TRIANGLE_ONLY_FORM: Final = "half"
 
@@ -343,7 +345,7 @@ class OuterLevels:
     has_tables: bool = False  # True if one of the levels is a step table
 
     def is_dominated_by(self, other: OuterLevels) -> bool:
-        """Return True if `other` is at least as good in every quantity, whatever share of the sums is hidden."""
+        """Return True if `other` is at least as good in every quantity, with and without the overlap of sums."""
         faster = other.seconds <= self.seconds
         faster = faster and other.seconds - other.overlappable <= self.seconds - self.overlappable
         better = faster and other.workspace <= self.workspace and other.streams <= self.streams

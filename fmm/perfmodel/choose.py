@@ -3,8 +3,8 @@
 1. Candidates: list the plans of fmm.perfmodel.candidates, and for large products compositions of levels
 (`all_candidates`). 2. Filter: keep the plans that may run for the problem's type and sides on this device
 (`filter_candidates`). 3. Rank: predict the time of each plan relative to the vendor's time, and determine each plan's
-required margin (`rank_candidates`). 4. Pick: take the fastest candidate within the limits that beats the vendor by its
-margin, else the vendor (`pick_candidate`).
+required margin (`rank_candidates`). 4. Pick: take the fastest candidate that exceeds none of the caller's limits and
+beats the vendor by its required margin, else the vendor (`pick_candidate`).
 
 The function `choose` does all four steps. `choose` is a pure function of a problem, a calibration and the caller's
 limits. The vendor's own product is one of the candidates.
@@ -68,8 +68,8 @@ class Limits:
         """Return True if a plan with the expected error growth `growth` respects all limits except the workspace.
 
         A limit of 1 on the error growth requires the vendor's accuracy in every entry of C, which no emulation
-        guarantees. A limit below 1 on the error growth bounds the error relative to the norms of rows and columns. Only
-        such a limit allows plans that are for errors smaller than the vendor's.
+        guarantees. A limit below 1 on the error growth bounds the error relative to the norms of rows and columns.
+        Plans for errors smaller than the vendor's are allowed only by a limit below 1.
         """
         if plan.is_for_smaller_errors and not self.forbids_vendor:
             return False
@@ -204,15 +204,14 @@ def _types_slow_on_column_major_b() -> frozenset[str]:
 UNPADDED_SIDE_SHARE = 0.7
 # The shortest allowed sides (m, k, n) of a product on a GPU, in rows. For thinner products the predicted time of the
 # vendor is too long, so that plans seem to win. The shortest sides were measured on an H100, see
-# results/nvidia-h100-80gb-hbm3/thin.json and held-out.jsonl.gz.
-# Level 3m: the formula of a datasheet's calibration ignores that the vendor cuts a long inner side of complex products.
-# For 128 to 240 rows or columns of C the vendor's predicted time is 1.5 to 2.8 times its measured time. Level 3m in
-# complex64 has 0.61 to 1.15 of the vendor's speed for sides below 176.
-# `f16x3`: for 64 to 127 rows of C the vendor's predicted time is 1.2 to 1.4 times its measured time, and `f16x3` has
-# 0.32 to 0.93 of the vendor's speed. For 66 to 127 columns of C the choices of the model have 1.10 to 1.73 times the
-# vendor's speed. Few products with less than 64 columns were measured.
-# `tile`: for inner sides below 96 the vendor's predicted time is 1.1 to 1.3 times its measured time, and `tile` has
-# 0.93 to 1.18 of the vendor's speed.
+# results/nvidia-h100-80gb-hbm3/thin.json and held-out.jsonl.gz. Level 3m: the formula of a datasheet's calibration
+# ignores that the vendor cuts a long inner side of complex products. For 128 to 240 rows or columns of C the vendor's
+# predicted time is 1.5 to 2.8 times its measured time. Level 3m in complex64 has 0.61 to 1.15 of the vendor's speed for
+# sides below 176. `f16x3`: for 64 to 127 rows of C the vendor's predicted time is 1.2 to 1.4 times its measured time,
+# and `f16x3` has 0.32 to 0.93 of the vendor's speed. For 66 to 127 columns of C the plans chosen by the model have 1.10
+# to 1.73 times the vendor's speed. Few products with less than 64 columns were measured. `tile`: for inner sides below
+# 96 the vendor's predicted time is 1.1 to 1.3 times its measured time, and `tile` has 0.93 to 1.18 of the vendor's
+# speed.
 SHORTEST_COMPLEX_SIDES = (176, 176, 176)
 SHORTEST_EMULATED_SIDES = (128, 0, 64)
 SHORTEST_TILED_SIDES = (0, 96, 0)
@@ -237,7 +236,7 @@ class EligiblePlan(NamedTuple):
         return aligned and not is_thin and (self.longest == inf or max(problem.size) <= self.longest)
 
     def exceeds_level_bounds(self, side: float) -> bool:
-        """Return True if the measured bounds for this effective side exclude the plan's number of levels."""
+        """Return True if tau1, tau2 and tau3 allow fewer levels at this effective side than the plan has."""
         return self.bounds is not None and self.levels > self.bounds.max_levels(side)
 
     def has_too_short_leaves(self, problem: Problem, min_side: float) -> bool:
@@ -281,8 +280,8 @@ def _filter_eligible_plans(plans: Sequence[Plan], problem: Problem, calibration:
 def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: Calibration) -> EligiblePlan | None:
     """Return the plan with its requirements on the sides; None if the plan may not be chosen for this type and device.
 
-    A leaf may be chosen only for its candidate types, and only if the calibration has the leaf's rate. The tiled kernel
-    is no candidate in element types in which it takes about the vendor's time.
+    A leaf may be chosen only for the element types that the leaf lists, and only if the calibration has the leaf's
+    rate. The tiled kernel is no candidate in element types in which it takes about the vendor's time.
     """
     leaf, parts = plan.leaf_use.leaf, None
     if plan.has_smaller_products:  # a level without a fixed number of parts does not change `parts`
@@ -403,10 +402,10 @@ FEW_TILES_MARGIN = 45.0
 # 1120 (predicted 0.72). With MIN_COMPLEX_TILE_SIDE, the chosen plan takes longer than the vendor for 6 of 220 shapes;
 # without it, for 16 shapes.
 MIN_COMPLEX_TILE_SIDE = 128.0
-# The factor on FEW_TILES_MARGIN for types in which the model counts whole rounds of tiles (`ProductRate.sms`).
-# Predictions are better in types with counted rounds than in other types, and a missed win costs as much time as a
-# wrong choice. Among 111 shapes in float32 without emulation on an H200, fewer shapes get a slow plan with the factor
-# 0.45 than with the factor 1.
+# The factor on FEW_TILES_MARGIN for types in which the model counts whole waves of tiles (`ProductRate.sms`). In these
+# types predictions are better than in other types, and a missed win costs as much time as a wrong choice. Among 111
+# shapes in float32 without emulation on an H200, fewer shapes get a slow plan with the factor 0.45 than with the factor
+# 1.
 COUNTED_ROUNDS_MARGIN_SHARE = 0.45
 # The share of FEW_TILES_MARGIN for plans that multiply in another type and cut no sides. On an H200 in complex128 with
 # a long inner side, plans for products with 272 rows take 1.12 times the vendor's time (predicted 0.82). For products
@@ -492,16 +491,16 @@ def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:
 
 
 def pick_candidate(candidates: Sequence[Candidate], limits: Limits) -> Candidate:
-    """Return the fastest candidate that beats the vendor by its margin within the limits; else the vendor's product.
+    """Return the fastest candidate that exceeds no limit and beats the vendor by its required margin; else the vendor.
 
-    `candidates` must be sorted by time. The vendor also computes the product if no plan is within the limits.
+    `candidates` must be sorted by time. The vendor also computes the product if every plan exceeds a limit.
     """
     vendor = next(c for c in candidates if c.plan == VENDOR)
     return next((c for c in _winning_candidates(candidates, limits) if c.fits_workspace(limits.workspace)), vendor)
 
 
 def _winning_candidates(candidates: Sequence[Candidate], limits: Limits) -> list[Candidate]:
-    """Return the candidates that win within all limits except the workspace, which takes longer to count.
+    """Return the winning candidates that exceed no limit; the workspace is not checked, since counting takes longer.
 
     A limit below 1 on the error growth forbids the vendor's product too, so every allowed plan wins, however slow it
     is.

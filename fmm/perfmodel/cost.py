@@ -180,7 +180,7 @@ def _level_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingR
 def _tally_of_level_run_by_leaf(
     plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules
 ) -> _CostTally | None:
-    """Return the tally of a level that a leaf runs as a whole, with one batch for all planes; None for other leaves."""
+    """Return the counts of a level that one leaf runs as a whole, all planes in one batch; None for other leaves."""
     leaf = plan.leaf_use.leaf
     level = count_leaf_level(plan, shape, units.itemsize, params)
     if level is None or leaf.level is None:
@@ -221,7 +221,7 @@ def _leaf_tally(shape: Shape, units: _CountingRules, scratch: int, *, is_triangl
 def _add_level_and_product_tallies(
     start: _CostTally, inner: Sequence[tuple[_CostTally, int]], streams: int
 ) -> _CostTally:
-    """Return the sum of a level's own tally and its products' tallies; `streams` products hold workspace at a time."""
+    """Add the counts of a level and of its products; the workspaces of `streams` products exist at a time."""
     return _CostTally(
         start.additions + sum([t.additions * times for t, times in inner]),
         start.bytes_read + sum([t.bytes_read * times for t, times in inner]),

@@ -147,10 +147,10 @@ UNALIGNED_TIME_FACTORS = {
 }
 ODD_ROW_TIME_FACTORS = {"float16": 5.7, "bfloat16": 5.7}
 BATCH_TIME_FACTORS = {"tf32": 1.12}
-# The element types in which the vendor's time grows in steps, by whole rounds of tiles over the multiprocessors. On an
-# H200, for held-out float32 products of middle size or thin shape, times predicted with whole rounds have a median
-# error of 3 % and a third quartile of 7 %. Times predicted without rounds have a median error of 5 % and a third
-# quartile of 10 %. In float64 and bfloat16, predictions with and without whole rounds have equal errors.
+# The element types in which the vendor's time grows by whole waves of tiles (one tile on each multiprocessor). On an
+# H200, for held-out float32 products of middle size or thin shape, times predicted with whole waves have a median error
+# of 3 % and a third quartile of 7 %. Times predicted without whole waves have a median error of 5 % and a third
+# quartile of 10 %. In float64 and bfloat16, predictions with and without whole waves have equal errors.
 ROUND_COUNTED_TYPES = ("float32",)
 # A GPU computes C in tiles with TILE_SIDE rows and columns, and a multiprocessor computes TILE_ENTRIES entries of C at
 # a time. A product reaches half of its full rate if C has TILE_ENTRIES / FILLING_TILES_PER_SM entries for each
@@ -167,12 +167,13 @@ SYRK_MIN_STEPS, SHORT_SYRK_TIME_SHARES = 256.0, {"float32": 2.0}
 # With this number of rows, a triangle takes twice as long if several triangles run one after the other. The measured
 # time of a float32 triangle is 0.65 of gemm's time with 4096 rows, and 0.69 with 2048 rows.
 SYRK_DOUBLING_ROWS = {"float32": 800.0}
-# The pairs (half_by_tiles, half_edge) of ProductRate for triangles by fmm's own kernels. In bfloat16 a triangle takes
-# 0.65, 0.52 and 0.53 of gemm's time at 4096, 8192 and 16384. In float64 a triangle takes 0.58 of gemm's time at 8192
-# and 16384. In float64 four triangles of 2048 rows take about 0.75 of gemm's time, and 16 triangles of 1024 rows take
-# 0.9. The shares for four and for 16 triangles are computed from measured times of whole products, cut by levels `gram`
-# into these triangles. In float32 two triangles of 4096 rows take 0.52 of gemm's time if they read a copy in the
-# kernel's own layout.
+# For a triangle by fmm's own kernels: the share of the whole product's time for a very large triangle, and the number
+# of rows that doubles this share (`half_by_tiles` and `half_edge` of ProductRate). In bfloat16 a triangle takes 0.65,
+# 0.52 and 0.53 of gemm's time at 4096, 8192 and 16384. In float64 a triangle takes 0.58 of gemm's time at 8192 and
+# 16384. In float64 four triangles of 2048 rows take about 0.75 of gemm's time, and 16 triangles of 1024 rows take 0.9.
+# The shares for four and for 16 triangles are computed from measured times of whole products, cut by levels `gram` into
+# these triangles. In float32 two triangles of 4096 rows take 0.52 of gemm's time if they read a copy in the kernel's
+# own layout.
 KERNEL_TRIANGLE_SHARES = {
     "float32": (0.49, 256.0),
     "float64": (0.55, 600.0),
@@ -269,8 +270,8 @@ PORTABLE_MIN_CAPABILITY = 8.0
 # peak is the peak of mma.sync; no other chip was measured.
 PORTABLE_F16X3_PEAK_SHARE, PORTABLE_INT8_PEAK_SHARE = 0.5, 0.5
 # The seconds that a thread block of the leaf `small` takes for SMALL_TILE_SIDE steps of the inner dimension. Two thread
-# blocks of the leaf share a multiprocessor. SMALL_LEAF_STEP_SECONDS follow from the times of products with 512 rows and
-# columns, without the launch: 26 us in float32 and bfloat16, 37 us in float64.
+# blocks of the leaf `small` run on a multiprocessor at a time. SMALL_LEAF_STEP_SECONDS follow from the times of
+# products with 512 rows and columns, without the launch: 26 us in float32 and bfloat16, 37 us in float64.
 SMALL_LEAF_STEP_SECONDS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.38e-6, "bfloat16": 1.38e-6}
 
 # The beginning and end of a tile of the kernel `f16x3` take the time of this number of steps of the inner dimension. On
@@ -324,7 +325,7 @@ LINE_KERNEL_SAVED_SECONDS = 15e-6
 # tiles take longer than one wide tile. A model with narrow tiles predicts times that are 10 to 25 % too short for
 # products that fill only half of the last tile.
 INT8_TILE_COLUMNS = 256.0
-# `half_by_tiles` and `half_edge` of ProductRate for triangles by residues, with splitting and joining.
+# The same two numbers (`half_by_tiles` and `half_edge`) for triangles by residues, with splitting and joining.
 RESIDUE_TRIANGLE_SHARE, RESIDUE_TRIANGLE_EDGE_ROWS = 0.55, 256.0
 # The ratio of the rate of CuPy's integer kernels (cupy.matmul) to the vendor's float32 rate, by bytes of a number.
 INTEGER_KERNEL_RATE_SHARES = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}

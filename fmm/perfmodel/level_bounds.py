@@ -1,9 +1,9 @@
 """Bound the number of recursion levels by measured crossovers: tau1, tau2 and tau3 of Li, Ranka and Sahni.
 
 A tuning measures the sides from which plans with one, two and three levels win. Up to the side tau1 candidates have no
-level, up to tau2 at most one level, and up to tau3 at most two levels. The model chooses among the plans within the
-bounds. The bounds therefore prevent losses by a model that is too optimistic about deep plans. A rectangular product is
-compared with the bounds by its effective side.
+level, up to tau2 at most one level, and up to tau3 at most two levels. The model chooses among the plans that these
+limits allow. These limits therefore prevent losses by a model that is too optimistic about plans with many levels. For
+a rectangular product, the effective side is compared with tau1, tau2 and tau3.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def baseline_text(plan: Plan) -> str:
 
 @dataclass(frozen=True)
 class LevelBounds:
-    """The crossovers of plans above one baseline, as effective sides; None means not measured, and sets no bound."""
+    """The crossovers of plans above one baseline, as effective sides; None means not measured, and sets no limit."""
 
     baseline: str  # text of the baseline, as returned by `baseline_text`
     tau1: float | None = None
@@ -68,7 +68,7 @@ class LevelBounds:
         )
 
     def crossover_position_text(self, side: float) -> str:
-        """Return the position of an effective side among the crossovers in words; empty if there are no crossovers.
+        """Return as text which of tau1 to tau3 are next to an effective side; an empty text without crossovers.
 
         Examples
         --------

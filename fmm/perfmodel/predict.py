@@ -7,7 +7,7 @@ plan has `count` products of a shape, and `batch` products start together. F is 
 `rate.flops`. M is the bytes of A, B and C of one product divided by `rate.memory`. s is the slowdown, the factor by
 which one product takes longer than F seconds. For b concurrent products by the vendor's kernels, s is (1 + fill / (b m
 n) + pipe / k + rows / m + cols / n) * (m and n in whole tiles) * factors. Other functions compute s for the tiled
-kernel, for whole rounds of tiles, and for the kernel `f16x3`.
+kernel, for whole waves of tiles, and for the kernel `f16x3`.
 
 S (sums) is (traffic * itemsize + small * passes) / stream. If the share p of the traffic moves at the share r of the
 rate `stream`, the traffic is multiplied by 1 - p + p / r.
@@ -131,8 +131,8 @@ def predict_from_work(plan: Plan, problem: Problem, work: PlanWork, calibration:
     ends = 0.0
     if lanes > 1:
         ends = calibration.idle
-        # BLAS's own threads spin after a product. The spinning threads take at most half of the time of every processor
-        # except one.
+        # The threads of a BLAS library spin (run without work) for a while after a product. The spinning threads take
+        # at most half of the time of every processor except one.
         ends += min(calibration.spin, (products + sums + ends) * (lanes - 1) / (lanes + 1))
     return Prediction(plan, problem, calibration.name, products, sums, launches, hidden, ends)
 
@@ -164,7 +164,7 @@ def hidden_sum_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
 
 
 def weighted_sum_bytes(plan: Plan, problem: Problem, work: PlanWork, calibration: Calibration, lanes: int) -> float:
-    """Return t * w, the bytes that the sums move. A byte of a slower kind of sum counts more than once."""
+    """Return the bytes that the sums move; a byte counts more than once in sums slower than the rate `stream`."""
     traffic = work.traffic
     for rate_share, moved_share in (
         (calibration.sequential, work.sequential),
@@ -305,8 +305,9 @@ def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:
 
 # The vendor cuts the inner dimension of a product with few tiles and unaligned rows into sections of SPLIT_K_STEPS
 # steps. On an H200 at 1077 x 15493 x 179, the prediction is 1.3 times the measured time in TF32 and 1.1 times in
-# bfloat16. If the model ignored the cut, the prediction would be 1.7 times the measured time in TF32 and 1.4 times in
-# bfloat16. In measured times of the vendor's other kernels for TF32 and bfloat16, there is no sign of a cut.
+# bfloat16. If the model ignored the cut along the inner dimension, the prediction would be 1.7 times the measured time
+# in TF32 and 1.4 times in bfloat16. In measured times of the vendor's other kernels for TF32 and bfloat16, there is no
+# sign of a cut along the inner dimension.
 SPLIT_K_STEPS = 4096
 
 
@@ -336,24 +337,26 @@ def vendor_slowdown(rate: ProductRate, m: float, k: float, n: float, together: f
 
 # ---- s of the vendor's kernels where C has few tiles: the model counts whole rounds of tiles
 
-# The model counts whole rounds of tiles if C has fewer than MAX_COUNTED_ROUNDS rounds. With more rounds the last round
-# leaves little of the device idle, and `fill` predicts the time better.
+# A wave is one tile on each multiprocessor. The model counts whole waves if C has fewer than MAX_COUNTED_ROUNDS waves
+# of tiles. With more waves the last wave leaves little of the device idle, and `fill` predicts the time better.
 MAX_COUNTED_ROUNDS = 3
 # ROUND_TILE_SHAPES are the tiles of the vendor's kernels without tensor cores. Each halving of a tile adds the share
 # SMALLER_TILE_LOSS to the time of an entry of C. ROUND_TILE_SHAPES and SMALLER_TILE_LOSS are fitted to products of five
 # H200s.
 ROUND_TILE_SHAPES, SMALLER_TILE_LOSS = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
-# A tile is cut along the inner dimension into at most this number of sections, so that the last round is less idle. For
-# 203 products on H200s, the predicted times have a median error of 4.1 %, and a ninth decile of 9.9 %. In a model
-# without cuts along the inner dimension, the median error is 5.0 %, and the ninth decile is 12.5 %.
+# A tile is cut along the inner dimension into at most this number of sections, so that the last wave of tiles leaves
+# fewer multiprocessors idle. For 203 products on H200s, the predicted times have a median error of 4.1 %, and a ninth
+# decile of 9.9 %. In a model without cuts along the inner dimension, the median error is 5.0 %, and the ninth decile is
+# 12.5 %.
 MAX_SPLIT_K_PARTS = 4
 
 
 def _whole_round_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float) -> float:
     """Return the slowdown s for the fastest tile size if each multiprocessor computes one tile at a time.
 
-    A cut along the inner dimension may fill a round: tiles are cut into up to MAX_SPLIT_K_PARTS sections. If there are
-    fewer tiles than multiprocessors, a tile may have as many sections as there are multiprocessors for each tile.
+    A cut along the inner dimension may fill the last wave: tiles are cut into up to MAX_SPLIT_K_PARTS sections. If
+    there are fewer tiles than multiprocessors, a tile may have as many sections as there are multiprocessors for each
+    tile.
     """
     return min(slower * (1 + rate.pipe * parts / k) for slower, parts in _split_k_options(rate.sms, m, n, together))
 
@@ -411,14 +414,14 @@ def tiled_slowdown(tiles: LeafTiles, rate: ProductRate, m: float, k: float, n: f
 
 # ---- s of the kernel `f16x3` (three float16 products)
 #
-# The model counts whole rounds of the kernel's own tiles. Each thread block computes one tile after the other, so that
+# The model counts whole waves of the kernel's own tiles. Each thread block computes one tile after the other, so that
 # nothing hides the beginning and end of a tile. The model of the kernel `f16x3` leaves out that clocks fall under load.
 
 WIDE_TILE = F16X3_SIZES[0]
 # A tile of half the width takes NARROW_TILE_STEP_SHARE of a wide tile's time for each step, and NARROW_TILE_END_SHARE
-# of a wide tile's time for its beginning and end. The two shares, UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR and the
-# rate of `f16x3` are fitted to 289 products of an H200. The error of the predicted times is 2.7 % at the median and 7.6
-# % at the ninth decile. In a model without whole rounds and without the fitted constants, the error is 12 % at the
+# of a wide tile's time for its beginning and end. These two constants, UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR and
+# the rate of `f16x3` are fitted to 289 products of an H200. The error of the predicted times is 2.7 % at the median and
+# 7.6 % at the ninth decile. In a model without whole waves and without the fitted constants, the error is 12 % at the
 # median and 31 % at the ninth decile.
 NARROW_TILE_STEP_SHARE, NARROW_TILE_END_SHARE = 0.70, 0.41
 # Factor on the time of a tile's beginning and end if rows of C do not begin at multiples of 8 bytes. If rows of C are
@@ -426,12 +429,12 @@ NARROW_TILE_STEP_SHARE, NARROW_TILE_END_SHARE = 0.70, 0.41
 UNPAIRED_WRITE_FACTOR = 1.5
 # Factor on the time of a tile if the thread block shares no operands with a neighbouring thread block.
 UNSHARED_BLOCK_FACTOR = 1.05
-# Additional share of a product's time for each doubling of C's sides beyond NEAR_LINES_SIDE rows and columns. With
-# longer sides, the thread blocks of a round read lines that are farther apart in memory. The share was measured on an
-# H200 for 25 plans with leaf products of 4096 to 65536 rows, see results/nvidia-h200/f16x3-leaves.json. Without
-# FAR_LINES_FACTOR, products with sides of 65536 take 1.27 to 1.36 times the predicted time. Without FAR_LINES_FACTOR,
-# products with sides of 16384 take 1.00 to 1.14 times the predicted time, and products with sides of 4096 and 8192 take
-# 1.06 times the predicted time.
+# For each doubling of C's sides beyond NEAR_LINES_SIDE rows and columns, a product takes longer by this fraction. With
+# longer sides, thread blocks that run at the same time read rows of A and columns of B that are farther apart in
+# memory. The fraction was measured on an H200 for 25 plans with leaf products of 4096 to 65536 rows, see
+# results/nvidia-h200/f16x3-leaves.json. Without FAR_LINES_FACTOR, products with sides of 65536 take 1.27 to 1.36 times
+# the predicted time. Without FAR_LINES_FACTOR, products with sides of 16384 take 1.00 to 1.14 times the predicted time,
+# and products with sides of 4096 and 8192 take 1.06 times the predicted time.
 FAR_LINES_FACTOR, NEAR_LINES_SIDE = 0.065, 8192.0
 
 
@@ -455,7 +458,8 @@ def f16x3_slowdown(rate: ProductRate, m: float, k: float, n: float, together: fl
 HELD_ROW_LENGTH, REREAD_BYTES, HELD_NUMBER_BYTES = 4 * SPLIT_THREADS * MAX_REGISTER_LOADS, 4.0, 8.0
 # SPLIT_CLUSTER_BLOCKS thread blocks split a strip of PLANE_CHUNK_LENGTH columns of B. Each of these thread blocks moves
 # at most STRIP_BLOCK_BANDWIDTH bytes of B per second. If B has fewer than about 1000 columns, there are too few strips
-# to fill the device. STRIP_BLOCK_BANDWIDTH was measured on an H100 for B with 65536 rows and 512 columns.
+# (ranges of columns) to fill the device. STRIP_BLOCK_BANDWIDTH was measured on an H100 for B with 65536 rows and 512
+# columns.
 STRIP_BLOCK_BANDWIDTH, STRIP_NUMBER_BYTES = 17.5e9, 12.0
 
 

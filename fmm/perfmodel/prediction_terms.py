@@ -31,7 +31,7 @@ RATE_UNITS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class PredictionTerms:
-    """The numbers of one prediction by term: products (P), sums (S), launches (L), hidden share (H), and ends (E)."""
+    """The numbers of one prediction by term: products (P), sums (S), launches (L), hidden sums (H), and ends (E)."""
 
     prediction: Prediction  # the prediction with its terms P, S, L, E, H and T in seconds
     products: tuple[LeafTerm, ...]

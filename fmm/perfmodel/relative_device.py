@@ -1,13 +1,13 @@
 """Derive the calibration of an unmeasured GPU from the measured calibration of a GPU of the same architecture.
 
 Each measured number is multiplied by a ratio of the two datasheets. Rates of products scale with the peaks, rates of
-sums and reads of operands with the bandwidths, `fill` and `sms` with the multiprocessors. Numbers that no datasheet
-predicts, such as the rate shares of slow kinds of sums, keep their measured values. The choices with scaled
-calibrations were evaluated for shapes that were measured on an H100. With the H200's models, scaled to the H100, the
-chosen plans have 0.997 (TF32), 0.986 (float32) and 0.988 (float64) of the best speed. With the H100's own models the
-chosen plans have 0.999 (TF32), 0.981 (float32) and 0.991 (float64) of the best speed. With calibrations from the
-datasheet alone, the chosen plans have 0.93 of the best speed in TF32 and 0.96 in float32. The section "Another card" of
-results/nvidia-h200/tried-choices.md has a table of these shares of the best speed.
+sums and reads of operands with the bandwidths, `fill` and `sms` with the numbers of multiprocessors. Numbers that no
+datasheet predicts, such as the rates of slow sums divided by the rate of fast sums, keep their measured values. The
+choices with scaled calibrations were evaluated for shapes that were measured on an H100. With the H200's models, scaled
+to the H100, the chosen plans have 0.997 (TF32), 0.986 (float32) and 0.988 (float64) of the best speed. With the H100's
+own models the chosen plans have 0.999 (TF32), 0.981 (float32) and 0.991 (float64) of the best speed. With calibrations
+from the datasheet alone, the chosen plans have 0.93 of the best speed in TF32 and 0.96 in float32. The section "Another
+card" of results/nvidia-h200/tried-choices.md has a table of these shares of the best speed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _scaled_rate(
 def _scaled_bounds(
     bounds: LevelBounds, dtype: str, measured: Calibration, rates: dict[str, ProductRate], bandwidth: float
 ) -> LevelBounds | None:
-    """Return the crossovers multiplied by the ratio of alpha / pi, as in Equation 3 of D'Alberto and Nicolau.
+    """Return tau1 to tau3 times the ratio of the devices' alpha / pi, as in Equation 3 of D'Alberto and Nicolau.
 
     The result is None if the baseline has no rate. NEVER_WINS_SIDE, the crossover recorded for a number of levels that
     never wins, is not scaled.

@@ -2,12 +2,12 @@
 
 The bound f means |C^ - C| <= f u |A| |B| + O(u^2), with the computed result C^ and the unit roundoff u. |X| is the
 largest absolute entry of X. A walk over the sums that a plan runs computes f from the rounding, the order and the
-sharing of additions. The walk is Brent's analysis, extended to any plan. The bound f says nothing about the average
-error. Winograd's variant, with the factor 18 for each level, is worse than Strassen's algorithm (12) by every measure
-of this module. The variant `dps` has the factor 13, but is better than Strassen's algorithm by two other measures. On
-independent random data, the error grows 1.47 times with each level of `dps`, and 1.73 times with each level of
-Strassen's algorithm. In the Frobenius norm, the factors by which a level increases the error bound are 12.2 for `dps`
-and 14.8 for Strassen's algorithm.
+sharing of additions. The walk is Brent's analysis, extended to any plan. The bound f on the error says nothing about
+the average error. Winograd's variant, with the factor 18 for each level, is worse than Strassen's algorithm (12) by
+every measure of this module. The variant `dps` has the factor 13, but is better than Strassen's algorithm by two other
+measures. On independent random data, the error grows 1.47 times with each level of `dps`, and 1.73 times with each
+level of Strassen's algorithm. In the Frobenius norm, the factors by which a level increases the error bound are 12.2
+for `dps` and 14.8 for Strassen's algorithm.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class _ErrorWalk:
 def error_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", fill: Fill = "full") -> float:
     """Return the bound f for C = A B by a plan; the walk covers every level, fringe and addition of the NumPy backend.
 
-    Blocks at a fringe count as whole blocks, so that f is too large rather than too small.
+    Blocks at a fringe count as whole blocks, so that the bound f is too large rather than too small.
     """
     if min(m, k, n) < 0:
         raise ValueError(f"sizes must not be negative: m = {m}, k = {k}, n = {n}")
@@ -177,7 +177,7 @@ def error_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", f
 
 
 def scheme_error_bounds(scheme: Scheme, k: float, inner: float) -> list[float]:
-    """Return the bounds f of the blocks of C for one level of a scheme; products over k have the bound `inner`."""
+    """Return the bounds f on the error of C's blocks for one level of a scheme; each product has the bound `inner`."""
     walk, p = _ErrorWalk(), scheme.addition_programs
     lefts = walk.run_sum_program(p.left, [walk.add_block_with_bounds(("A", i)) for i in range(p.left.inputs)], ())
     rights = walk.run_sum_program(p.right, [walk.add_block_with_bounds(("B", i)) for i in range(p.right.inputs)], ())
@@ -204,7 +204,8 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
     `in_pieces` is True if the vendor's product adds up a long sum in several partial sums, as BLAS does on a CPU. With
     partial sums the vendor's error grows slowly with k, so that the shorter products of a plan gain less accuracy. With
     OpenBLAS, three levels of Winograd's variant in float32 at n = 4096 have a measured error growth of 14.4. The
-    expected error growth of these three levels is 18.5 with `in_pieces`, and would be 9.5 without `in_pieces`.
+    expected error growth of these three levels is 18.5 if the vendor's partial sums are modelled (`in_pieces`), and 9.5
+    if not.
     """
     if DTYPES[dtype].exact:
         return 1.0  # integer arithmetic is exact

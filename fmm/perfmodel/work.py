@@ -2,8 +2,8 @@
 
 `estimated_work` takes microseconds and adds up the estimates of the levels. An estimate is the number of elements that
 a level's sums move and hold if all blocks of the level have equal size. `counted_work` takes milliseconds and counts
-the plan's steps (fmm.perfmodel.cost). The shares of traffic in `PlanWork`, such as the share of strided traffic, are
-estimates in both cases. `estimated_workspace` estimates the bytes of a plan's temporaries.
+the plan's steps (fmm.perfmodel.cost). The fractions of traffic in `PlanWork`, such as the fraction of strided traffic,
+are estimates in both cases. `estimated_workspace` estimates the bytes of a plan's temporaries.
 """
 
 from __future__ import annotations
@@ -65,23 +65,23 @@ class PlanWork:
     leaves: tuple[LeafProducts, ...]
     traffic: float  # number of elements that the sums read and write
     passes: float  # number of passes of the sums over memory; each pass is a launch on a GPU
-    # The fields from `sequential` to `parts` are shares of the traffic, from 0 to 1.
+    # The fields from `sequential` to `parts` are fractions of the traffic, from 0 to 1.
     sequential: float = 0.0  # share of the traffic that sequential levels move
     ragged: float = 0.0  # share of the traffic on rows of A, B or C that do not begin on cache lines
     overlapped: float = 0.0  # share of the traffic that levels below an overlapped level move
     scalar: float = 0.0  # share of the traffic on rows of A, B or C that are moved one number at a time
     deep: float = 0.0  # share of the traffic that three levels in one pass move
     parts: float = 0.0  # share of the traffic of levels that replace complex products by real products
-    # `unaligned`, `odd` and `copied` are shares of the leaf products, from 0 to 1.
-    # share of leaf products with all rows at multiples of 4 bytes, but not all rows at multiples of 16 bytes
+    # `unaligned`, `odd` and `copied` are fractions of the leaf products, from 0 to 1. `unaligned` counts leaf products
+    # with all rows at multiples of 4 bytes, but not all rows at multiples of 16 bytes.
     unaligned: float = 0.0
     odd: float = 0.0  # share of leaf products on A, B or C with some rows that do not begin at multiples of 4 bytes
-    # share of leaf products on aligned temporaries if A, B or C has unaligned rows; 0 if all rows are aligned
+    # fraction of leaf products on aligned temporaries if A, B or C has unaligned rows; 0 if all rows are aligned
     copied: float = 0.0
     alone: bool = False  # True if A has unaligned rows and B has aligned rows
     tiles: LeafTiles | None = None  # tiles of the tiled kernel; None if another kernel multiplies
     triangles: tuple[TriangleProducts, ...] = ()
-    # The shares `unaligned` and `odd` for triangle products, which read A, B and C and no temporaries.
+    # The fractions `unaligned` and `odd` of the triangle products, which read A, B and C and no temporaries.
     triangles_unaligned: float = 0.0
     triangles_odd: float = 0.0
 
@@ -101,7 +101,7 @@ def estimated_work(plan: Plan, problem: Problem) -> PlanWork:
 
 
 def counted_work(plan: Plan, problem: Problem) -> PlanWork:
-    """Return the work counted from the plan's steps; only the shares of the traffic are estimated."""
+    """Return the work counted from the plan's steps; only the fractions of the traffic are estimated."""
     if problem.writes_triangle:
         return _gram_work(plan, problem)
     leaves, traffic, passes = _counts_from_steps(plan, problem)
@@ -128,9 +128,9 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
 
 # ---- whole products: work from the estimates of levels, or counted from the steps
 
-# Names of the fields of PlanWork that are shares of the traffic.
+# Names of the fields of PlanWork that are fractions of the traffic.
 TRAFFIC_SHARE_FIELDS = ("sequential", "ragged", "overlapped", "scalar", "deep", "parts")
-# Names of the fields of PlanWork that are shares of the leaf products.
+# Names of the fields of PlanWork that are fractions of the leaf products.
 PRODUCT_SHARE_FIELDS = ("unaligned", "odd", "copied")
 
 
@@ -170,7 +170,7 @@ def _batch_size(plan: Plan) -> float:
 class _SumTraffic:
     """Running totals of a plan's sums, updated level by level from the outermost level inwards.
 
-    The six fields of TRAFFIC_SHARE_FIELDS count elements of `traffic`; the same fields of `PlanWork` are shares.
+    The fields in TRAFFIC_SHARE_FIELDS are numbers of elements here, and fractions of the traffic in `PlanWork`.
     """
 
     traffic: float = 0.0  # number of elements that sums read and write
@@ -375,7 +375,8 @@ class _GramWorkParts:
         self.held = 0.0  # largest number of elements in temporaries at a time, inner levels included
         # (plan, size, number of products that start together) -> number of equal products
         self.products: Counter[tuple[Plan, Shape, int]] = Counter()
-        # (size, number of products that start together, leaf, loose) -> number of equal triangles
+        # (size, number of products that start together, leaf, True if the other triangle may be overwritten) -> number
+        # of equal triangles
         self.triangles: Counter[tuple[Shape, int, str, bool]] = Counter()
 
     def add_steps_of_product(self, plan: Plan, size: Shape, params: GemmParams, together: int = 1) -> None:

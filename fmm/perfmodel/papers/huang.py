@@ -71,7 +71,7 @@ def scheme_of_equation_3(level: int) -> Scheme:
 
 
 def operand_counts(level: int) -> Counter[OperandBlocks]:
-    """Return the number of products for each (W_A, W_B, W_C) of one or two levels; level 0 is GEMM."""
+    """Return the numbers of products with W_A blocks of A, W_B of B and W_C of C, for 0 to 2 levels; 0 is GEMM."""
     if level == 0:
         return Counter({GEMM_OPERANDS: 1})
     strassen = scheme_of_equation_3(level)

@@ -39,7 +39,7 @@ Coefficients = Sequence[Sequence[Fraction | int | float]]
 
 
 def operand_counts(U: Coefficients, V: Coefficients, W: Coefficients) -> Counter[OperandBlocks]:
-    """Return the number of a scheme's products for each (W_A, W_B, W_C), as in Figure 6 of the paper."""
+    """Return the number of a scheme's products with W_A blocks of A, W_B of B and W_C of C, as in Figure 6."""
     columns = (zip(*x, strict=True) for x in (U, V, W))
     return Counter((_nonzero_count(a), _nonzero_count(b), _nonzero_count(c)) for a, b, c in zip(*columns, strict=True))
 
@@ -144,7 +144,7 @@ def strategy_bounds(
 def admitted_strategies(
     strategies: Iterable[TileSizes], operands: Iterable[OperandBlocks], gpu: ModelledDevice, k: int | None = None
 ) -> tuple[TileSizes, ...]:
-    """Return the strategies that meet all bounds for each (W_A, W_B, W_C) in `operands`."""
+    """Return the strategies that meet all bounds for each (W_A, W_B, W_C), the numbers of a product's blocks."""
     products = tuple(operands)
     return tuple(s for s in strategies if all(b.is_bound_met for w in products for b in strategy_bounds(s, w, gpu, k)))
 

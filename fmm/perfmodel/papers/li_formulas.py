@@ -27,7 +27,7 @@ LEVEL_WORDS: Final = {1: "one", 2: "two", 3: "three", 4: "four"}
 
 
 def formula_cells(printed: str, computed: Polynomial, variable: str = "n") -> tuple[str, str, str]:
-    """Return three cells for a closed form: printed, computed, and the difference of the two polynomials."""
+    """Return three table cells for a closed form: printed, computed, and the difference of the two polynomials."""
     return printed, computed.formula_text(variable), (computed - Polynomial.parse(printed)).formula_text(variable)
 
 
@@ -38,14 +38,14 @@ def round_half_away(x: Fraction, digits: int = 1) -> Fraction:
 
 
 def percent_cells(printed: str | None, computed: Fraction) -> tuple[Cell, ...]:
-    """Return three cells for a percentage: printed, computed without rounding, and the difference after rounding."""
+    """Return three table cells for a percentage: printed, computed and not rounded, difference after rounding."""
     if printed is None:
         return None, float(computed), None
     return float(printed), float(computed), float(round_half_away(computed) - Fraction(printed))
 
 
 def number_cells(printed: Cell, computed: int | Fraction | float) -> tuple[Cell, ...]:
-    """Return three cells for a number: printed, computed, and the difference computed - printed."""
+    """Return three table cells for a number: printed, computed, and the difference computed - printed."""
     assert isinstance(printed, int | float | Fraction)
     return printed, computed, computed - printed
 

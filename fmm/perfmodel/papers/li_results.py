@@ -217,7 +217,7 @@ ERRORS_BY_METHOD: Final = (
 
 
 def li_exchanged() -> PaperTable:
-    """Return a table of Winograd's error divided by Strassen's; a ratio below 1 suggests exchanged printed numbers."""
+    """Return a table of Winograd's error divided by Strassen's; below 1, the paper may have exchanged the two."""
     one = named_scheme("winograd").error_growth / named_scheme("strassen").error_growth
     rows = tuple(
         (figure, what, k, strassen, winograd, winograd / strassen, one**k, winograd < strassen)

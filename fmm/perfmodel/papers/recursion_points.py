@@ -175,7 +175,7 @@ def levels_above_recursion_point(
 
 
 def _recursion_level(shape: Shape, work: BlockWork, above: int) -> RecursionLevel:
-    """Return the level that splits a shape below `above` outer levels."""
+    """Return the RecursionLevel that splits products of this shape; `above` is the number of levels above it."""
     return RecursionLevel(shape, work.products**above, saved_flops(shape, work), added_elements(shape, work))
 
 
@@ -192,8 +192,8 @@ def level_speedups(
 ) -> tuple[float, ...]:
     """Return sp_1, sp_2, ...: the shares of the classical time that the levels save; negative if a level costs time.
 
-    All levels together save sp_1 + sp_2 + ... of the classical time. The paper gives only sp_1 and says that sp_2 and
-    sp_3 are smaller. In this function sp_i is the share that level i saves; level i splits products**(i-1) products.
+    All levels together save sp_1 + sp_2 + ... of the classical time. The paper gives only sp_1, the saving of the
+    outermost level, and says that the next levels save less. Level i splits the products of level i - 1.
     """
     m, k, n = check_positive_shape(shape)
     shares: list[float] = []
