@@ -206,9 +206,9 @@ class Library(Protocol):
     # ---- arrays made from arrays
 
     def wrap_foreign_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
-        """Return `a`, `b` and `out`, with foreign arrays wrapped as this library's arrays; None if there are none.
+        """Return `a`, `b` and `out`, with arrays of libraries without an adapter wrapped; None if there are none.
 
-        Foreign arrays belong to libraries without an adapter.
+        A wrapped array is an array of this library in the same memory.
         """
         ...
 

@@ -202,7 +202,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         return partial(matmul, a, b, out=out, **self.options)
 
     def wrap_foreign_arrays(self, a: Any, b: Any, out: Any) -> None:
-        """Return None, since NumPy itself converts foreign operands."""
+        """Return None, since NumPy itself converts operands of other libraries."""
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         if not self.caches_calls or type(a) is not ndarray or type(b) is not ndarray:

@@ -175,7 +175,7 @@ class _TorchLibraryBase:
         return self.fast_vendor_product(a, b) if out is None else matmul_into(self.fast_vendor_product, a, b, out)
 
     def wrap_foreign_arrays(self, a: Any, b: Any, out: Any) -> None:
-        """Return None, since torch multiplies no foreign arrays."""
+        """Return None, since torch does not multiply arrays of other libraries."""
 
     def describe_operand(self, x: Any) -> Operand:
         return Operand(tuple(x.shape), tuple(x.stride()), TYPE_NAMES.get(x.dtype, str(x.dtype)))

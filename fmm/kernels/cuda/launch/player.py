@@ -258,7 +258,7 @@ class Player:
     def _calls_after_leading_launches(
         self, addresses: Addresses, streams: list[StreamContext], blocks: Iterator[int], scratch: int
     ) -> list[BoundCall]:
-        """Return the calls that follow the leading launches.
+        """Return the calls that follow the leading launches (the sums at the start of the list).
 
         The returned list begins with calls that set up the cuBLAS handles, and ends with calls that restore the
         handles.

@@ -114,7 +114,7 @@ def _simple_recompute_launch(
 
 
 def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) -> Launch:
-    """Return the launch of the tiled kernel.
+    """Return the launch of the tiled kernel that recomputes the product.
 
     All thread blocks of the launch are resident at the same time, and divide the tiles of C among themselves. The
     parameters are struct RecomputeParams of recompute_tiled.cuh: the parameters of a tiled product, which end with the

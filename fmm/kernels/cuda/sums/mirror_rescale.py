@@ -32,7 +32,7 @@ class MirrorVariant(NamedTuple):
 
 
 def mirror_launch(op: MirrorOp, flagged: bool) -> Launch:
-    """Return the launch of a mirror.
+    """Return the launch that writes the lower triangle of `op.dest`, and also its mirror if `op.full` is True.
 
     If `flagged` is True, the kernel raises the flag when it stores an inf or NaN in C.
     """
@@ -99,7 +99,7 @@ ScalingOp = LineExponentsOp | RescaleOp
 
 
 def scaling_launch(op: ScalingOp, flagged: bool) -> Launch:
-    """Return the launch of a scaling operation.
+    """Return the launch that finds exponents of rows or columns, or that scales a matrix by powers of two.
 
     If `flagged` is True, the kernel raises the flag when it stores an inf or NaN in C.
     """
@@ -147,7 +147,10 @@ class _KernelParameterWords:
 
 
 def exponents_launch(op: LineExponentsOp) -> Launch:
-    """Return the launch that finds exponents. The parameters are struct LineExponents of rescale.cuh."""
+    """Return the launch that finds the exponent of the largest number in each row or column.
+
+    The parameters are struct LineExponents of rescale.cuh.
+    """
     x, parameters = op.source, _KernelParameterWords()
     steps, sides = (x.strides, x.shape) if op.axis == 0 else (x.strides[::-1], x.shape[::-1])
     parameters.add_address(x)
