@@ -110,12 +110,12 @@ class Entry:
     origin: str = "certified"
     # a shape can have a second entry with the best plan without workspace: True for this second entry
     lean: bool = False
-    # an entry in a config has this field only for operations other than DEFAULT_OPERATION
+    # a config's entry has the field `op` only for operations other than DEFAULT_OPERATION
     op: Operation = DEFAULT_OPERATION
 
     @property
     def entry_key(self) -> EntryKey:
-        """The fields that identify the entry in its section."""
+        """The fields that distinguish the entry from all other entries of its section."""
         return self.op, self.size, self.layout, self.lean
 
     @property
@@ -181,11 +181,11 @@ class Thresholds:
     # tau1, tau2 and tau3 if FMM_EMULATION=0 forbids emulation; empty if no candidate uses emulation
     without_emulation: Mapping[str, float | None] = field(default_factory=dict)
     # Crossovers that were measured instead of predicted; they limit the number of levels of candidates. The key of the
-    # dictionary is the candidate's plan without its levels, such as `vendor`. Candidates have no level up to the
-    # effective side tau1, at most one level up to tau2, and at most two levels up to tau3. A crossover of None sets no
-    # limit.
+    # dictionary is the candidate's plan without its levels, such as `vendor`. Candidates for squares up to side tau1
+    # have no level, up to tau2 at most one level, and up to tau3 at most two levels. If a crossover is None, it does
+    # not limit the levels.
     measured_taus: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-    # 95 % intervals of the crossovers in `measured_taus`, by the same keys
+    # 95 % intervals of the crossovers in `measured_taus`; both dictionaries have the same keys
     measured_intervals: Mapping[str, Mapping[str, ThresholdInterval]] = field(default_factory=dict)
 
     @property
@@ -304,7 +304,7 @@ SECTION_CHECKS: Mapping[str, JsonCheck] = {
     "entries": accept_any_value,  # entries are read one by one
 }
 OPTIONAL_SECTION_FIELDS = frozenset({"doubts", "blocks", "failed"})  # fields that sections may lack
-# Checks of the numbers of a calibration: _CHECKS_BY_NAME for numbers by which the model divides and for shares,
+# Checks of the numbers of a calibration: _CHECKS_BY_NAME for fractions and for numbers by which the model divides,
 # _CHECKS_BY_TYPE for all other numbers.
 _CHECKS_BY_NAME: Mapping[str, JsonCheck] = {
     **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "parts", "deep", "apart"), check_positive),

@@ -185,7 +185,7 @@ def consuming_pairs(
 
 
 def contract_terms(terms: list[LabeledArray], plan: ContractionPlan, by_library: bool) -> LabeledArray:
-    """Return the contraction of all terms, pair by pair; `by_library`: the library's own einsum computes each pair."""
+    """Return the contraction of all terms, pair by pair; with `by_library`, the arrays' library computes each pair."""
     steps = zip(plan.path, plan.needed_labels, plan.results, plan.consuming_pairs, strict=True)
     for step, kept, labels, next_pair in steps:
         chosen = [terms.pop(i) for i in sorted(step, reverse=True)][::-1]

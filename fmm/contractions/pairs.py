@@ -140,7 +140,8 @@ def einsum_text(inputs: tuple[Labels, ...], result: Labels) -> str:
 def reduce_operand(operand: LabeledArray, needed: Collection[str], sizes: dict[str, int]) -> LabeledArray:
     """Return the operand without repeated labels, and without labels that are not in `needed`.
 
-    A repeated label becomes a diagonal. A label that is not in `needed` is summed.
+    If the operand has a label twice, as in `ii`, only the diagonal of the two dimensions is used. The operand is summed
+    over each label that is not in `needed`.
 
     A label that has size 1 in this operand and a larger size in the other operand is dropped: the dimension broadcasts.
     """

@@ -55,7 +55,7 @@ def link_by_name(name: str) -> Link:
 
 
 def default_network(capability: str, together: int) -> Network:
-    """Return the usual network for devices of this compute capability, with `together` devices in each machine.
+    """Return the most common network for devices of this compute capability; each machine has `together` devices.
 
     With the capability "cpu", the network connects processes on CPUs.
     """

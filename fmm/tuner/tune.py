@@ -274,7 +274,7 @@ class TuningJob:
 
     @property
     def sampling_share(self) -> float:
-        """The share of the job's time that samples take."""
+        """The fraction of the job's time that samples take."""
         return CPU_SAMPLING_SHARE if self.device.chip is None else GPU_SAMPLING_SHARE
 
     @property
@@ -320,7 +320,7 @@ class JobTimeLimit(NamedTuple):
 
 
 class CommandTimeBudget:
-    """Shares the time limit of a command between its jobs: the limit includes all that the command does.
+    """Divides the time limit of a command among its jobs: the limit includes all that the command does.
 
     If `limit` is None, the command has as much time as the efforts of its jobs need together. `began` is the value of
     time.monotonic() when the command began.

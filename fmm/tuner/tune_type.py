@@ -93,7 +93,7 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Pro
 def measure_and_fit_model(
     journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()
 ) -> tuple[Calibration, int]:
-    """Measure the crossovers and the probes, and fit the model; return the model and the largest affordable side.
+    """Measure the crossovers and the probes, and fit the model; return the model and the largest side to time.
 
     The probes leave one eleventh of the time limit to the search, unless less than a quarter of the held-out shapes is
     measured by then.
@@ -186,7 +186,7 @@ def search_squares(
 
 
 def measure_crossover_ladder(journal: Journal, dtype: str, calibration: Calibration, effort: Effort) -> None:
-    """Measure the ladder of squares in its share of the planned seconds, and of the time limit."""
+    """Measure the ladder of squares for at most a fraction of the planned time and a quarter of the time limit."""
     end = journal.elapsed_seconds + LADDER_LIMIT_SHARE * journal.limit
     with journal.stage_with_time_limit(end):
         measure_ladder(journal, dtype, calibration, effort, TIME_SHARES[LADDER_STAGE] * effort.seconds)

@@ -4,8 +4,8 @@ The processes write compiled kernels to CuPy's disk cache. NVRTC takes up to ten
 three fused levels, and each element type needs a dozen of these kernels. Each of fmm's product kernels also takes
 seconds to compile. The compilers run in processes for two reasons: Python code in a thread of the tuner would delay
 timed launches, and a process can be killed at once, a thread cannot. If a timed plan needs a kernel that no background
-process has compiled, the tuner's process compiles the kernel. If that compilation fails, the tuner records the failure
-in the trials.
+process has compiled, the tuner's process compiles the kernel. If the compilation in the tuner's process fails, the
+tuner records the failure in the trials.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.candidates import device_candidate_plans
 
 MAX_WORKER_PROCESSES = 16  # largest number of background processes
-# Three sizes (m, k, n) for which a plan needs different kernels. The block size of every level divides the sides of the
-# first size. The sides of the second size are aligned, but the block sizes do not divide the sides, so that blocks are
-# padded. The sides of the third size are odd.
+# Three sizes (m, k, n) for which a plan needs different kernels. The sides of the first of the three sizes are
+# divisible by the block size of every level. The sides of the second of the three sizes are aligned but not divisible,
+# so that blocks are padded. The sides of the third of the three sizes are odd.
 COMPILED_SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
 # For each of these sizes (m, k, n), the block model selects different tile sizes for fmm's own product kernel.
 TILE_KERNEL_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))
-# If a level has at least this number of products, its sum kernels compile slowly. A job of its own compiles each of
-# these sum kernels; the job has the kernel's label.
+# If a level has at least this number of products, its sum kernels compile slowly. A separate job with the kernel's
+# label therefore compiles each sum kernel of such levels.
 MIN_HEAVY_PRODUCTS = 7**3
-# A first look measures levels with at most this number of products. The kernels of these levels compile first.
+# A first look measures levels with at most this number of products; the kernels of levels with few products therefore
+# compile first.
 MAX_FIRST_LOOK_PRODUCTS = 7
 SUM_LABELS = ("join", "split A", "split B")  # labels of a level's sum kernels, the slowest to compile first
 COMPILE_WORKER_COMMAND = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
@@ -60,8 +61,9 @@ class CompileJob(NamedTuple):
     flagged: bool = False
 
 
-# Identifies kernels. For the sum kernels of a level: (type, text of the level, True if the level is the plan's last).
-# For the kernel of a leaf: (type, text of the leaf, True if the last level's sums are fused into the kernel).
+# Identifies kernels. The key of a level's sum kernels is (type, text of the level, True if the level is the plan's
+# last). The key of a leaf's kernel is (type, text of the leaf, True if the last level's sums are fused into the
+# kernel).
 KernelKey = tuple[str, str, bool]
 
 
@@ -107,8 +109,8 @@ def _compile_sort_key(plan: Plan, rank: int) -> tuple[bool, int, int]:
 def is_needed_by_first_look(plan: Plan) -> bool:
     """Return True if the coarse tuning ("first look") measures this plan.
 
-    A first look measures plans with one batched level that has few vendor products. A leaf with a rate of its own in
-    the calibration is measured without levels.
+    A first look measures plans with one batched level that has few vendor products. A first look measures a leaf that
+    has a separate rate in the calibration in a plan without levels.
     """
     if plan.leaf_use.leaf.rate:
         return not plan.levels
@@ -119,7 +121,7 @@ def is_needed_by_first_look(plan: Plan) -> bool:
 def compile_jobs_of_calls(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[CompileJob]:
     """Yield the jobs that compile the kernels of these calls of fmm.matmul; the slowest jobs come first.
 
-    Each call is (type, plan, size).
+    Each call of fmm.matmul is described as a tuple (type, plan, size).
     """
     for dtype, plan, size in sorted(dict.fromkeys(calls), key=lambda call: -largest_level_products(call[1])):
         for label in (*SUM_LABELS, "") if compilation_phase(plan) == HEAVY_KERNELS_PHASE else ("",):

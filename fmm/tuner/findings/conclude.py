@@ -137,7 +137,7 @@ def fit_trials(device: TunableDevice, trials: Sequence[Trial], dtype: str) -> fi
 
 
 def scale_prior_model(device: TunableDevice, trials: Sequence[Trial], dtype: str) -> fitting.CalibrationFit:
-    """Return the shipped model of this kind of device, scaled to the measured rates."""
+    """Return the model that fmm ships for this kind of device, scaled to the measured rates."""
     observed = fitting.observed_medians(trials, FITTED_STAGES)
     return fitting.scale_calibration(starting_calibration(device.prior_model(dtype), dtype), dtype, observed)
 

@@ -190,7 +190,7 @@ class ModelOptimism:
     largest: float = 1.0
 
     def log_error_at_side(self, side: float) -> float:
-        """Return log(measured speedup / predicted speedup) at an effective side; 0 instead of a value above 0."""
+        """Return log(measured speedup / predicted speedup) for squares of this side; 0 instead of a value above 0."""
         doublings = log2(min(side, 2**MAX_TREND_DOUBLINGS * self.largest) / self.side) if self.slope else 0.0
         return min(self.error + self.slope * doublings, 0.0)
 

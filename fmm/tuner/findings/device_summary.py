@@ -443,7 +443,7 @@ def _first_plan_names(texts: Iterable[str]) -> str:
 
 
 def _share_range_text(shares: Sequence[float]) -> str:
-    """Return a text with the smallest and the largest share, in percent but without the sign `%`."""
+    """Return the smallest and the largest of these fractions as text in percent, without the sign `%`."""
     low, high = f"{100 * min(shares):.1f}", f"{100 * max(shares):.1f}"
     return low if low == high else f"{low} to {high}"
 

@@ -32,7 +32,7 @@ TOLERATED_SLOWDOWN, MAX_SLOWDOWN = 1.25, 1.5
 MAX_VENDOR_DEVIATION = 0.25
 # largest noise floor (a relative difference of times) of a valid tuning; idle machines have 0.002 to 0.04
 MAX_NOISE_FLOOR = 0.08
-# an A/A pair is ignored if its product takes less than this share of the time of the longest pair's product
+# an A/A pair is ignored if its product takes less than this fraction of the time of the longest A/A pair's product
 MIN_AA_PAIR_SHARE = 0.01
 MIN_MARGIN = 0.01  # smallest margin of any tuning
 MAX_MODEL_ERROR = 0.2  # largest relative error of predicted speedups with which a model is not rejected
@@ -101,7 +101,7 @@ def noise_floor(trials: Iterable[Trial]) -> float | None:
 def aa_pair_differences(trials: Iterable[Trial]) -> dict[ProductSize, float]:
     """Return the relative time difference of each A/A pair, by size.
 
-    An A/A pair is one product that is timed under two names. Pairs of very short products are left out.
+    An A/A pair is one product that is timed under two names. A/A pairs of very short products are left out.
     """
     pairs: dict[ProductSize, tuple[list[float], list[float]]] = {}
     for t in trials:
@@ -160,7 +160,7 @@ def margin_for_error(error: PredictionError) -> float:
 
 
 def margin_for_slowdown(slower: float | None) -> float:
-    """Return the share of time that a plan only seems to save because other work slows down the vendor's product."""
+    """Return the fraction of time that a plan only seems to save because other work slows down the vendor's product."""
     return max(1 - TOLERATED_SLOWDOWN / slower, 0.0) if slower else 0.0
 
 

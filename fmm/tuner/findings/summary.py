@@ -106,7 +106,7 @@ def gibibytes_text(count: int) -> str:
 
 
 def percent_text(value: float | None) -> str:
-    """Return a share as text in percent; `not measured` if the share is None."""
+    """Return a fraction as text in percent; `not measured` for None."""
     return NOT_MEASURED_TEXT if value is None else f"{value:.1%}"
 
 

@@ -43,7 +43,7 @@ SHOWN_SQUARE_SIDES = (
 STRATEGY_PLANS: Mapping[str, Plan] = {
     s.name: Plan(leaf=f"tile.{s.name.lower()}") for s in (*STRATEGIES, *H200_STRATEGIES, *TMA_SIZES)
 }
-# The fastest strategy on a timed shape replaces the model's choice if it takes less time by more than this share.
+# The fastest strategy on a timed shape replaces the model's choice if it takes less time by more than this fraction.
 MIN_STRATEGY_GAIN = 0.02
 AUTOMATIC_TILE_PLAN = Plan(leaf="tile")  # a plan without a named strategy: the block model selects the strategy
 
@@ -198,7 +198,7 @@ def split_alternately(shapes: Sequence[StrategyTimes]) -> tuple[Sequence[Strateg
 def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockModelConstants:
     """Return the terms that minimize the sum of the squared errors log(predicted / measured).
 
-    The fit varies the logarithms of the terms, so that the terms stay positive.
+    The fit varies the logarithms of the block model's constants ("terms"), so that the constants stay positive.
     """
     from scipy.optimize import least_squares
 

@@ -2,7 +2,8 @@
 
 docs/model.md defines the predicted seconds T_i(x) of run i as a function of the parameters x
 (fmm.tuner.fit.parameters). Run i has the measured seconds t_i and the weight w_i. The coordinates c(x) are the
-logarithms of the parameters; the coordinate of a share is the share itself. The fit minimizes this sum over all runs i:
+logarithms of the parameters; only the fraction `overlap`, which may be negative, is its own coordinate. The fit
+minimizes this sum over all runs i:
 
     sum_i rho(r_i)  +  PRIOR_WEIGHT^2 |c(x) - c(x_start)|^2        r_i = w_i log(T_i(x) / t_i)
 
@@ -229,7 +230,7 @@ def scale_calibration(similar: Calibration, dtype: str, observed: Sequence[Obser
 def _with_median_rate(
     similar: Calibration, dtype: str, observed: Sequence[Observation], name: str, kind: str
 ) -> Calibration:
-    """Return the calibration with one rate scaled by the median of predicted / measured seconds of one kind of run."""
+    """Return the calibration with one rate scaled by the median of predicted / measured seconds of selected runs."""
     ratios = [o.predicted_seconds(similar) / o.seconds for o in observed if o.run_kind == kind]
     if not ratios:
         return similar

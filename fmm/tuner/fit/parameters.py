@@ -19,8 +19,8 @@ from fmm.perfmodel.default_calibration import cpu_calibration
 
 # A parameter is determined if the half width of its 95 % interval is at most its tolerance. For rates, times and sizes,
 # the tolerance is the factor QUANTITY_TOLERANCE. For dimensionless factors, the tolerance is the factor
-# FACTOR_TOLERANCE. For shares, the tolerance is the difference SHARE_TOLERANCE. In a recorded float64 tuning of a CPU,
-# a tolerance of 3 instead of 6 raised the median error of held-out times from 2.8 to 3.1 %.
+# FACTOR_TOLERANCE. For fractions, the tolerance is the difference SHARE_TOLERANCE. In a recorded float64 tuning of a
+# CPU, a tolerance of 3 instead of 6 raised the median error of held-out times from 2.8 to 3.1 %.
 QUANTITY_TOLERANCE, FACTOR_TOLERANCE, SHARE_TOLERANCE = 6.0, 2.0, 0.5
 
 
@@ -34,7 +34,8 @@ class FitParameter:
     high: float
     informed_by: frozenset[str]
     neutral: float | None = None  # value if the parameter is undetermined; None: the value before the fit
-    # True for a share: the fit varies the value itself. False for all other parameters: the fit varies the logarithm.
+    # True for `overlap`, which may be negative: the fit varies the value itself. False for all other parameters: the
+    # fit varies the logarithm.
     linear: bool = False
 
     def value_in(self, calibration: Calibration, dtype: str) -> float:
@@ -47,7 +48,7 @@ class FitParameter:
         return with_parameters(calibration, dtype, {self.name: value})
 
     def fit_coordinate(self, value: float) -> float:
-        """Return the coordinate that the fit varies: the value for a share, else the logarithm of the value."""
+        """Return the coordinate that the fit varies: the value itself if `linear` is True, else its logarithm."""
         return value if self.linear else log(value)
 
     def value_at_coordinate(self, fit_coordinate: float) -> float:
@@ -109,33 +110,37 @@ FIT_PARAMETERS = (
     FitParameter("small", "bytes", 1.0, 1e10, SUM_RUN_KINDS),
     FitParameter("sequential", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
     FitParameter("ragged", "", 0.1, 10.0, PLAN_RUN_KINDS, 1.0),
-    # The upper bound of `scalar` is 1: access to single numbers is never faster than access to vectors. Without the
-    # bound on `scalar`, few plans could separate the effects of `scalar` and `ragged`.
+    # Sums run at `scalar` times their bandwidth if each access moves one number. The upper bound of `scalar` is 1,
+    # since single numbers are never faster than vectors. Without this bound, few plans could separate the effects of
+    # single numbers and of unaligned rows (`ragged`).
     FitParameter("scalar", "", 0.1, 1.0, PLAN_RUN_KINDS, 1.0),
-    # `parts` remains at its starting value if no plan for complex numbers was timed.
+    # Sums of real or imaginary parts (stride 2) run at `parts` times the bandwidth; the fit varies `parts` only if a
+    # plan for complex numbers was timed.
     FitParameter("parts", "", 0.1, 2.0, PLAN_RUN_KINDS),
     FitParameter("deep", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
-    # If the samples do not determine `launch`, its value is 0: the parameter `small` may explain the same times.
+    # If the samples do not determine `launch`, the time to start a product or sum, its value is 0: the lower bandwidth
+    # of short sums (`small`) may explain the same times.
     FitParameter("launch", SECONDS_UNIT, 1e-8, 1e-2, SUM_RUN_KINDS, 0.0),
     FitParameter("host", SECONDS_UNIT, 1e-8, 1e-2, frozenset({"products", "plan"})),
-    # `overlap` is negative if sums and products slow each other down
+    # `overlap`, the fraction of sums hidden behind products, is negative if sums and products slow each other down
     FitParameter("overlap", "", -1.0, 1.0, PLAN_RUN_KINDS, linear=True),
     FitParameter("idle", SECONDS_UNIT, 1e-5, 1.0, PLAN_RUN_KINDS),
     FitParameter("spin", SECONDS_UNIT, 1e-5, 1.0, PLAN_RUN_KINDS),
     FitParameter("apart", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
-    # The parameters from here on belong to fmm's own kernel. The parameters of fmm's own kernel are fitted last.
+    # The following parameters belong to fmm's own kernel, and are fitted after all other parameters.
     FitParameter("rate.tiled", "", 0.5, 10.0, TILE_RUN_KINDS),
-    # If `rate.tiled_odd` is 0, the model never chooses fmm's own kernel for unaligned rows.
+    # `rate.tiled_odd` is the slowdown of fmm's own kernel on unaligned rows; with 0, the model never chooses the kernel
+    # for unaligned rows.
     FitParameter("rate.tiled_odd", "", 0.5, 10.0, frozenset({"odd tile"}), 0.0),
     FitParameter("rate.waves", "tiles", 0.1, 1e4, TILE_RUN_KINDS),
     FitParameter("rate.inside", "multiply-adds", 0.01, 1e3, frozenset({"inside"})),
 )
-# The parameters that are fitted for a leaf with a rate of its own. Undetermined parameters have the value from the
-# datasheet. `rows` and `cols`, which describe the time to prepare A and B, are computed from bytes and the device's
-# bandwidth and are not fitted: a tuning measures few thin products. (A tuning of an H100 measured 16 products by
-# `f16x3`, none thinner than 992. From these products, a fit of `cols` gave 160 instead of the datasheet's value 446.
-# The predicted times of 300 other products were then too short by 12 % at the median, and by up to 40 % for thin
-# products.)
+# The parameters that are fitted for a leaf for which the calibration has a separate rate. Undetermined parameters have
+# the value from the datasheet. `rows` and `cols`, which describe the time to prepare A and B, are computed from bytes
+# and the device's bandwidth and are not fitted: a tuning measures few thin products. (A tuning of an H100 measured 16
+# products by `f16x3`, none thinner than 992. From these products, a fit of `cols` gave 160 instead of the datasheet's
+# value 446. The predicted times of 300 other products were then too short by 12 % at the median, and by up to 40 % for
+# thin products.)
 LEAF_RATE_PARAMETERS = tuple(replace(p, neutral=None) for p in FIT_PARAMETERS[:3])
 FIT_PARAMETERS_BY_NAME: Mapping[str, FitParameter] = MappingProxyType({p.name: p for p in FIT_PARAMETERS})
 OWN_KERNEL_START_VALUES = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
@@ -261,7 +266,7 @@ def parameter_meaning(name: str) -> str:
 
 
 def parameter_unit(name: str) -> str:
-    """Return the unit of a parameter; empty for dimensionless factors and shares."""
+    """Return the unit of a parameter; empty for dimensionless factors and fractions."""
     found = TILE_SIDE_PARAMETER if name == TILE_SIDE_PARAMETER.name else FIT_PARAMETERS_BY_NAME.get(name)
     return found.unit if found else ""
 

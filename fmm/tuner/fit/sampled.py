@@ -71,7 +71,7 @@ def _parameter_groups(
     """Yield the groups of parameters that are fitted together.
 
     One group has the parameters of the vendor's products and of sums. Another group has the parameters of fmm's own
-    kernel. Each leaf with a rate of its own has a further group.
+    kernel. For each leaf with a separate rate in the calibration, there is a further group.
     """
     vendor = [o for o in observed if o.has_vendor_leaf]
     tiled = [o for o in observed if o.run.plan.uses_tile_model]
@@ -89,8 +89,8 @@ def _parameter_groups(
 
 def _parameter_group_of_problem(problem: LeastSquares, dtype: str) -> _ParameterGroup:
     solution = problem.solve(1)  # one evaluation suffices for the Jacobian at the fitted parameters
-    # Infinitely many sets of directions have the same covariance. The QR factorization and the positive diagonal of R
-    # make the directions unique, so that samples are reproducible.
+    # Infinitely many matrices of directions have the same covariance. The factor R of the QR factorization, with a
+    # positive diagonal, is the same for all of them, so that samples are reproducible.
     _, directions = np.linalg.qr(solution.directions)
     signs = np.where(np.diag(directions) < 0, -1.0, 1.0)
     return _ParameterGroup(problem, dtype, solution.x, signs[:, None] * directions / STANDARD_DEVIATIONS_95)

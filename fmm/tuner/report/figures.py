@@ -60,7 +60,7 @@ def new_figure(
 
 
 def plan_legend_name(plan: Plan) -> str:
-    """Return a plan's text for a legend; the usual parts ` > vendor`, `.batched.pad16` and `.pad16` are left out."""
+    """Return a plan's text for a legend, without ` > vendor`, `.batched.pad16` and `.pad16`, which most plans have."""
     return str(plan).removesuffix(" > vendor").replace(".batched.pad16", "").replace(".pad16", "")
 
 

@@ -72,7 +72,7 @@ def fastest_measured_plans(report: TypeReport) -> dict[Problem, Plan]:
 
 
 def _area_colours(plans_on_map: Counter[Plan]) -> dict[Plan | None, str]:
-    """Return the colour of each plan's areas on the map; all plans without a colour of their own share the key None."""
+    """Return the colour of each plan's areas on the map; the key None has the one colour of all other plans."""
     often = [plan for plan, _ in plans_on_map.most_common() if plan != VENDOR]
     own = sorted(often[: len(PLAN_COLOURS)], key=str)
     known: dict[Plan | None, str] = {VENDOR: LIGHT_GREY}

@@ -257,7 +257,7 @@ def model_error_text(reports: Sequence[TypeReport]) -> str:
 
 
 def _percent_range_text(known: Sequence[float]) -> str:
-    """Return the smallest and the largest share as text in percent; empty without shares."""
+    """Return the smallest and the largest of these fractions as text in percent; an empty text if there are none."""
     if not known:
         return ""
     low, high = f"{min(known):.1%}", f"{max(known):.1%}"

@@ -272,8 +272,8 @@ def _plan_groups(
 ) -> Iterator[tuple[str, str, str, frozenset[Plan]]]:
     """Yield (name in the legend, colour, marker, plans) for each group of points in a figure.
 
-    The vendor's product is one group. Each of the plans that were most often the fastest is a group of its own. All
-    other plans together are one group.
+    The points of the vendor's product form one group. For each of the plans that were most often the fastest, the
+    points form a separate group. The points of all other plans form one group.
     """
     met = Counter(plans)
     often = sorted((p for p in met if p != VENDOR), key=lambda p: (won.get(p, 0), met[p]), reverse=True)

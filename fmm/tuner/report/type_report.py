@@ -164,8 +164,9 @@ def choices_on_grid(chosen: Callable[[int, int], Any], count: int) -> dict[tuple
     """Return chosen(i, j) for each point of a count x count grid, with fewer calls of `chosen` than points.
 
     If the four corners of a rectangle of the grid have the same choice, all its points have this choice. A rectangle
-    with different choices at its corners is split into four. The borders between regions of different choices are
-    exact. A small region is missed if it is inside a rectangle with four equal corners.
+    with different choices at its corners is split into four. The borders between areas with different choices are
+    exact. A small area with another choice is missed if it is inside a rectangle with the same choice at all four
+    corners.
     """
     found: dict[tuple[int, int], Any] = {}
 

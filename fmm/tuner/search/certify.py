@@ -127,7 +127,7 @@ def beats_peer_predicate(searched: Sequence[Trial], raced: Sequence[Trial], nois
     return lambda plan: plan in (peer, *won)
 
 
-# In PAIRED_STAGES, each plan was timed in rounds of its own with the vendor's product or the peer. In all other stages,
+# In PAIRED_STAGES, each round timed only one plan, and the vendor's product or the peer. In all other stages,
 # the vendor's product and all plans are timed in the same rounds.
 PAIRED_STAGES = ("search", "certify", "peer")
 

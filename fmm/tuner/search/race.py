@@ -24,7 +24,7 @@ from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, TimedP
 SEARCH_STAGE = "search"
 OPTUNA = "optuna"  # the proposer of plans from Optuna's sampler, as recorded in the trials
 PLANS_BEFORE_OPTUNA = 2  # number of plans that a search times before Optuna's first proposal
-# A search takes at most this share of the seconds that the time limit leaves; the rest certifies the best plan.
+# A search takes at most this fraction of the time to the time limit; in the rest, the best plan is certified.
 SEARCH_SHARE_OF_REST = 0.7
 MIN_SECONDS_TO_COMPILE = 60.0  # with fewer seconds left, a search skips plans whose kernels are not compiled
 # Optuna's sampler begins with predicted speedups: of the model's best plans, and of valid plans among random choices.
@@ -185,7 +185,7 @@ class PlanRace:
 
 
 def alternate_proposals(promising: Sequence[Plan], proposals: Iterator[Plan]) -> Iterator[tuple[Plan, str]]:
-    """Yield pairs (plan, proposer): the first promising plans, then Optuna's proposals and promising plans in turn.
+    """Yield pairs (plan, proposer): some promising plans, then alternately Optuna's proposals and promising plans.
 
     A search with a short time limit therefore reaches Optuna's proposals.
     """

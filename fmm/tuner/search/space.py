@@ -111,7 +111,7 @@ def _check_gpu_choices(choices: Mapping[str, str], forms: Sequence[str]) -> None
 
 
 def _level_forms(text: str) -> tuple[str, ...]:
-    """Return the forms in which candidates use a level, such as `one pass`."""
+    """Return the options with which candidates use a level, such as `one pass`."""
     return next((level.forms for level in candidate_levels() if level.text == text), ())
 
 

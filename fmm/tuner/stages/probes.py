@@ -30,7 +30,7 @@ from fmm.tuner.stages import shapes
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
 SHAPE_SEEDS = {"probe": 5, HELD_OUT_STAGE: 11}  # stage -> seed of the stage's random shapes
-# stage -> share of the planned seconds of the tuning
+# name of a stage -> fraction of the tuning's planned time for this stage
 TIME_SHARES = {
     "probe": 0.15,
     HELD_OUT_STAGE: 0.2,
@@ -44,9 +44,9 @@ MAX_AA_PAIR_DIFFERENCE = 0.03  # largest relative difference of an A/A pair that
 AA_PAIR_TIME_SHARE = 0.08  # share of the planned seconds that additional rounds of A/A pairs may take
 AA_PAIR_RUNS = TimedRun(), TimedRun(twin=1)
 OWN_KERNEL_STRIDE = 2  # a plan with fmm's own kernel is timed on every second random shape
-# Runs with an uncertain median are timed in additional rounds, until this share of the planned seconds has passed.
+# Runs with an uncertain median are timed in additional rounds, until this fraction of the planned time has passed.
 EXTRA_ROUNDS_TIME_SHARE = 0.4
-# largest share of the planned seconds for a shape that has more rounds because of an uncertain median
+# largest fraction of the planned time for one shape that is timed in more rounds because of an uncertain median
 MAX_SHAPE_TIME_SHARE = 0.03
 CROSSOVER_SHAPE_STRIDE = 4  # on a CPU, every 4th held-out shape is near a crossover
 # The quiet stage times products with this first side; the side then doubles until the next product would take more than
@@ -90,10 +90,10 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
     """Measure products, sums, A/A pairs and whole plans on shapes of many sizes.
 
     The vendor's products are timed first, from the largest to the smallest. The vendor's products need no kernels of
-    fmm; meanwhile, fmm's kernels compile in the background, which disturbs the largest products least. Then plans with
-    leaves that have a rate of their own are timed, since these plans gain most. Then the other plans are timed, in the
-    order in which their kernels compile. Fitted and held-out shapes alternate, so that an interrupted tuning has shapes
-    of both kinds.
+    fmm; meanwhile, fmm's kernels compile in the background, which disturbs the largest products least. Next, plans with
+    leaves that have a separate rate in the calibration are timed, since these plans gain most. The remaining plans are
+    timed last, in the order in which their kernels compile. Fitted and held-out shapes alternate, so that an
+    interrupted tuning has both fitted and held-out shapes.
 
     On a GPU, sums are timed on squares of at most half of the largest side. Sums already run at their full rate on
     squares of half of the largest side, and initializing larger operands would take longer than the sums. On a CPU,
@@ -176,7 +176,7 @@ def probe_own_rate_leaves(journal: Journal, squares: Sequence[Problem], effort: 
 def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
     """Time fmm's own kernel in rounds with the vendor's product: with fused sums, without levels, and on odd sides.
 
-    Plans with levels and a leaf that has a rate of its own are timed, too.
+    Plans with levels above a leaf for which the calibration has a separate rate are timed, too.
     """
     for problem in squares:
         plans = own_kernel_plans(journal.device, problem, effort)

@@ -12,8 +12,7 @@ from fmm.tuner.devices.device import Effort, TunableDevice
 Size = tuple[int, int, int]
 
 
-# The planned seconds of a tuning suffice for this number of vendor products of the largest affordable side in each
-# round.
+# The largest side of a tuning is chosen so that each round has time for this number of vendor products of that side.
 LARGEST_PRODUCTS_PER_BUDGET = 22
 SIDE_STEP = 128  # the largest affordable side is a multiple of this number
 LADDER_SIDES = [
@@ -25,7 +24,7 @@ LADDER_SIDES = [
 
 
 def largest_affordable_side(problem: Problem, seconds: float, device: TunableDevice, effort: Effort) -> int:
-    """Return the largest side that the effort can time, extrapolated from the time of a smaller product."""
+    """Return the largest side for which the effort has time, extrapolated from the time of a smaller product."""
     target = effort.seconds / (LARGEST_PRODUCTS_PER_BUDGET * effort.rounds)
     side = (problem.m * problem.k * problem.n * target / seconds) ** (1 / 3)
     # side of the largest square product that fits in memory
@@ -58,7 +57,7 @@ def rounded_side(side: float) -> int:
 
 
 def random_probe_shapes(side: int, effort: Effort, share: float, seed: int) -> Iterator[Size]:
-    """Yield random shapes with log-uniform sides, so large that timing all shapes takes `share` of the planned seconds.
+    """Yield random shapes with log-uniform sides; timing all shapes takes the fraction `share` of the planned time.
 
     The sides of every second shape are multiples of 32, since in practice sides are often aligned.
     """
@@ -85,8 +84,8 @@ CROSSOVER_OFFSET = 16  # added to sides that are multiples of 32, so that no oth
 def crossover_shapes(side: int, crossovers: Iterable[float], count: int) -> list[Size]:
     """Return `count` shapes on which crossovers are checked: a large square, an oblong shape, squares near crossovers.
 
-    The sides of the first two shapes are fixed shares of `side`, the largest affordable side. If a crossover is above
-    the largest side, smaller squares complete the list.
+    The sides of the first two shapes are fixed fractions of `side`, the largest side that the tuning has time for. If a
+    crossover is above the largest side, smaller squares complete the list.
     """
     largest = CROSSOVER_SIDE_SHARE * side
     around = [x * crossover for x in (1.1, 0.9) for crossover in crossovers]
