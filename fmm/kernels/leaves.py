@@ -54,9 +54,9 @@ LT_SCRATCH_BYTES = 32 << 20  # bytes of workspace that an algorithm of cuBLASLt 
 TILED_TYPES = tuple(FUSED_SIZES)
 WARPGROUP_TYPES = ("float16", "bfloat16", "tf32")  # types of the kernel gemm_wgmma.cuh, which cannot form sums
 # Block strategies (tile sizes) as options of the leaf `tile`. The tuner's search tries the strategies of Huang, Yu and
-# van de Geijn, and the strategies that fill the registers of current GPUs. In plans without an option, the block model
-# chooses the strategy, also among the strategies of kernels with the copy engine (TMA); the search skips the TMA
-# strategies.
+# van de Geijn, and the strategies that fill the registers of current GPUs. If a plan names no strategy, Huang's
+# block-parameter model chooses one, also among the strategies of kernels with the copy engine (TMA); the tuner's search
+# skips the TMA strategies.
 TILE_STRATEGIES = tuple(
     LeafOption(s.name.lower(), s.types, searched=s in (*STRATEGIES, *H200_STRATEGIES)) for s in ALL_STRATEGIES
 )

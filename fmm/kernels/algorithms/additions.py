@@ -21,7 +21,7 @@ Matrix = tuple[tuple[Rational, ...], ...]
 
 @dataclass(frozen=True)
 class AdditionProgram:
-    """A program of linear combinations, without branches; line i defines the value with number `inputs + i`."""
+    """A program of linear combinations, without branches; line i (from 0) computes value number `inputs + i`."""
 
     inputs: int
     lines: tuple[Terms, ...]
@@ -146,7 +146,7 @@ def chain_programs(
 def order_lines_by_use(program: AdditionProgram) -> AdditionProgram:
     """Return the program with every line moved directly before the first line that uses its value.
 
-    With the moved lines, fewer values must be held at a time.
+    In this order, fewer values must be in memory at the same time.
     """
     rename = {v: v for v in range(program.inputs)}
     lines: list[Terms] = []

@@ -45,9 +45,9 @@ def scheme_names() -> tuple[str, ...]:
 
 
 def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the name of each scheme, and the forms of plans in which the scheme is a candidate.
+    """Yield (scheme name, names of the CandidateForms whose plans may contain the scheme).
 
-    Skip files with an invalid line `consider`.
+    Skip a scheme if the `consider` line of its file is invalid.
     """
     for name, (file, _) in sorted(_scheme_catalogue().items()):
         if (forms := SCHEME_FILES.candidate_plan_forms(file)) is not None:

@@ -3,7 +3,7 @@
 A sum of products of integers is exact in float64 if the magnitudes of all terms add up to at most 2^53 (float32: 2^24).
 Every partial sum is then an integer that the type represents exactly, in any order of additions. The entries of A and B
 are cut into small digits, so that the magnitudes add up to at most 2^53 (or 2^24). All digits with the same index form
-a floating-point matrix, a plane. The inner dimension is cut into blocks of at most `inner` positions, and BLAS
+a floating-point matrix, a plane. The inner dimension is cut into blocks that are short enough for exact sums, and BLAS
 multiplies planes block by block.
 
 Integer types keep only the lowest bits of a product: C modulo 2^bits. (In two's complement, an unsigned integer can be
@@ -165,7 +165,7 @@ def _candidate_digit_products(left: int, right: int, bits: int) -> Iterator[Digi
 
 @lru_cache(maxsize=1024)
 def fastest_digit_products(left: int, right: int, k: int, bits: int) -> tuple[DigitProducts, int]:
-    """Return the fastest exact product modulo 2^bits, and the largest inner length of one BLAS call.
+    """Return the fastest exact product modulo 2^bits, and the largest inner dimension of one BLAS call.
 
     `left` and `right` are upper bounds of the magnitudes in A and B. `k` is the inner dimension of A B.
     """
@@ -184,5 +184,5 @@ def fastest_digit_products(left: int, right: int, k: int, bits: int) -> tuple[Di
 
 
 def digit_products_for_any_input(bits: int, k: int) -> tuple[DigitProducts, int]:
-    """Return the fastest product that is exact for all integers of `bits` bits, and the inner length of a BLAS call."""
+    """Return the fastest product that is exact for all `bits`-bit integers, and the largest k of one BLAS call."""
     return fastest_digit_products(1 << (bits - 1), 1 << (bits - 1), max(k, 1), bits)

@@ -25,15 +25,15 @@ largest pairwise coprime moduli are chosen greedily: 256, 255, 253, 251, 247, ..
 Uchino, Imamura, 2025).
 
 Complex numbers need two products for each modulus instead of three (the scheme 2M of arXiv 2609.05419). The moduli for
-complex numbers have only prime factors that are 1 modulo 4. Modulo a number p of this kind, there is an integer j with
-j^2 = -1. For Gaussian integers A = Ar + i Ai and B = Br + i Bi, let A+ = Ar + j Ai and A- = Ar - j Ai, and B+ and B-
+complex numbers have only prime factors that are 1 modulo 4. Modulo such a modulus p, there is an integer j with j^2 =
+-1. For Gaussian integers A = Ar + i Ai and B = Br + i Bi, let A+ = Ar + j Ai and A- = Ar - j Ai, and B+ and B-
 likewise. Modulo p, the map i -> j preserves sums and products, because j^2 = -1, and so does the map i -> -j. Therefore
 C = A B becomes C+ = A+ B+ and C- = A- B-, and Cr = (C+ + C-) / 2 and Ci = (C+ - C-) / (2j). In these formulas, 2 and j
 have inverses modulo p, since p is odd and j (-j) = 1. The residues of C+ and C- determine the residues of Cr and Ci,
 and Cr and Ci are reconstructed from their residues as above. The factors 1 / 2 and 1 / (2j) are part of the weights:
-c_i is C+ + C- in the sum for Cr, and C+ - C- in the sum for Ci. The parts of C are bounded like real products, because
-|sum a b| <= |a| |b| also holds for complex vectors and their 2-norms. Conjugating an operand exchanges its planes A+
-and A-.
+c_i is C+ + C- in the sum for Cr, and C+ - C- in the sum for Ci. The real and imaginary parts of C have the same bound
+as real products, because |sum a b| <= |a| |b| also holds for complex vectors and their 2-norms. Conjugating an operand
+exchanges its planes A+ and A-.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def max_scaled_norm(moduli: int, k: int, for_complex: bool = False) -> float:
 
 @dataclass(frozen=True)
 class CrtWeightPieces:
-    """The weights of the Chinese remainder theorem, cut into short pieces, so that float64 sums of pieces are exact."""
+    """The weights of the Chinese remainder theorem, cut into pieces of few bits, so that float64 sums are exact."""
 
     moduli: int
     levels: int

@@ -1,4 +1,4 @@
-"""Read the text form of a scheme: a head of named values, products M1, M2, ..., and the blocks of C.
+"""Read the text form of a scheme: a head (values such as `size 2 2 2`), products M1, M2, ..., and the blocks of C.
 
 When a text is read, the Brent equations prove the scheme. An example:
 

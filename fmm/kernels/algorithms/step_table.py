@@ -2,9 +2,9 @@
 
 A step table calls kernels, such as `mulIncInc(C12, C21, C11, C22)`. The arguments are blocks of A, B and C (A11, A12
 and so on) and temporaries that the table declares. The file step_tables/kernels.txt defines each kernel: an optional
-product of two blocks, and assignments. Two lines of a table are optional: `consider`, and `fringe unequal`. A table
-with `fringe unequal` is correct even if blocks differ by one row or column. Tables without `fringe unequal` run on
-padded blocks.
+product of two blocks, and assignments. Two lines of a table are optional: `consider` (in which candidate plans the
+table occurs) and `fringe unequal`. A table with `fringe unequal` is correct even if blocks differ by one row or column.
+Tables without `fringe unequal` run on padded blocks.
 
 When a step table is read, it is proved that the table computes A B on blocks of equal size. For unequal blocks, the
 tests prove the shipped tables, and the first use proves a user's table. Lowering a table computes the sizes of its
@@ -402,9 +402,9 @@ def _require_proof(table: StepTable, origin: str) -> StepTable:
 
 
 def candidate_step_tables() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the name of each step table, and the forms of plans in which the table is a candidate.
+    """Yield (table name, names of the CandidateForms whose plans may contain the table).
 
-    Skip files with an invalid line `consider`.
+    Skip a table if the `consider` line of its file is invalid.
     """
     for name in step_table_names():
         if (forms := STEP_TABLE_FILES.candidate_plan_forms(name)) is not None:

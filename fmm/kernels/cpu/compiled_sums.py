@@ -78,9 +78,9 @@ def _compiled_tasks(
 
 
 def complex_part_pairs(views: Mapping[int, Array], results: Container[int]) -> SlotPairs:
-    """Return the pairs of slots that hold the real and the imaginary parts of one complex matrix.
+    """Return pairs of array indices (slots): the real parts and the imaginary parts of the same complex matrix.
 
-    Both slots of a pair are read, or both are written.
+    Both arrays of a pair are read, or both are written.
     """
     parted = {i: x for i, x in views.items() if x.strides[1] == 2 * x.itemsize and x.dtype.kind == "f"}
     starts = {i: x.__array_interface__["data"][0] for i, x in parted.items()}
@@ -94,7 +94,7 @@ def complex_part_pairs(views: Mapping[int, Array], results: Container[int]) -> S
 
 
 def _band_tasks(function: Callable[..., None], views: Sequence[Array], numbers: int) -> Iterator[Callable[[], None]]:
-    """Yield a task for each band of rows; each task calls the compiled function."""
+    """Yield one task for each block of consecutive rows; each task calls the compiled function."""
     rows = len(views[0])
     height = max(BYTES_PER_TASK // max(views[0].shape[1] * views[0].itemsize, 1), 1)
     strides = (ctypes.c_int64 * len(views))(*(x.strides[0] for x in views))
@@ -108,7 +108,7 @@ def _is_line_aligned(x: Array) -> bool:
 
 
 def accessed_array_slots(schedule: ElementwiseSchedule, count: int) -> tuple[int, ...]:
-    """Return the slots of arrays that the calls read or write; scratch slots are excluded."""
+    """Return the indices (slots) of the arrays that the calls read or write; scratch panels are excluded."""
     named = {slot for call in schedule.calls for slot in (call.dest, call.first, call.second)}
     return tuple(slot for slot in range(count) if slot in named)
 
@@ -169,7 +169,7 @@ def compiled_function(
     """Return a compiled function that runs the schedule; raise MemoryError if LLVM lacks address space.
 
     The function's arguments are the number of rows, the number of elements in a row, and two arrays: the addresses of
-    the used slots, and their row strides in bytes.
+    the used arrays, and their row strides in bytes.
     """
     from llvmlite import binding
 
@@ -266,7 +266,7 @@ class _SumFunction:
                 self._emit_store(both, places[slot])
 
     def _emit_address(self, slot: int, start: Any, index: Any, kind: Any) -> Any:
-        """Return the address of a slot's cache line or element; a complex matrix has one address for both parts."""
+        """Return the address of an array's cache line or element; a complex matrix has one address for both parts."""
         build, parted = self.builder, slot in self.other
         offset = build.mul(index, self._llvm_int64(self.size * (2 if parted else 1)))
         both = self.ir.VectorType(self.number, 2 * self.width)
@@ -274,7 +274,7 @@ class _SumFunction:
         return build.inttoptr(build.add(start, offset), where)
 
     def _emit_load(self, slot: int, places: dict[int, Any], kind: Any) -> dict[int, Any]:
-        """Emit the load of a slot's cache line or element; return a dict from slots to loaded values.
+        """Emit the load of a cache line or element of an array; return a dict from array index (slot) to loaded value.
 
         If the slot is the real or the imaginary part of a complex matrix, the dict has both parts.
         """

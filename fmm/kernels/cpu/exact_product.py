@@ -2,8 +2,8 @@
 
 fmm.kernels.algorithms.digits chooses the planes and explains why the result is exact. C is computed in blocks
 (submatrices), which limits the memory of the planes. The workers write the planes of a block of A and a block of B,
-panel by panel (a panel is a band of rows). The planes are multiplied tile by tile, and each product is added to C
-immediately. If BLAS can be limited to one thread, each worker multiplies and adds its own tile. If BLAS cannot be
+panel by panel (a panel is a few consecutive rows). The planes are multiplied tile by tile, and each product is added to
+C immediately. If BLAS can be limited to one thread, each worker multiplies and adds its own tile. If BLAS cannot be
 limited, BLAS uses all threads for one product at a time, and the workers then add the product to C panel by panel.
 
 The product of bool matrices (`or` of `and`) is one float32 product, because a rounded sum of zeros and ones is zero
@@ -172,7 +172,7 @@ class _BlockedProduct:
 
 
 def _tile_slices(rows: int, cols: int, at_once: int) -> Iterator[TilePart]:
-    """Yield the tiles of a block: bands of rows, or bands of columns if there are few rows.
+    """Yield the tiles of a block: each tile is several whole rows, or several whole columns if there are few rows.
 
     Every thread gets the same number of tiles.
     """
@@ -187,7 +187,7 @@ def _tile_slices(rows: int, cols: int, at_once: int) -> Iterator[TilePart]:
 
 
 def _equal_part_length(side: int, max_length: int) -> int:
-    """Return the length of the parts if a side is divided into the fewest equal parts of at most `max_length`."""
+    """Return the block length if a side is divided into the fewest equal blocks of at most `max_length`."""
     return -(-side // -(-side // max_length)) if side else 1
 
 
@@ -196,7 +196,7 @@ def _is_column_major(x: Array) -> bool:
 
 
 def _row_bands(x: Array) -> Iterator[slice]:
-    """Yield bands of rows of at most PANEL_BYTES bytes, which fit in a cache."""
+    """Yield slices of consecutive rows; the rows of a slice have at most PANEL_BYTES bytes and fit in a cache."""
     height = max(PANEL_BYTES // max(x.shape[1] * WIDEST_ITEMSIZE, 1), 1)
     for start in range(0, len(x), height):
         yield slice(start, min(start + height, len(x)))

@@ -64,7 +64,7 @@ def execute_plan(
 
 @dataclass(frozen=True)
 class ArrayMachine(DefaultMachine):
-    """The machine that runs a walk on arrays.
+    """The machine that executes the steps of a plan on arrays.
 
     The leaves of this machine only overwrite C, so every addition to C is a separate step. Products run one after the
     other, unless the backend runs products concurrently.

@@ -89,7 +89,8 @@ class NumpyBackend:
         for window in _regions_with_equal_coverage(reads, writes):
             present = tuple(_array_covers_window(x, window) for x in reads)
             wanted = tuple(_array_covers_window(x, window) for x in writes)
-            # No result has elements in this region: for example, neither a 2 x 1 nor a 1 x 2 array has element (1, 1).
+            # No result has elements in this rectangle: for example, neither a 2 x 1 nor a 1 x 2 array has element (1,
+            # 1).
             if not any(wanted):
                 continue
             schedule = schedule_elementwise_calls(step.program, present, wanted, step.in_place_pairs)
@@ -123,7 +124,7 @@ def _regions_with_equal_coverage(reads: Sequence[Array], writes: Sequence[Array]
 
 
 def _cache_sized_panels(window: Window, slots: Sequence[Array | None]) -> Iterator[Window]:
-    """Yield the panels of a region, which are wide rather than tall, so that NumPy's inner loops are long."""
+    """Yield the panels of a rectangle. Panels are wide rather than tall, so that NumPy's inner loops are long."""
     elements = PANEL_BYTES // next(x.itemsize for x in slots if x is not None)
     rows, cols = (s.stop - s.start for s in window)
     width = cols if cols <= 2 * MIN_PANEL_COLUMNS else -(-cols // max(cols // MIN_PANEL_COLUMNS, 1))
@@ -164,9 +165,9 @@ ZERO_EXPONENT = -(1 << 20)  # exponent of the number zero, smaller than all othe
 
 
 def rescale_arrays(step: LineExponents | RescaledCopy, reads: Sequence[Array], dest: Array) -> None:
-    """Compute the exponents of lines (rows or columns), or scale lines by exponents.
+    """Compute an exponent for each row or each column, or scale rows and columns by 2^exponent.
 
-    Lines of symbols (in symbolic proofs) have the exponent 0.
+    In symbolic proofs, all exponents are 0.
     """
     if isinstance(step, LineExponents):
         dest[0, :] = 0 if dest.dtype == object else _exponents_of_lines(step, reads)

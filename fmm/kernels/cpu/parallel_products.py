@@ -37,8 +37,8 @@ MAX_QUEUED_TASKS = 32  # largest number of unfinished tasks, enough for a level'
 # because little work is wasted if the check fails.
 SMALL_PRODUCT_DIVISOR = 32
 BANDS_PER_SUM = 4  # number of bands of rows in a sum; a band can start as soon as its own rows are ready
-# Smallest number of rows in a part of a divided product. Smaller parts are slower, because BLAS packs the right operand
-# again for each part.
+# Smallest number of rows in a half of a divided product. With fewer rows, the halves are slower, because BLAS packs the
+# right operand again for each half.
 MIN_PART_ROWS = 384
 # Products are divided at multiples of this number of rows, at the edges of BLAS's tiles. The divided product therefore
 # equals the undivided product bit for bit.
@@ -90,7 +90,7 @@ ByteSpan = tuple[int, int, Array]
 def _byte_span(x: Array) -> ByteSpan:
     """Return the address of the array's first byte, the address after its last byte, and the array.
 
-    Comparing spans is fast. Only the few pairs of arrays with overlapping spans are then compared element by element.
+    Comparing address ranges is fast. Only arrays with overlapping address ranges are then compared element by element.
     """
     low = high = x.__array_interface__["data"][0]
     if not x.size:
@@ -183,8 +183,8 @@ class TaskQueue:
         """Return the first task that waits for no other task; None if all tasks wait.
 
         While another worker runs a sum, a product is preferred, because two sums compete for memory and the GIL. If a
-        product is the only ready task, it is divided into two parts, so that another worker can compute the second
-        part.
+        product is the only ready task, its rows are divided in two halves, so that another worker can compute the
+        second half.
         """
         ready = [task for task in self.waiting if not task.after]
         if not ready:

@@ -7,8 +7,8 @@ another order could select another power of two. All other sums are exact. The b
 size of blocks, on the number of threads or on the BLAS.
 
 BLAS multiplies residues in float32. A sum of SUM_LENGTH products of two residues is at most 2^24, which float32 holds.
-C is computed in blocks, which limits the memory of the residues. All steps except BLAS's products are divided among
-threads in bands of rows.
+C is computed in blocks, which limits the memory of the residues. In all steps except BLAS's products, each thread
+processes blocks of consecutive rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NonfiniteError(ArithmeticError):
 def residue_product(
     left: Array, right: Array, dest: Array, memory: Array, threads: ThreadGroup, *, moduli: int, for_complex: bool
 ) -> None:
-    """Compute dest = left right by the residues modulo `moduli` numbers; `memory` is not used.
+    """Compute dest = left * right by residues; `moduli` is the number of moduli, and `memory` is not used.
 
     Raise NonfiniteError if a number of an operand or of the result is not finite.
     """
@@ -90,7 +90,7 @@ class _BlockedProduct:
         return found
 
     def _scaled_integer_lines(self, lines: Array, exponents: Array) -> Array:
-        """Return the scaled and rounded integers, as float64: an array of the real parts and one of the imaginary."""
+        """Return [real parts], or [real parts, imaginary parts], scaled and rounded to whole float64 numbers."""
         found = np.empty((1 + self.pieces.for_complex, *lines.shape))
 
         def scale_band(band: slice) -> None:
@@ -106,7 +106,7 @@ class _BlockedProduct:
         return found
 
     def _weighted_sums(self, x: Array, y: Array) -> Array:
-        """Return, for each part of complex numbers, the sums of C's residues times each piece of their weights."""
+        """Return the sums of C's residues times each piece of their weights, for real and imaginary parts."""
         numbers, pieces = self.pieces.numbers, self.pieces
         weights = numbers.complex_weights if pieces.for_complex else (numbers.weights,)
         (_, m, k), n = x.shape, y.shape[1]
@@ -151,7 +151,7 @@ class _BlockedProduct:
             raise NonfiniteError
 
     def _run_bands(self, work: Callable[[slice], Any], shape: Sequence[int]) -> None:
-        """Call `work` for each band of rows of a matrix, on all threads."""
+        """Call `work` with slices of consecutive rows that together cover a matrix, on all threads."""
         self.threads.run_tasks([partial(_run_without_float_warnings, work, band) for band in _row_band_slices(*shape)])
 
 
@@ -201,7 +201,7 @@ def row_norm_bounds(lines: Array) -> Array:
 
 
 def scaling_exponents(norms: Array, top: float) -> Array:
-    """Return for each norm the largest exponent e with norm 2^e <= top.
+    """Return for each norm the largest exponent e with norm * 2^e <= top.
 
     The exponent is 0 for a zero norm, and NO_EXPONENT for a norm that is too large, infinite or NaN.
     """
@@ -258,7 +258,7 @@ def _reduce_modulo(x: Array, p: int) -> None:
     """Replace integers below 2^47 in magnitude by their residues modulo p in [-p/2, p/2).
 
     The quotient x / p + (p // 2 + 1/2) / p is at least 1 / (2p) away from an integer, and its rounding errors are below
-    2^-10. The floor of the computed quotient is therefore correct.
+    2^-10. Rounding errors therefore cannot change the floor of the quotient.
     """
     quotient = x + (p // 2 + 0.5)
     np.multiply(quotient, 1 / p, out=quotient)
@@ -268,7 +268,7 @@ def _reduce_modulo(x: Array, p: int) -> None:
 
 
 def _add_partial_product(part: Array, total: Array, first: bool, p: int, band: slice) -> None:
-    """Add a part of a sum of products; with `p`, reduce the total modulo p."""
+    """Add the product over one block of the inner dimension to `total`; if p is not 0, reduce `total` modulo p."""
     if first:
         np.copyto(total[band], part[band])
     else:
@@ -290,7 +290,7 @@ def _add_weighted_residues(found: Array, split: Sequence[Sequence[float]], sums:
 
 
 def integers_from_residue_sums(sums: Array, pieces: CrtWeightPieces) -> Array:
-    """Return each entry's integer modulo M, joined from the sums for the pieces of weights; rounded about once."""
+    """Return each entry modulo M (the product of the moduli), from the sums of residues times weight pieces."""
     unit = 2.0**pieces.piece_bits
     multiples = np.rint((sums[0] + sums[1] / unit) * pieces.inverse_product)
     high = low = np.zeros_like(multiples)

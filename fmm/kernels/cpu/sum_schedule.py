@@ -1,4 +1,4 @@
-"""Schedule a program of sums as elementwise calls on numbered array slots.
+"""Schedule a program of sums as elementwise calls on numbered arrays.
 
 A panel is the part of an array that is processed at once: all calls run on one panel before the first call runs on the
 next. A slot is the index of an array: the arrays that are read come first, then the results, then scratch panels. A
@@ -17,7 +17,7 @@ from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Terms
 
 @dataclass(frozen=True)
 class ElementwiseCall:
-    """The call dest = first (op) second on slots; a unary operation has no `second`."""
+    """The call dest = first (op) second on arrays, given by index (slot); a unary operation has no `second`."""
 
     op: str  # "add", "subtract", "scale" (by `factor`), "negate", "copy" or "zero"
     dest: int

@@ -41,8 +41,8 @@ MAX_SUM_THREADS = 8
 # rows are shorter than the buffer (8192 elements by default), even without a cast. With copies into the buffer, sums of
 # blocks take two to three times as long.
 NUMPY_BUFFER_ELEMENTS = 16
-# Interruptible tasks run in groups that take about TURN_SECONDS seconds each (turns); signal handlers can run between
-# two turns. A turn has at most MAX_TURN_GROWTH times as many tasks as the previous turn.
+# Interruptible tasks run in groups that take about TURN_SECONDS seconds each; signal handlers can run between two
+# groups. A group has at most MAX_TURN_GROWTH times as many tasks as the previous group.
 TURN_SECONDS, MAX_TURN_GROWTH = 0.04, 4
 
 Job = Callable[[], None]
@@ -54,8 +54,8 @@ class ThreadGroup:
 
     The tasks are not divided equally in advance: BLAS threads spin for 0.1 seconds after a product, so a worker may get
     only half the time of a processor, and all other workers would wait for this worker. If no second thread can start,
-    the calling thread runs all tasks. While plans compute several products at the same time, each product has its share
-    of the threads.
+    the calling thread runs all tasks. While plans compute several products at the same time, the threads are divided
+    among the products.
     """
 
     count: int
@@ -72,7 +72,7 @@ class ThreadGroup:
         _run_queue(deque(tasks))
 
     def run_tasks_interruptibly(self, tasks: Sequence[Job]) -> None:
-        """Run the tasks in turns of about TURN_SECONDS seconds, so that signal handlers can run between turns."""
+        """Run the tasks in groups of about TURN_SECONDS seconds, so that signal handlers can run between groups."""
         together, first = max(self.count, 1), 0
         while first < len(tasks):
             begun = time.monotonic()

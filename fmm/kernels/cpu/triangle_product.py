@@ -27,7 +27,7 @@ ROW_MAJOR, UPPER, LOWER, NOT_TRANSPOSED, TRANSPOSED, ADJOINT = 101, 121, 122, 11
 RANK_FUNCTIONS = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}
 TRANSPOSED_ROWS = 128  # largest number of rows that are transposed at once
 # Number of rows that one task mirrors, and largest number of columns of a mirrored tile. A tile of this size is so
-# small that each cache line stays in the cache until the line is completely written.
+# small that each cache line stays in the cache until all its bytes are written.
 MIRROR_BAND_ROWS = 1024
 PANEL_ROWS = 64  # number of rows in a panel of `hermitian_product`
 # From this number of complex multiply-adds on, computing one triangle in panels is faster than the whole product.
@@ -54,7 +54,7 @@ class GramFactor(NamedTuple):
 
 
 def triangle_product(left: Array, right: Array, dest: Array, params: GemmParams) -> None:
-    """Compute the lower triangle of dest = alpha left right + beta dest, where the product is its own adjoint.
+    """Compute the lower triangle of dest = alpha * left * right + beta * dest, where left * right is its own adjoint.
 
     The upper triangle stays unchanged, unless `fill` is "loose".
     """
@@ -74,7 +74,7 @@ def triangle_product(left: Array, right: Array, dest: Array, params: GemmParams)
 
 
 def _add_triangle(product: Array, dest: Array, lower: bool, params: GemmParams) -> None:
-    """Write dest = alpha product + beta dest in the lower triangle, or in the upper triangle if not `lower`."""
+    """Write dest = alpha * product + beta * dest in the lower triangle; if `lower` is False, in the upper triangle."""
     if not lower:
         product, dest = product.T, dest.T
     for top in range(0, len(dest), MIRROR_BAND_ROWS):
@@ -148,9 +148,9 @@ def _leading_dimension(x: Array) -> int:
 
 
 def mirror_tasks(step: Mirror, source: Array, dest: Array) -> Iterator[Callable[[], None]]:
-    """Yield tasks for dest = alpha source + beta dest in the lower triangle.
+    """Yield tasks for dest = alpha * source + beta * dest in the lower triangle.
 
-    If `fill` is "full", the tasks also write the mirror image of the lower triangle. Each task processes a band of
+    If `fill` is "full", the tasks also write the mirror image of the lower triangle. Each task processes consecutive
     rows, and the tasks are independent.
     """
     for top in range(0, len(dest), MIRROR_BAND_ROWS):
@@ -158,7 +158,7 @@ def mirror_tasks(step: Mirror, source: Array, dest: Array) -> Iterator[Callable[
 
 
 def mirror_band(step: Mirror, source: Array, dest: Array, top: int) -> None:
-    """Write a band of the lower triangle, from row `top` on; if `fill` is "full", also the band's mirror image."""
+    """Write rows of the lower triangle, from row `top` on; if `fill` is "full", also the mirror image of these rows."""
     full, bottom = step.fill == "full", min(top + MIRROR_BAND_ROWS, len(dest))
     for row in range(top, bottom, TRANSPOSED_ROWS):
         rows = slice(row, min(row + TRANSPOSED_ROWS, bottom))
@@ -177,7 +177,7 @@ def mirror_band(step: Mirror, source: Array, dest: Array, top: int) -> None:
 
 
 def _update_block(step: Mirror, source: Array, dest: Array, where: Array | None) -> None:
-    """Write dest = alpha source + beta dest for the elements selected by the mask `where`, or for all elements."""
+    """Write dest = alpha * source + beta * dest for all elements, or only for those selected by the mask `where`."""
     if source.__array_interface__["data"] == dest.__array_interface__["data"]:
         return
     value = source if step.alpha == 1 else source * dest.dtype.type(step.alpha)

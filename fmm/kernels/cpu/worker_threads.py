@@ -9,9 +9,9 @@ started or is complete. NumPy's own product also runs in one call of a C functio
 This module uses only locks, queues and lists that Python implements in C. A forked child has none of its parent's
 threads and starts its own threads. A `ForkSafeLock` is unlocked in a forked child.
 
-An exiting interpreter does not wait for workers, and OpenBLAS hangs at exit if a worker is still in a product.
-Therefore `wait_for_tasks_at_exit` waits for the workers that run tasks of daemon threads. Python itself waits for the
-threads that are no daemons, and so for the tasks of these threads.
+An exiting interpreter does not wait for workers, and OpenBLAS hangs at exit if a worker is still in a product. Python
+itself waits for the threads that are no daemons, and so for the tasks of these threads. For tasks of daemon threads,
+`wait_for_tasks_at_exit` waits.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _python_lock_functions() -> Any:
 
 
 class UninterruptibleGate:
-    """A lock that is closed at first and opened once; a thread waits for the opening without running signal handlers.
+    """A lock that one thread releases once; another thread waits for the release without running signal handlers.
 
     `wait` and `open` are C functions. In the `acquire` method of a Python lock, signal handlers would run, and could
     raise. Gates are reused, except the gate of an interrupted task: the few bytes of this gate are never freed.
@@ -218,7 +218,7 @@ def run_on_worker(work: Callable[[], ResultT], last: Sequence[Callable[[], objec
 
 
 def run_uninterrupted(steps: Iterable[Callable[[], object]]) -> None:
-    """Let one C function call the functions in order.
+    """Call the functions in order, from one C function.
 
     If all functions are C functions, no signal handler runs between two of them.
     """

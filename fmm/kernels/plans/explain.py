@@ -60,8 +60,8 @@ def plan_rows(
 ) -> Iterator[PlanRow]:
     """Yield a row for each level, the outermost level first.
 
-    The first row describes the whole product; each further row describes the largest product of the previous row's
-    level. The temporaries of all rows add up to the plan's workspace.
+    The first row describes the whole product. Each further row describes the largest of the products into which the
+    previous row's level cuts. The temporaries of all rows add up to the plan's workspace.
     """
     name: str
     remaining, streams = plan_workspace_bytes(plan, m, k, n, itemsize, *params), 1

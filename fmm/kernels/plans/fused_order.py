@@ -73,7 +73,7 @@ def _blocks_written(scheme: Scheme, task: Sequence[int]) -> BlockSet:
 def _two_stream_stages(tasks: Sequence[ProductGroup], written: Sequence[BlockSet]) -> Iterator[LaunchStage]:
     """Yield the stages of two streams as in Figure 7 of Huang, Yu and van de Geijn (2020).
 
-    A stage begins with one launch on each stream; the two launches write different blocks of C. Further launches are
+    In a stage, each stream first gets one launch; the two launches write different blocks of C. Further launches are
     then added to the two streams. A launch is added to a stream only if the launch writes no block of C that the other
     stream writes, and only if the stream does not have more launches than the other stream.
     """
@@ -103,8 +103,8 @@ def _two_stream_stages(tasks: Sequence[ProductGroup], written: Sequence[BlockSet
 
 OperandBlocks = tuple[int, int, int]  # W_A, W_B, W_C: how many blocks of A, of B and of C a product uses
 
-# Figure 6 of Huang, Yu and van de Geijn (2020): number of levels, number of the variant, (W_A, W_B, W_C), and number of
-# products with this variant.
+# Figure 6 of Huang, Yu and van de Geijn (2020): number of levels, number of the variant, numbers of blocks of A, B and
+# C in a product (W_A, W_B, W_C), and number of products with this variant.
 FIGURE_6_VARIANTS: Final[tuple[tuple[int, int, OperandBlocks, int], ...]] = (
     (0, 0, (1, 1, 1), 1),
     (1, 0, (2, 2, 2), 1),
@@ -126,13 +126,13 @@ _VARIANT_NAMES: Final = {w: f"Var#{number}" if level else "GEMM" for level, numb
 
 
 def count_touched_blocks(scheme: Scheme, product: int) -> OperandBlocks:
-    """Return how many blocks of A, of B and of C a product uses."""
+    """Return the numbers of blocks of A, of B and of C that a product reads or writes."""
     a, b, c = (sum(bool(row[product]) for row in matrix) for matrix in (scheme.u, scheme.v, scheme.w))
     return a, b, c
 
 
 def fused_variant_name(w: OperandBlocks) -> str:
-    """Return the name of a variant: `Var#3` for number 3 of Figure 6; counts such as `W(3,1,2)` for other variants."""
+    """Return a variant's name: `Var#3` for number 3 of Figure 6; else its numbers of blocks of A, B, C: `W(3,1,2)`."""
     return _VARIANT_NAMES.get(w, "W({},{},{})".format(*w))
 
 

@@ -26,7 +26,8 @@ HostProductWithScratchFunction = Callable[
 # called as scratch(m, k, n, count); returns the bytes of workspace for a batch of `count` products
 ScratchFunction = Callable[[int, int, int, int], int]
 TypedScratchFunction = Callable[[int, int, int, int, int], int]  # called as scratch(itemsize, m, k, n, count)
-# called as layout(itemsize, lines, length); returns the offset and the bytes of prepared data behind an operand
+# called as layout(itemsize, number of rows of A or columns of B, inner dimension); returns (offset, bytes) of the
+# prepared data behind an operand
 PreparedLayoutFunction = Callable[[int, int, int], tuple[int, int]]
 
 
@@ -94,10 +95,11 @@ class Leaf:
     # True if the leaf is a candidate only for a call that requires a smaller error than the vendor's: a call with
     # max_error_growth below 1.
     for_smaller_errors: bool = False
-    # The forms of candidates that end in the leaf (fmm.perfmodel.candidates). `alone`: plans without levels. `peer`:
-    # plans without levels that are a baseline for other plans. `half`: plans without levels, for Gram products only.
+    # Names of the patterns of candidate plans that end in the leaf (CandidateForm in fmm.perfmodel.candidates).
+    # `alone`: the leaf without levels. `peer`: the leaf without levels, a baseline for other plans. `half`: the leaf
+    # without levels, for one triangle of a Gram product.
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
-    unprobed: tuple[str, ...] = ()  # forms of plans in which the tuner's probes do not measure the leaf
+    unprobed: tuple[str, ...] = ()  # the `forms` in which the tuner's probes do not measure the leaf
     tried: int = 4  # for numbered leaves: only the numbers 0 to `tried` - 1 are candidates
 
     # Fields on the error of the leaf.
@@ -119,8 +121,8 @@ class Leaf:
 
     # Fields on the predicted time.
     rate: str = ""  # name of the leaf's rate in a calibration, with `{}` for the type; empty: the type's name
-    # The leaf's predicted time is multiplied by this factor. For a leaf without a rate of its own: the leaf's time as a
-    # multiple of the vendor's.
+    # The leaf's predicted time is multiplied by this factor. If the calibration has no rate for this leaf: the leaf's
+    # time as a multiple of the vendor's.
     relative_time: float = 1.0
     time_formula: Literal["vendor", "tiles"] = "vendor"
     slow_columns: tuple[str, ...] = ()  # types for which a product with a column-major B takes far longer
@@ -150,7 +152,7 @@ class Leaf:
 
     @property
     def name_in_messages(self) -> str:
-        """Return the leaf's name or names without options, as messages print them: `lt0 to lt31`."""
+        """Return the leaf's name without options, as in messages; for a numbered leaf, its names (`lt0 to lt31`)."""
         return f"{self.name}0 to {self.name}{self.numbers - 1}" if self.numbers else self.name
 
     @property
@@ -160,7 +162,7 @@ class Leaf:
 
     @property
     def probed_plan_forms(self) -> tuple[str, ...]:
-        """Return the forms of plans in which the tuner's probes measure the leaf."""
+        """Return the names in `forms` for which the tuner's probes measure the leaf."""
         return tuple(form for form in self.forms if form not in self.unprobed)
 
     @property
@@ -210,7 +212,7 @@ class LeafUse:
     def multiplied_types(self, sums_inside: bool = False) -> tuple[str, ...]:
         """Return the types that the leaf multiplies with the options in its text.
 
-        With `sums_inside`, return only the types for which the leaf's kernel can form sums.
+        If `sums_inside` is True, return only the types for which the leaf's kernel can form sums.
         """
         multiplied = self.leaf.types_with_sums if sums_inside and self.leaf.can_compute_sums else self.leaf.types
         for option in self._options_named_in_text:
@@ -229,7 +231,7 @@ class LeafUse:
 
 @dataclass(frozen=True)
 class LeafFamily:
-    """A family of leaves: each leaf runs one level of a certain kind together with everything below this level.
+    """A family of leaves: each leaf runs one level (such as `residues(14)`) together with everything below this level.
 
     `leaves` returns a row for each leaf. All leaves of a family end in the same last leaf, `end`. Where leaves are
     listed, the leaves of the family replace the leaf `end`.

@@ -30,7 +30,7 @@ class PlanError(ValueError):
 
 
 class LevelBlockGrid(NamedTuple):
-    """How a level cuts m, k and n into parts, if the level's steps depend only on the sides of the blocks."""
+    """How many blocks a level cuts m, k and n into, if the level's steps depend only on the sides of the blocks."""
 
     parts: tuple[int, int, int]
     # Block sides are multiples of this unit, except at the edge of the matrix. None: block sides differ by at most one.
@@ -72,7 +72,7 @@ class Level(ABC):
     # True if the level saves multiplications: an inf or NaN can then appear where the classical product has none
     saves_products: bool = True
     bilinear: Scheme | None = None  # the scheme or the composition of schemes that the level computes
-    # the numbers of parts of m, k and n; if set, all counts of the level are polynomials in the block sides
+    # the numbers of blocks along m, k and n; if set, all counts of the level are polynomials in the block sides
     cut: LevelBlockGrid | None = None
     below: str = ""  # for a level that one leaf runs: a description of the texts that can follow it in a plan
 
@@ -211,7 +211,7 @@ class Level(ABC):
 
 
 class CandidateLevel(NamedTuple):
-    """A level that candidate plans can have, and the forms of these plans (fmm.perfmodel.candidates)."""
+    """A level that candidate plans can have, and the names of the patterns of these plans (CandidateForm)."""
 
     text: str
     forms: tuple[str, ...]
@@ -226,7 +226,7 @@ def _no_candidate_levels() -> Iterable[CandidateLevel]:
 
 @dataclass(frozen=True)
 class LevelKind:
-    """One kind of level: its parser, the first words of its texts, and its candidates."""
+    """A kind of level, such as `gram` or `residues`: its parser, the first words of its texts, its candidate levels."""
 
     name: str
     # Returns the level that a text describes. Returns None for the text of another kind of level; raises PlanError for

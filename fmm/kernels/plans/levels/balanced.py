@@ -19,7 +19,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product
 from fmm.kernels.plans.sums import operand_blocks, whole_matrix
 
-# the side that is halved -> the numbers of parts of m, k and n
+# the side that is halved -> the numbers of blocks along m, k and n
 PARTS_BY_HALVED_SIDE = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}
 
 

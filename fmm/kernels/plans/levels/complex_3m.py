@@ -40,12 +40,12 @@ PRODUCT_WEIGHTS: Final = (1 - 1j, -1 - 1j, 1j)
 CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # option -> index of the conjugated operand
 # Fields of Level that are equal for all levels that replace a complex product by three real products.
 #
-# Error growth on random numbers: P - Q has the error of four real products. R - P - Q has three times the variance of
-# P - Q, since the operands of R have twice the variance. The mean of both variances is twice the variance of P - Q, so
+# Error growth on random numbers: P - Q has the error of four real products. R - P - Q has three times the variance of P
+# - Q, since the operands of R have twice the variance. The mean of both variances is twice the variance of P - Q, so
 # the error in norm grows by the factor sqrt(2). Error growth on numbers of one sign: the error of R is four times as
 # large as the error of P. In units of the variance of P, the variances are 18 for R - P - Q and 2 for P - Q, together
-# 20. If four real products are computed instead of three, the real and the imaginary part each have the variance 2,
-# together 4. The growth of the error is therefore sqrt(20 / 4).
+# 20. If four real products are computed instead of three, the errors of the real and the imaginary part have the
+# variance 2 each, together 4. The growth of the error is therefore sqrt(20 / 4).
 COMPLEX_LEVEL_FIELDS: Final[dict[str, Any]] = {
     "types": COMPLEX_TYPES,
     "number_below": "real",
@@ -121,7 +121,7 @@ class Complex3mLevel(ComplexLevel):
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
     def _three_temporary_places(self, letter: str, rows: int, cols: int) -> list[Place]:
-        """Return the places of three equal matrices: three temporaries, or for a batch three parts of one temporary."""
+        """Return three places of equal size: three temporaries, or for a batch three blocks of one temporary."""
         if self.is_batched:
             return [Place(letter, i * rows, 0, rows, cols) for i in range(3)]
         return [whole_matrix(f"{letter}{i + 1}", rows, cols) for i in range(3)]
@@ -198,9 +198,9 @@ def _update_step(
     alpha: complex,
     beta: complex,
 ) -> Sum:
-    """Return the step C = alpha (weighted sum of products) + beta C, for the real and the imaginary parts of C.
+    """Return the step C = alpha * (weighted sum of products) + beta * C, for the real and the imaginary parts of C.
 
-    The step does not write a part of C (real or imaginary) that does not change.
+    If only the real or only the imaginary parts of C change, the step writes only these.
     """
     program = _complex_sum_program(tuple(alpha * w for w in weights), beta)
     return _remove_unused_reads(Sum(label, program, (*products, *result), result).simplified_sum)

@@ -187,7 +187,7 @@ def _parse_complex_blocks_level(text: str) -> Complex3mSchemeLevel | None:
 
 
 def _candidate_levels() -> Iterator[CandidateLevel]:
-    """Yield the candidates: one and two levels of each scheme with the form `one pass`."""
+    """Yield the candidate levels: one and two levels of each scheme that may be in plans of the pattern `one pass`."""
     for name, forms in candidate_schemes():
         if "one pass" in forms:
             for power in (1, 2):

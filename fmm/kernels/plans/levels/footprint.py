@@ -70,8 +70,9 @@ def count_blocks(
 ) -> BlockCounts:
     """Return a level's block counts, computed from its steps for the block sides COUNTING_SIDES.
 
-    `steps` returns the level's steps for a unit and the sides of a product. `size` is the number of parts of each side.
-    `level_unit` is the unit of the level's block sides. `order` holds the ranks of the block sides m, k, n by length.
+    `steps` returns the level's steps for a unit and the sides of a product. `size` holds the numbers of blocks along m,
+    k and n. `level_unit` is the unit of the level's block sides. `order` holds the ranks of the block sides m, k, n by
+    length.
     """
     counting_sides = COUNTING_SIDES[order[0]], COUNTING_SIDES[order[1]], COUNTING_SIDES[order[2]]
     m, k, n = (mark * parts for mark, parts in zip(counting_sides, size, strict=True))
@@ -101,7 +102,8 @@ def _temporary_blocks_by_sides(steps: LevelSteps, counting_sides: Shape) -> tupl
 
 
 def _find_counting_side(length: int, counting_sides: Shape) -> tuple[int, int]:
-    """Return (quotient, index): the counting side with this index divides `length` or, at an edge, `length` + 1."""
+    """Return (x // s, index of s) for the s in `counting_sides` that divides x = `length`, or at an edge `length` +
+    1."""
     return next((x // mark, i) for x in (length, length + 1) for i, mark in enumerate(counting_sides) if x % mark == 0)
 
 

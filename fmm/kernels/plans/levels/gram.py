@@ -32,10 +32,10 @@ class GramLevel(LevelWithSteps):
 
     Smaller products below the diagonal have fewer levels of recursion, so that leaf products have similar sizes.
 
-    An option of the level can name the leaf of the blocks on the diagonal. In `gram^2.tile > strassen > vendor`, all
-    blocks on the diagonal are one launch of `tile`. In `gram.tile.outer`, the leaf `tile` reads operands that are
-    contiguous along the outer dimensions: a column-major B is copied to a row-major temporary. If A is the transpose of
-    B, the leaf reads both operands from the copy of B.
+    An option of the level can name the leaf that computes the blocks on the diagonal. In `gram^2.tile > strassen >
+    vendor`, all blocks on the diagonal are one launch of `tile`. In `gram.tile.outer`, the leaf `tile` reads operands
+    that are contiguous along the outer dimensions: a column-major B is copied to a row-major temporary. If A is the
+    transpose of B, the leaf reads both operands from the copy of B.
     """
 
     cuts: int  # number of halvings of C's side
