@@ -28,7 +28,7 @@ from fmm.distributed.sharded_tensors import (
 )
 from fmm.dtypes import STORED_TYPES
 
-# kind of the arrays (fmm.arrays.detect) -> torch's device type for the mesh
+# library of the arrays, as fmm.arrays.detect names it -> torch's device type for the mesh
 MESH_DEVICE_TYPES = {"host": "cpu", "cupy": "cuda"}
 DEFAULT_STREAM_HANDLES = (0, 1)  # handles of CUDA's default stream
 

@@ -148,7 +148,7 @@ class ProcessShare(NamedTuple):
 
 @dataclass(frozen=True)
 class MeshLayout:
-    """A way to share a product between the processes of a mesh: who holds and computes what, and in how many steps."""
+    """How the processes of a mesh share a product: the blocks that each process holds and computes, and the steps."""
 
     m: int
     k: int
@@ -191,7 +191,7 @@ class MeshLayout:
         )
 
     def process_share_in_step(self, rank: int, step: int) -> ProcessShare:
-        """Return the part of a process's share that the process computes in this step."""
+        """Return the rows and columns of C and the inner range that a process computes in this step."""
         share = self._process_shares[rank]
         first = self._first_inner_piece_by_rank[rank] if self.along == K_AXIS else 0
         piece = share[self.along].equal_part_of_span(self.pieces, (first + step) % self.pieces)
@@ -227,11 +227,11 @@ class MeshLayout:
         return tuple(map(self._first_inner_piece_index, range(self.process_count)))
 
     def _first_inner_piece_index(self, rank: int) -> int:
-        """Return the index of the first piece of the inner dimension that a process multiplies.
+        """Return the index of the first range (piece) of the inner dimension that a process multiplies.
 
         A process first multiplies the pieces of A and B that it already holds. If A and B are both cut along the inner
-        dimension, the processes begin with different pieces, as in Cannon's algorithm. With different first pieces, no
-        process sends panels to two other processes at once.
+        dimension, the processes begin with different ranges of the inner dimension, as in Cannon's algorithm. With
+        different first ranges, no process sends panels to two other processes at once.
         """
         inner = self.process_share(rank).inner
         held = (

@@ -29,8 +29,8 @@ CUT_LENGTH_MULTIPLE = 64
 # dimension is multiplied, the next piece, which is longer, is loaded.
 PIECE_GROWTHS, PIECE_COUNTS = (1.5, 2.0, 3.0, 4.0), (3, 4, 6)
 MIN_FIRST_PIECE_LENGTH = 256  # smallest length of the first of several growing pieces
-# Candidates for cutting the rows of a block of C into bands, as shares of the block's rows; the last share repeats.
-# Large bands are multiplied faster, and the storing of a small last band ends sooner.
+# Candidates for cutting the rows of a block of C into bands, as fractions of the block's rows; the last fraction
+# repeats. Large bands are multiplied faster, and the storing of a small last band ends sooner.
 CANDIDATE_BAND_SHARES = ((1.0,), (0.5, 0.25, 0.125), (0.75, 0.1875, 0.0625), (0.4, 0.3, 0.2, 0.1), (0.25,))
 # Candidates for the number of tiles of A, or of B, on the device at a time: one is multiplied, one is being loaded, and
 # a third may be ready.

@@ -42,8 +42,8 @@ ALWAYS_FREE_BYTES = 64 << 20  # bytes of the device's memory that are never allo
 # A memory limit is rounded down to its leading bit and this number of further bits, so that similar limits share a
 # cached schedule.
 LIMIT_SIGNIFICANT_BITS = 3
-# Shares of the memory limit that tiles may use. If the workspace of the caller's plan does not fit beside the tiles,
-# the next smaller share is tried.
+# Fractions of the memory limit that tiles may use. If the workspace of the caller's plan does not fit beside the tiles,
+# the next smaller fraction is tried.
 TILE_MEMORY_SHARES = 1.0, 0.7, 0.5, 0.35, 0.25
 RETRY_MEMORY_RATIO = 0.7  # after the device ran out of memory, the memory limit is multiplied by this number
 MAX_MEMORY_ATTEMPTS = 4
@@ -217,7 +217,7 @@ def _cached_streamed_product(
     """Return the fastest schedule within `limit` bytes; `settings` only distinguishes calls in the cache.
 
     A plan that the caller passed may need more workspace than the tiles leave free. The function therefore tries
-    smaller shares of the memory for tiles, until workspace and tiles fit.
+    smaller fractions of the memory for tiles, until workspace and tiles fit.
     """
     if constraints.plan is None:
         return _fastest_streamed_product(limit, size, dtype, limit, rates, device, constraints)

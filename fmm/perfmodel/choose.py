@@ -407,7 +407,7 @@ MIN_COMPLEX_TILE_SIDE = 128.0
 # shapes in float32 without emulation on an H200, fewer shapes get a slow plan with the factor 0.45 than with the factor
 # 1.
 COUNTED_ROUNDS_MARGIN_SHARE = 0.45
-# The share of FEW_TILES_MARGIN for plans that multiply in another type and cut no sides. On an H200 in complex128 with
+# The factor on FEW_TILES_MARGIN for plans that multiply in another type and cut no sides. On an H200 in complex128 with
 # a long inner side, plans for products with 272 rows take 1.12 times the vendor's time (predicted 0.82). For products
 # with 318 rows, plans take 1.02 times the vendor's time (predicted 0.86).
 OTHER_TYPE_MARGIN_SHARE = 0.5

@@ -164,16 +164,17 @@ SYRK_TIME_SHARES = {"float32": 0.51, "float64": 0.57}
 # for 16933 rows of 355 numbers. Inner dimensions below SYRK_MIN_STEPS were not measured in float64; the model assumes
 # that syrk then takes gemm's time.
 SYRK_MIN_STEPS, SHORT_SYRK_TIME_SHARES = 256.0, {"float32": 2.0}
-# With this number of rows, a triangle takes twice as long if several triangles run one after the other. The measured
-# time of a float32 triangle is 0.65 of gemm's time with 4096 rows, and 0.69 with 2048 rows.
+# If several triangles with this number of rows run one after the other, each triangle takes twice its share
+# SYRK_TIME_SHARES of gemm's time. The measured time of a float32 triangle is 0.65 of gemm's time with 4096 rows, and
+# 0.69 with 2048 rows.
 SYRK_DOUBLING_ROWS = {"float32": 800.0}
 # For a triangle by fmm's own kernels: the share of the whole product's time for a very large triangle, and the number
-# of rows that doubles this share (`half_by_tiles` and `half_edge` of ProductRate). In bfloat16 a triangle takes 0.65,
-# 0.52 and 0.53 of gemm's time at 4096, 8192 and 16384. In float64 a triangle takes 0.58 of gemm's time at 8192 and
-# 16384. In float64 four triangles of 2048 rows take about 0.75 of gemm's time, and 16 triangles of 1024 rows take 0.9.
-# The shares for four and for 16 triangles are computed from measured times of whole products, cut by levels `gram` into
-# these triangles. In float32 two triangles of 4096 rows take 0.52 of gemm's time if they read a copy in the kernel's
-# own layout.
+# of rows that doubles this share (`half_by_tiles` and `half_edge` of ProductRate). In bfloat16 a triangle with 4096,
+# 8192 and 16384 rows takes 0.65, 0.52 and 0.53 of gemm's time. In float64 a triangle with 8192 or 16384 rows takes 0.58
+# of gemm's time. In float64 four triangles of 2048 rows take about 0.75 of gemm's time, and 16 triangles of 1024 rows
+# take 0.9. The shares for four and for 16 triangles are computed from measured times of whole products, cut by levels
+# `gram` into these triangles. In float32 two triangles of 4096 rows take 0.52 of gemm's time if they read a copy in the
+# kernel's own layout.
 KERNEL_TRIANGLE_SHARES = {
     "float32": (0.49, 256.0),
     "float64": (0.55, 600.0),
@@ -380,7 +381,7 @@ def _integer_and_residue_rates(
 
 def _small_leaf_rate(gpu: Datasheet, seconds: float) -> ProductRate:
     """Return the rate of the leaf `small`: one thread block computes each tile on or below the diagonal."""
-    # number of tiles that run at a time, doubled: the rate also counts the tiles above the diagonal, which are skipped
+    # twice the number of thread blocks that run at a time: the rate counts all tiles of C, but half are skipped
     at_once = 2 * SMALL_BLOCKS_PER_SM * gpu.sms
     flops = at_once * SMALL_TILE_SIDE**3 / seconds
     return ProductRate(flops, 0.0, 0.0, tile=SMALL_TILE_SIDE, slots=at_once, half_by_tiles=0.5)

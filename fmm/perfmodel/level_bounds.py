@@ -22,7 +22,7 @@ ADDITIONS_A, ADDITIONS_B, ADDITIONS_C = 4, 4, 7
 
 
 def effective_side(shape: Shape) -> float:
-    """Return the side of the square product for which one level gains the same share of time as for this shape.
+    """Return the side of the square product for which one level saves the same fraction of time as for this shape.
 
     By Equation 2 of D'Alberto and Nicolau, the ratio of a level's additions to its saved multiplications is
     proportional to 4/n + 4/m + 7/k. An empty product has the effective side 0.

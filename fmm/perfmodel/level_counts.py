@@ -1,8 +1,9 @@
 """Count the cost of one level of a plan: the level's sums, temporaries and calls of products.
 
-A sum at a fringe is cut into regions. In each region an array is either present or absent; absent arrays are neither
-added nor read. If the level cuts all sides into equal blocks, a sum has one region. If the steps of a level depend only
-on the level's cut, the counts are polynomials in the sides of the blocks. The polynomials are computed once and cached.
+A sum at a fringe is cut into rectangles. In each rectangle an array is either present or absent; absent arrays are
+neither added nor read. If the level cuts all sides into equal blocks, a sum has one rectangle. If the steps of a level
+depend only on the level's cut, the counts are polynomials in the sides of the blocks. The polynomials are computed once
+and cached.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def _written_regions(
 def _region_additions_and_inputs(
     program: AdditionProgram, present: tuple[bool, ...], wanted: tuple[bool, ...]
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the additions for each element of a region, and the indices of the inputs that the region needs."""
+    """Return the additions for each element of a rectangle, and the indices of the inputs that it needs."""
     left = pruned_program(program, present, wanted)
     used = {v for terms in left.lines for _, v in terms} | set(left.outputs)
     return left.addition_count, tuple(sorted(v for v in used if v < left.inputs))
@@ -167,9 +168,9 @@ def _region_additions_and_inputs(
 # ---- formulas: the counts of a level as polynomials in the sides of its blocks
 
 # A level that cuts a side into p parts has blocks of about q = side // p rows. The counts of a level are polynomials in
-# the three block sizes q; the coefficients depend only on the remainders of the sides, modulo p. Kronecker substitution
-# finds all coefficients from the counts of a single problem. The sides q of the counted problem are powers of
-# DIGIT_BASE, so that the coefficients are the digits of the counts.
+# these three block sizes q, one for each side; the coefficients depend only on the remainders side % p. Kronecker
+# substitution finds all coefficients from the counts of a single problem. The sides q of the counted problem are powers
+# of DIGIT_BASE, so that the coefficients are the digits of the counts.
 
 DIGIT_BASE = 1 << 24
 # exponents of DIGIT_BASE for the three sides; products of two sides have the different exponents 4, 10 and 12

@@ -284,7 +284,7 @@ def _rate_with_operands_from_sums(rate: ProductRate, last: Level) -> ProductRate
 
 
 class SplitPassSlowdown(NamedTuple):
-    """The slowdown by one pass over the planes: `rows` for the planes of B, `cols` for the planes of A."""
+    """One pass over the planes of an m x n product: `rows` / m is the slowdown for B, and `cols` / n for A."""
 
     rows: float
     cols: float
@@ -464,7 +464,7 @@ STRIP_BLOCK_BANDWIDTH, STRIP_NUMBER_BYTES = 17.5e9, 12.0
 
 
 def split_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float, has_strips: bool = True) -> float:
-    """Return the part of the slowdown s in which the planes of A and B are computed, before the product.
+    """Return the term of the slowdown s for computing the planes of A and B before the product.
 
     `has_strips` is True if B is row-major and its planes are computed during the call from B itself.
     """
@@ -481,7 +481,7 @@ def split_slowdown(rate: ProductRate, m: float, k: float, n: float, together: fl
 def _triangle_terms(
     work: PlanWork, rate: ProductRate, dtype: DType, calibration: Calibration, lanes: int
 ) -> Iterator[LeafTerm]:
-    """Yield the terms of leaf products with one computed triangle; the triangle's share is a factor of the slowdown."""
+    """Yield the terms of leaf products with one computed triangle; the slowdown includes the triangle's time share."""
     for x in work.triangles:
         m, k = x.rows, x.k
         if m and k:

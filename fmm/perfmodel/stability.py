@@ -59,7 +59,7 @@ class _SymbolicBlock:
 
 
 class _ErrorWalk:
-    """Arithmetic on blocks as linear combinations of atoms.
+    """Arithmetic on blocks as linear combinations of input blocks and products, called atoms.
 
     An atom is an input block or a product, and has a bound on its magnitude and a bound on its error.
     """
@@ -277,8 +277,9 @@ def _variance_rounded_in_memory(shares: _VarianceShares, inner: float) -> float:
 class _VarianceShares(NamedTuple):
     """The variance of C's relative error, averaged over its blocks, if each product has the variance 1.
 
-    `plain_left` is the share of this variance from products with a single block of A as left operand, which is not
-    rounded. `plain_right` is the share of this variance from products with a single block of B as right operand.
+    `plain_left` is the fraction of the variance that comes from products with a single block of A as left operand,
+    which is not rounded. `plain_right` is the fraction of the variance that comes from products with a single block of
+    B as right operand.
     """
 
     all: float
