@@ -123,7 +123,7 @@ def optional_number_check(low: float, high: float) -> JsonCheck:
 
 
 def integer_check(low: int, high: int) -> JsonCheck:
-    """Return a check that a value is a whole number within these bounds."""
+    """Return a check that a value is a whole number from a smallest to a largest number."""
 
     def check(value: JsonValue, json_path: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:

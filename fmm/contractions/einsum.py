@@ -95,8 +95,8 @@ class ContractionPlan(NamedTuple):
 
     inputs: tuple[Labels, ...]
     output: Labels
-    # For each step, the positions of its operands in the list of arrays. The operands are removed from the list, and
-    # the result of the step is appended.
+    # For each step, the positions of its operands in the list of arrays. After a step, its two operands are removed
+    # from the list of arrays, and the result is appended.
     path: tuple[tuple[int, ...], ...]
     needed_labels: tuple[frozenset[str], ...]  # for each step, the labels that later steps or the output need
     results: tuple[Labels, ...]  # for each step, the labels of the result if the library's einsum computes the step

@@ -279,8 +279,8 @@ def summed_order(a: LabeledLayout, b: LabeledLayout, labels: Collection[str]) ->
 def split_stack(operand: LabeledLayout, free: Labels, summed: Labels) -> tuple[Labels, Labels]:
     """Return the free labels in two parts: labels that number the matrices of a stack, and labels of a matrix side.
 
-    The free labels are those that only this operand has. If these labels cannot become one dimension without a copy,
-    one matrix with all free labels as a side needs a copy of the operand. A stack needs no copy: the outermost free
+    Free labels are labels that this operand has and the other operand lacks. A matrix with all free labels as one side
+    needs a copy of the operand if these labels cannot become one dimension. A stack needs no copy: the outermost free
     labels number its matrices, and the other free labels form a side of each matrix. Stacks of small matrices are slow:
     the stack is chosen only if both sides of its matrices are large. An operand that must be copied for its summed
     labels becomes one matrix, since one product is faster than a stack.

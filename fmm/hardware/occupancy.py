@@ -110,8 +110,9 @@ def _blocks_by_registers(limits: CapabilityLimits, launch: BlockResources) -> in
         return 0
     if launch.registers == 0:
         return limits.max_blocks_per_sm
-    # The limit of registers per block applies to a number of warps that is rounded up to a multiple of the number of
-    # partitions. On compute capability 1.x, the allocation rounds the number of warps in the same way.
+    # The limit of registers per block applies to the block's number of warps, rounded up to a multiple of the
+    # multiprocessor's number of partitions. On compute capability 1.x, the allocation rounds the number of warps in the
+    # same way.
     even_warps = _round_up(launch.warp_count, limits.warp_granularity)
     if limits.register_granularity == "block":
         per_block = _round_up(even_warps * launch.registers * THREADS_PER_WARP, limits.register_unit)

@@ -15,7 +15,7 @@ SMALLEST_NORM = 1e-7  # smallest divisor: a zero matrix divided by this number s
 
 
 def checked_norm_bound(bound: Any) -> float | None:
-    """Return the bound as a float, or None for None; raise ValueError unless the bound is a positive finite number."""
+    """Return the bound of the singular values as a float or None; ValueError unless it is positive and finite."""
     if bound is None:
         return None
     if isinstance(bound, bool) or not isinstance(bound, Real) or not isfinite(bound) or bound <= 0:
@@ -24,7 +24,7 @@ def checked_norm_bound(bound: Any) -> float | None:
 
 
 def scaled_tensor(x: Any, bound: float | None, out: Any = None) -> Any:
-    """Return torch matrices divided by the bound, or by their Frobenius norms.
+    """Return torch matrices divided by the caller's bound of their singular values, or else by their Frobenius norms.
 
     For float16, the norms are computed in float32: a sum of squares easily exceeds the largest float16 number.
     """
@@ -38,7 +38,7 @@ def scaled_tensor(x: Any, bound: float | None, out: Any = None) -> Any:
 
 
 def scaled_array(x: Any, bound: float | None, out: Any = None) -> Any:
-    """Return matrices of NumPy or CuPy divided by the bound, or by their Frobenius norms."""
+    """Return NumPy or CuPy matrices divided by the bound of their singular values, or else by Frobenius norms."""
     module = sys.modules["cupy"] if type(x).__module__.startswith("cupy") else np
     divisor: Any = bound
     if bound is None:

@@ -18,7 +18,7 @@ OptionalSection = dict[str, Any] | None  # a config section; None if too little 
 
 
 class TuningProgress(Protocol):
-    """Receives the events of a tuning; there are two receivers, a progress bar and a silent one."""
+    """Receives the events of a tuning: ProgressBar shows the events, SilentProgress ignores them."""
 
     def set_remaining_seconds(self, seconds: float) -> None:
         """Set the planned seconds of the tunings that remain after the next element type."""
@@ -114,7 +114,7 @@ def duration_text(seconds: float) -> str:
 
 @contextmanager
 def open_progress(planned: Sequence[float], limit: float | None, shown: bool) -> Iterator[TuningProgress]:
-    """Yield a progress bar for jobs with these planned seconds; without a terminal, yield a silent receiver."""
+    """Yield a progress bar for jobs with these planned seconds; without a terminal, an object that shows nothing."""
     if not shown or not sys.stderr.isatty():
         yield SilentProgress()
         return

@@ -160,8 +160,8 @@ def t1_space_conditions(space: SearchSpace) -> Iterator[dict[str, Any]]:
 def _t1_exclusion_expression(names: Sequence[str], excluded: Sequence[Sequence[str]]) -> str:
     """Return a Python expression that is false if the parameters have one of the excluded combinations of values.
 
-    Names of leaves contain < and >. Kernel Tuner splits an expression that contains several comparison signs, unless
-    the expression contains ` and `.
+    Names of leaves contain < and >, and Kernel Tuner splits expressions with several comparison signs. Kernel Tuner
+    does not split an expression that contains ` and `.
     """
     clauses = (" and ".join(f"{name} == {x!r}" for name, x in zip(names, values, strict=True)) for values in excluded)
     return " and ".join(f"not ({clause})" for clause in clauses)

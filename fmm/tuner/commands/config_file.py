@@ -16,8 +16,8 @@ from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.findings.model_in_use import device_name
 from fmm.tuner.tune import path_argument
 
-# Users may write the options --json and --output before or after the command's name. In the parser of a command, these
-# options have no default: a default would replace the value of an option before the command's name.
+# Users may write the options --json and --output before or after the command's name. In the parser of a command, --json
+# and --output have no default: a default would replace the value that a user writes before the command's name.
 
 
 def add_json_option(parser: argparse._ActionsContainer, what: str = "JSON") -> None:

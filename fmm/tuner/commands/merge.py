@@ -41,7 +41,8 @@ class SourceSection:
     def merged_section(self, present: JsonValue) -> tuple[str, JsonValue]:
         """Merge this section with the output config's section; return what was done, as text, and the section to write.
 
-        If this section has no calibration, only its entries are added to `present`, the output config's section.
+        If the merged section has no calibration, its entries are added to `present`, the output config's section,
+        without other changes.
         """
         if present is None:
             return "added", self.raw

@@ -189,7 +189,7 @@ def _choice_by_tuning(
 def _entry_of_product(tuned: Tuning, problem: Problem, limits: Limits) -> Entry | None:
     """Return the tuning's entry for exactly this product, even if unverified; None if there is no entry.
 
-    If the workspace limit is 0 bytes, only an entry with a plan without workspace is returned.
+    If the workspace limit is 0 bytes, an entry is returned only if its plan needs no workspace.
     """
     keys = [(problem.op, problem.size, ANY_LAYOUT, lean) for lean in (True, False)[limits.workspace > 0 :]]
     return next((tuned.entries[key] for key in keys if key in tuned.entries), None)

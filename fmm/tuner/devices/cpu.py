@@ -200,7 +200,8 @@ class CpuSession:
     def _sums_or_products_seconds(self, run: TimedRun) -> float:
         """Return the seconds that a plan spends in its sums, or in its leaf products, as `run.part` says.
 
-        One execution of the plan measures both times; the other time is returned when it is requested next.
+        One execution of the plan measures the time of its sums and of its products; the time that was not requested is
+        returned by the next call.
         """
         kept = self._spent.setdefault(run.plan, {})
         if run.part not in kept:

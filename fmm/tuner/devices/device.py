@@ -129,8 +129,8 @@ class Effort:
     def effort_within_seconds(self, seconds: float) -> Effort:
         """Return the effort with its planned time reduced to at most `seconds`, and with fewer held-out shapes.
 
-        With more planned seconds, the time limit would stop the tuning before its held-out shapes, and the model would
-        be rejected.
+        If the effort planned more time than the time limit allows, the limit would stop the tuning before its held-out
+        shapes, and the model would be rejected.
         """
         if seconds >= self.seconds or self.is_first_look:
             return self

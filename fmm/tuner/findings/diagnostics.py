@@ -20,15 +20,15 @@ from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_s
 from fmm.tuner.fit.model import Observation, PredictionError
 from fmm.tuner.trials.record import ProductSize, Trial
 
-# The stage with this name records the shortest of many samples of short products: the time on an idle device. Work of
-# other programs that never pauses slows long products down, but A/A pairs do not show this slowdown. Other programs
-# slow the vendor's product more than plans, so that plans seem faster than they are.
+# The stage with this name records the shortest of many samples of short products: the time on an idle device. If other
+# programs run without a pause, long products always take longer, but both products of an A/A pair take equally longer.
+# Other programs slow the vendor's product more than plans, so that plans seem faster than they are.
 QUIET_STAGE = "undisturbed"
 # Two limits of the slowdown, which is the time by the fitted model divided by the time in the quiet stage. A slowdown
 # above TOLERATED_SLOWDOWN raises the margin. For a slowdown above MAX_SLOWDOWN, the tuning is rejected.
 TOLERATED_SLOWDOWN, MAX_SLOWDOWN = 1.25, 1.5
 # The largest upper decile of |log(predicted / measured)| of the vendor's products with which a tuning is not rejected.
-# On idle devices, this decile is 0.05 to 0.13, except for 0.21 for TF32 on an H200.
+# On idle devices, the upper decile of |log(predicted / measured)| is 0.05 to 0.13, and 0.21 for TF32 on an H200.
 MAX_VENDOR_DEVIATION = 0.25
 # largest noise floor (a relative difference of times) of a valid tuning; idle machines have 0.002 to 0.04
 MAX_NOISE_FLOOR = 0.08
@@ -78,8 +78,9 @@ def machine_diagnostics(noise: float | None, slower: float | None, unexplained: 
 def model_diagnostics(error: PredictionError, losing: float, excluded: int = 0) -> Iterator[str]:
     """Yield the reasons to reject a model: too few held-out speedups, or too large errors of their predictions.
 
-    `excluded` is the number of held-out plans with more levels than the measured crossovers allow. Excluded plans are
-    never chosen, so they count as held-out speedups without an error.
+    `excluded` is the number of held-out plans with more levels than the measured crossovers allow. Held-out plans with
+    more levels than the measured crossovers allow are never chosen, so they count as held-out speedups without an
+    error.
     """
     if error.count + excluded < MIN_HELD_OUT_PAIRS:
         counts = f"{error.count} held-out speedups, {MIN_HELD_OUT_PAIRS} are needed"

@@ -194,9 +194,9 @@ def default_limits(used: ModelInUse, problem: Problem) -> Limits | None:
 
 
 def decide_large_square(used: ModelInUse, first: int, side: int) -> SquareDecision | None:
-    """Return the decision for a large square: side max(first, side) if it has a gain, else a side of ROUND_SIDES.
+    """Return the decision for a square of side max(first, side), or else for the largest of ROUND_SIDES with a gain.
 
-    Of ROUND_SIDES, the largest side with a gain is used. Return None if no side of at least `first` has a gain.
+    Return None if no side of at least `first` has a gain.
     """
     decisions = [decide_square(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND_SIDES)))]
     return next((x for x in decisions if x and x.side >= first and x.has_gain), None)

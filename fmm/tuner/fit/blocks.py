@@ -3,7 +3,8 @@
 A tile strategy is a set of tile sizes of the kernel. The tuner times the six strategies of Huang, Yu and van de Geijn
 and some of fmm's own on a few shapes. If the block model with its built-in terms predicts these times well, the
 built-in terms remain in use. If the built-in terms predict badly, new terms are fitted, and are used if they predict
-unseen shapes better. Near a timed shape, launches use the strategy that was fastest on this shape.
+the times on other shapes than the fitted ones better. Near a timed shape, launches use the strategy that was fastest on
+this shape.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ STRATEGY_SHAPES: tuple[ProductSize, ...] = (
     (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
     (8192, 1024, 256), (256, 1024, 8192), (512, 8192, 512), (4096, 128, 4096),
 )  # fmt: skip
-# if the root mean square error of the built-in terms is above this number, new terms are fitted
+# if the root mean square error with the built-in constants is above this number, new constants are fitted
 MAX_BUILT_IN_ERROR = 0.05
 SHOWN_SQUARE_SIDES = (
     512,
@@ -143,7 +144,7 @@ class BlockFit:
 
     Errors are root mean square errors of log(predicted / measured). `fitted` is None if the built-in terms are used.
     `error` is the error of the used terms; for fitted terms it is the error in cross-validation. `held_back` is the
-    error of fitted terms in cross-validation, even if the fitted terms are not used; None if no terms were fitted.
+    error of fitted terms in cross-validation, even if the built-in terms are used; None if no terms were fitted.
     `strategies` has the fastest strategy of each timed shape.
     """
 
@@ -172,7 +173,7 @@ def fit_block_model(trials: Sequence[Trial], chip: Chip | None) -> BlockFit | No
 
 
 def select_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockFit:
-    """Return a fit with the built-in terms, or with fitted terms if they predict better in cross-validation."""
+    """Return a fit with the built-in constants, or with fitted constants if they predict better in cross-validation."""
     built_in = root_mean_square_error(compare_strategies(shapes, chip))
     if built_in <= MAX_BUILT_IN_ERROR:
         return BlockFit(None, built_in, built_in, None, len(shapes))
@@ -182,7 +183,7 @@ def select_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockFit:
 
 
 def cross_validate_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> list[StrategyComparison]:
-    """Return a comparison for each shape; terms fitted to one half of the shapes are compared on the other half."""
+    """Return a comparison for each shape; the terms are fitted to one half of the shapes and tested on the other."""
     first, second = split_alternately(shapes)
     comparisons: list[StrategyComparison] = []
     for seen, unseen in ((first, second), (second, first)):
@@ -196,7 +197,7 @@ def split_alternately(shapes: Sequence[StrategyTimes]) -> tuple[Sequence[Strateg
 
 
 def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockModelConstants:
-    """Return the terms that minimize the sum of the squared errors log(predicted / measured).
+    """Return the constants of the block model that minimize the sum of the squared errors log(predicted / measured).
 
     The fit varies the logarithms of the block model's constants ("terms"), so that the constants stay positive.
     """

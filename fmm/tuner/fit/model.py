@@ -249,13 +249,13 @@ PRIOR_WEIGHT = 0.002
 MIN_RESIDUAL_DEVIATION = 0.01
 MIN_SINGULAR_VALUE_SHARE = 1e-12  # singular values of the Jacobian are raised to at least this share of the largest one
 # Weights of observations in which only the sums or only the products of a plan were timed; a whole plan has the weight
-# 1. Timed alone, sums and products run with other cache contents and clock rates than inside a plan. On a CPU that runs
-# several products at a time, sums are timed inside plans and have the weight 1.
+# 1. Timed alone, sums and products run with other cache contents and clock rates than inside a plan. On a CPU where
+# plans run several products at a time, sums are timed while plans run, and have the weight 1.
 RUN_PART_WEIGHTS = {"sums": 0.1, "products": 0.1}
 # On a CPU, the weights of plans with several levels are raised: a tuning times few of these plans, but decisions depend
-# strongly on their times. This constant is the largest factor by which a weight is raised. The factor is also limited
-# by the weights of the vendor's products: the squared weights of plans with several levels have at most the sum of the
-# squared weights of the vendor's products.
+# strongly on their times. MAX_DEEP_PLAN_WEIGHT is the largest factor by which a plan's weight is raised. The factor
+# that raises the weights of plans with several levels is also limited by the vendor's products: the squared weights of
+# plans with several levels have at most the sum of the squared weights of the vendor's products.
 MAX_DEEP_PLAN_WEIGHT = 3.0
 # On a CPU that runs several products at a time, a plan has less weight if its time exceeds this multiple of the
 # vendor's time.

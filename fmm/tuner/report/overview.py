@@ -88,7 +88,7 @@ def odd_side_speedups(report: TypeReport) -> list[SideSpeedup]:
 
 
 def first_extrapolated_speedups(report: TypeReport, shown: Sequence[SideSpeedup]) -> list[SideSpeedup]:
-    """Return the predicted speedups of the two smallest sides with a gain that are larger than all sides in `shown`."""
+    """Return the predicted speedups of the two smallest sides that have a gain and exceed all sides in `shown`."""
     if report.tuned.trusted_calibration is None:
         return []
     last = max((gain.side for gain in shown), default=0)

@@ -73,7 +73,7 @@ def _has_valid_options(leaf: str, dtype: str) -> bool:
 
 
 def _type_changing_levels(device: str) -> list[str]:
-    """Return the first levels of candidates that multiply in another element type, such as 3m and residues."""
+    """Return the levels that change the element type of the products below them, such as 3m and residues."""
     first = [str(plan.levels[0]) for plan in candidate_plans(device) if plan.levels]
     return [level.text for level in candidate_levels() if level.above and level.text in first]
 

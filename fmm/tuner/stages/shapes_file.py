@@ -108,8 +108,8 @@ def _parse_listed_shape(words: list[str], where: str) -> ListedShape:
 # ---- PyTorch's TunableOp
 
 TUNABLE_OP_PATTERN = re.compile(r"\s*(Scaled)?Gemm")
-# A line of TunableOp's file: the operator with type and layouts, a comma, the layouts with sizes n, m and k. The
-# leading dimensions and the result of a tuning may follow in the line.
+# A line of TunableOp's file has two fields, separated by a comma: the operator with its type and layouts, and the
+# layouts with the sizes n, m and k. The leading dimensions and PyTorch's tuning result may follow in the same line.
 TUNABLE_OP_FIELDS = re.compile(r"\s*\w*?TunableOp_(?P<type>.+?)_[NTC]{2},[ntc]{2}_(\d+)_(\d+)_(\d+)(?=[_,]).*")
 TUNABLE_OP_TYPES = MappingProxyType(
     {

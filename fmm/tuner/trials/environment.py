@@ -50,7 +50,7 @@ def results_folder_name() -> str:
 
 
 def _blas_versions() -> str:
-    """Return name, version and kernel of each loaded BLAS library, as text."""
+    """Return the name, version and kernel architecture of each loaded BLAS library, as text."""
     try:
         from threadpoolctl import threadpool_info
     except ImportError:

@@ -41,7 +41,7 @@ class SampleNotRecordedError(Exception):
 
 SampleKey = tuple[str, Problem, int, TimedRun]  # (stage, problem, seed of the operands, run)
 SampleSeconds = dict[TimedRun, list[float]]  # run -> seconds of each sample of the run
-# a function that returns the runs to leave out of later rounds
+# a function that is called after each round and returns the runs that are no longer timed
 SelectDroppedRuns = Callable[[SampleSeconds], Iterable[TimedRun]]
 
 
@@ -197,7 +197,7 @@ class RoundLimits:
     seconds: float = 0.0
     max_uncertain_rounds: int = 0  # largest number of rounds if the median of a run is uncertain
     max_uncertainty: float = 0.02  # largest relative standard error of a median that is not uncertain
-    # an uncertain median leads to no more rounds if all samples together take this number of seconds
+    # once all samples together have taken this number of seconds, uncertain medians are not measured in more rounds
     max_uncertain_seconds: float = float("inf")
     # A run with two samples is timed in a third round if (longer time) / (shorter time) exceeds this number.
     max_ratio_of_two: float = float("inf")
@@ -280,7 +280,7 @@ class TimedProblem:
         ]
 
     def _wait_for_kernels(self, run: TimedRun) -> None:
-        """Wait until the plan's kernels are compiled; raise an error if one of three time limits is reached first."""
+        """Wait until the plan's kernels are compiled; raise an error at the wait's, stage's or tuning's time limit."""
         journal = self.journal
         if run.plan == VENDOR:
             return
