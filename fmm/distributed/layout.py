@@ -36,13 +36,13 @@ class Span(NamedTuple):
         return Span(start, max(min(self.stop, other.stop), start))
 
     def equal_part_of_span(self, parts: int, index: int) -> Span:
-        """Cut the span into `parts` equal parts, and return the part with this index."""
+        """Cut the range into `parts` equal parts, and return the part with this index."""
         step = -(-self.size // parts)
         start, stop = (min(self.start + i * step, self.stop) for i in (index, index + 1))
         return Span(start, stop)
 
     def relative_to(self, other: Span) -> Span:
-        """Return the span with indices relative to the start of `other`."""
+        """Return the range with indices relative to the start of `other`."""
         return Span(self.start - other.start, self.stop - other.start)
 
 

@@ -50,8 +50,8 @@ class LoadStep:
 class MultiplyStep:
     """A step that multiplies a band of a tile of A by a tile of B into a block of C, after both tiles are loaded.
 
-    The product for the first piece of the inner dimension overwrites the slot of the block, after the previous block in
-    the slot has been stored. The products for later pieces of the inner dimension are added to the block of C.
+    The product for the first range of the inner dimension overwrites the memory (slot) of the block, after the previous
+    block in the slot has been stored. The products for later ranges of the inner dimension are added to the block of C.
     """
 
     left: StreamedTile
@@ -147,7 +147,7 @@ class Schedule:
 
     @property
     def total_slot_bytes(self) -> int:
-        """The bytes of all slots together."""
+        """The bytes of device memory for all slots (tiles of A and B, and blocks of C) together."""
         return sum(map(sum, self.slot_bytes.values()))
 
     @property
@@ -183,12 +183,12 @@ class Schedule:
 
 
 def tile_slot_bytes(rows: int, cols: int, itemsize: int) -> int:
-    """Return the bytes of a slot that can hold a tile in row-major or column-major layout."""
+    """Return the bytes of device memory for a tile, enough for row-major and for column-major layout."""
     return max(block_slot_bytes(rows, cols, itemsize), block_slot_bytes(cols, rows, itemsize))
 
 
 def block_slot_bytes(rows: int, cols: int, itemsize: int) -> int:
-    """Return the bytes of a slot that can hold a row-major block."""
+    """Return the bytes of device memory for a row-major block of C."""
     return -(-rows * padded_length(cols, itemsize) * itemsize // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
 
 
@@ -268,7 +268,7 @@ class _ScheduleBuilder:
 
 
 class _TileSlots:
-    """The slots for tiles of A, or of B: each tile's slot and LoadStep, and the last product that reads each slot."""
+    """The ranges of device memory (slots) for tiles of A or B; each tile's LoadStep, and each slot's last reader."""
 
     def __init__(self, count: int) -> None:
         self.count = count

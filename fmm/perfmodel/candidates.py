@@ -182,7 +182,7 @@ def _plans_below_level(level: CandidateLevel, plans: Sequence[Plan], device: str
     """Yield each of `plans` below a level that changes the type or scale of numbers, such as `3m` for complex numbers.
 
     A level with a batch of products is only put above plans without levels. On a CPU no plan has a level with a batch
-    or with extra streams, since a CPU runs such a level like other traversals.
+    or with extra streams, since a CPU runs the level as if it had neither.
     """
     (first,) = Plan.parse(f"{level.text} > {VENDOR}").levels
     if device == "cpu" and (first.is_batched or first.needs_extra_streams):

@@ -136,7 +136,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
     return Choice(best, _reason_text(best, candidates, calibration, limits), candidates)
 
 
-# ---- 1. candidates: plans of the usual forms, and compositions of levels
+# ---- 1. candidates: plans from the CandidateForms, and compositions of levels
 
 
 def all_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:

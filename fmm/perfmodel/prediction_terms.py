@@ -38,7 +38,7 @@ class PredictionTerms:
     # the leaf's rate: the fields that differ from the defaults, by their names in the config
     rate: Mapping[str, float]
     alignment: Mapping[str, float]  # shares p_unaligned, p_odd and p_copied of the leaf products, by name
-    moved: float  # bytes t * w of the sums' traffic; slower kinds of sums count more
+    moved: float  # bytes that the sums move, t * w of docs/model.md; a byte of a slow sum counts more than once
     passes: float  # number of passes of the sums over memory
     small: float  # additional bytes for each pass, `Calibration.small`
     stream: float  # rate of the sums in bytes/s

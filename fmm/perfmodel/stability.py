@@ -196,10 +196,10 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
     The data are assumed to be random numbers of equal size, and the rounding errors independent. If numbers of one sign
     have a larger error growth, the result is the larger growth. Numbers of one sign have the larger growth in two
     cases: for Strassen's levels on a CPU (Scheme.same_sign_error_growth), and for complex products from three real
-    products. The growth does not depend on the sizes: the thin strips of a fringe are counted as if they also had the
-    larger error. In types that are summed up in their own precision, the growth is the product of the levels' growths
-    (Scheme.error_growth). The growths of levels include the rounding inside the products. In types that are summed up
-    in a wider type, the rounding inside products is small compared with the rounding of stored numbers.
+    products. The growth does not depend on the sizes: the rows and columns of a fringe are counted as if they also had
+    the larger error. In types that are summed up in their own precision, the growth is the product of the levels'
+    growths (Scheme.error_growth). The growths of levels include the rounding inside the products. In types that are
+    summed up in a wider type, the rounding inside products is small compared with the rounding of stored numbers.
 
     `in_pieces` is True if the vendor's product adds up a long sum in several partial sums, as BLAS does on a CPU. With
     partial sums the vendor's error grows slowly with k, so that the shorter products of a plan gain less accuracy. With

@@ -277,7 +277,7 @@ def _rounded_reduction_rows(
 ) -> list[tuple[Cell, ...]]:
     """Return rows that compare a rounded percentage from the paper's text with the computed reductions of T, V and A.
 
-    The difference cell compares whole percents. `text` is the name of the row; the quantity replaces {} in the name.
+    The difference is between whole percents. `text` is the name of the row; the quantity replaces {} in the name.
     """
     found: list[tuple[Cell, ...]] = []
     for k, n, q in product(levels, sizes, QUANTITIES):

@@ -256,7 +256,7 @@ def li_section8() -> PaperTable:
 
 
 def _printed_and_computed_cells(printed: str, computed: float) -> tuple[Cell, ...]:
-    """Return three cells: printed, computed, and the difference after rounding to the printed digits."""
+    """Return three table cells: printed, computed, and the difference after rounding to the printed digits."""
     digits = len(printed.partition(".")[2])
     return float(printed), computed, float(round_half_away(Fraction(computed), digits) - Fraction(printed))
 

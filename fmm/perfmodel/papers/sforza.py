@@ -31,12 +31,12 @@ def algorithm_1_cutoff_sum(m: int, n: int, cutoff: int) -> float:
 
 
 def does_recursion_stop(m: int, n: int, cutoff: int) -> bool:
-    """Return True if Algorithm 1 stops at m x n by the corrected condition algorithm_1_cutoff_sum(m, n) >= 2."""
+    """Return True if Algorithm 1 stops at m x n by the corrected condition algorithm_1_cutoff_sum >= 2."""
     return algorithm_1_cutoff_sum(m, n, cutoff) >= 2
 
 
 def does_recursion_stop_as_printed(m: int, n: int, cutoff: int) -> bool:
-    """Return True if Algorithm 1 stops at m x n by the printed condition algorithm_1_cutoff_sum(m, n) <= 2."""
+    """Return True if Algorithm 1 stops at m x n by the printed condition algorithm_1_cutoff_sum <= 2."""
     return algorithm_1_cutoff_sum(m, n, cutoff) <= 2
 
 
