@@ -93,7 +93,7 @@ EMULATED_LEAF = Leaf(
     ("cuda",),
     types=("float64", "complex128"),
     call_text="one BLAS call",
-    # No candidate: the leaf runs by name only, and no tuning measures its rate.
+    # The leaf is no candidate: it runs only if a caller's plan names it, and no tuning measures its rate.
     forms=(),
     emulates=True,
     relative_error=0.07,  # the error is about 7e-17, relative in the Frobenius norm

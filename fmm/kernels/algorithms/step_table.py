@@ -47,8 +47,8 @@ class StepTableError(ValueError):
 class TableKernel:
     """A named operation on blocks: an optional product of two blocks, and elementwise assignments in order.
 
-    `formals` are the names of the kernel's parameters (formal blocks). Each call of the kernel names the blocks or
-    temporaries that replace the parameters.
+    `formals` are the names of the kernel's parameters, which stand for blocks. Each call of the kernel names the blocks
+    or temporaries that replace the parameters.
     """
 
     name: str

@@ -16,7 +16,7 @@ from fmm.kernels.registry import RowRegistry
 
 DEFAULT_PLAN_FORMS = ("nested", "one pass")
 FORM_ABOVE_CANDIDATES = "above"  # the algorithm is a level above a candidate that needs too much workspace
-# as FORM_ABOVE_CANDIDATES, for a level that has no options in its text
+# as FORM_ABOVE_CANDIDATES, but only for a level without options in its text
 FORM_ABOVE_WITHOUT_OPTIONS = "above as it is"
 FORM_SEARCH_ONLY = "searched"  # the algorithm is a candidate in the tuner's search, but not in the model's choice
 PLAN_FORM_NAMES = (

@@ -180,7 +180,7 @@ class TaskQueue:
             return None
 
     def _pick_ready_task(self) -> PlanTask | None:
-        """Return the first task that waits for no other task; None if all tasks wait.
+        """Return the first task that does not wait for another task; None if all tasks wait.
 
         While another worker runs a sum, a product is preferred, because two sums compete for memory and the GIL. If a
         product is the only ready task, its rows are divided in two halves, so that another worker can compute the
@@ -310,7 +310,7 @@ def _backend_with_workers(
 
 @dataclass
 class StepTimes:
-    """Seconds of products and of all other steps (`sums`).
+    """Seconds of the products, and seconds of all other steps (`sums`).
 
     If two threads run the steps at the same time, each number is half of the threads' CPU seconds.
     """

@@ -2,9 +2,9 @@
 
 The steps are those of kernels/cuda/device_code/residue_planes.cuh and residue_join.cuh: scale rows of A and columns of
 B by powers of two, round to integers, multiply modulo each modulus, and join by the Chinese remainder theorem. The
-squares in the norm of a row or column are summed in the order of its numbers. A GPU uses the same order wherever
-another order could select another power of two. All other sums are exact. The bits of C therefore do not depend on the
-size of blocks, on the number of threads or on the BLAS.
+squares in the norm of a row or column are summed in the order of its numbers. Where the order of additions could change
+a power of two, the GPU kernel adds in the same order. All other sums are exact. The bits of C therefore do not depend
+on the size of blocks, on the number of threads or on the BLAS.
 
 BLAS multiplies residues in float32. A sum of SUM_LENGTH products of two residues is at most 2^24, which float32 holds.
 C is computed in blocks, which limits the memory of the residues. In all steps except BLAS's products, each thread

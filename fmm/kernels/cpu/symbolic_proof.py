@@ -112,7 +112,7 @@ def plan_defect(plan: Plan, m: int, k: int, n: int, alpha: int = 1, beta: int = 
 
 
 def first_plan_defect(plan: Plan, sizes: Iterable[tuple[int, ...]]) -> str | None:
-    """Return the text of `plan_defect` for the first size with a wrong entry; None if no size has a wrong entry."""
+    """Return the text of `plan_defect` for the first size with a wrong entry; None if all sizes are proved."""
     for size in sizes:
         if (found := plan_defect(plan, *size[:3])) is not None:
             return f"{'x'.join(map(str, size))}: {found}"

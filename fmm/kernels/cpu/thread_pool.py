@@ -178,7 +178,7 @@ def _acquire_workers(count: int) -> list[Worker]:
 
 
 def _assign_job(worker: Worker, task: Job, shares: list[WorkerJob]) -> None:
-    """Give the worker a job, and append the job to `shares`.
+    """Give the worker a job, and append the job to the list `shares`.
 
     The list `shares` gets the job first, so that an interrupted caller still waits for the job.
     """

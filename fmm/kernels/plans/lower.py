@@ -25,7 +25,7 @@ Sides = tuple[float, float, float]  # sides m, k, n; average sides if a level cu
 
 
 class LevelWorkEstimate(NamedTuple):
-    """A quick estimate of a level's products and sums, as if all its blocks were equal.
+    """A quick estimate of the number and size of a level's products and sums, as if all blocks were equal.
 
     The model uses estimates to rank plans within microseconds. An element is a number of the level's own type.
     """
@@ -53,8 +53,8 @@ class LevelWithSteps(Level):
     def lower_gram_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
         """Return the steps that compute the lower triangle of an n x n Gram product.
 
-        With fill `lower` in `params`, the upper triangle of C does not change; with fill `loose`, it may get any
-        numbers. Only levels with `for_gram` compute Gram products; other levels raise PlanError.
+        If params.fill is "lower", the upper triangle of C does not change; if it is "loose", the upper triangle may get
+        any numbers. Only levels with `for_gram` compute Gram products; other levels raise PlanError.
         """
         raise PlanError(f"{self} does not cut Gram products")
 
@@ -121,9 +121,9 @@ def level_run_by_leaf(plan: Plan) -> LevelInLeaf | None:
 
 
 # If a leaf cannot apply alpha and beta, A B is computed in bands of rows, so that the scratch memory for A B stays
-# small. A band has about BAND_ELEMENTS numbers, and at least MIN_BAND_ROWS rows, since BLAS packs B again for each
-# band. On one core, bands of 64 to 256 rows increase the time of a 4096 x 2048 x 4096 product by 27 to 39 %, bands of
-# 512 rows by 14 %, and bands of 1024 rows by 2 %.
+# small. A band (consecutive rows of A B) has about BAND_ELEMENTS numbers, and at least MIN_BAND_ROWS rows, since BLAS
+# packs B again for each band. On one core, bands of 64 to 256 rows increase the time of a 4096 x 2048 x 4096 product by
+# 27 to 39 %, bands of 512 rows by 14 %, and bands of 1024 rows by 2 %.
 BAND_ELEMENTS, MIN_BAND_ROWS = 1 << 20, 1024
 
 
@@ -174,9 +174,9 @@ def lower_leaf_level(
 
 
 def _gemm_steps_in_row_bands(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-    """Return the steps of C = alpha A B + beta C in bands of rows, for a leaf that cannot apply alpha and beta.
+    """Return the steps of C = alpha A B + beta C, some rows at a time, for a leaf that cannot apply alpha and beta.
 
-    All bands use the same scratch memory, which is smaller than C.
+    All blocks of rows use the same scratch memory, which is smaller than C.
     """
     height = max(min(m, max(BAND_ELEMENTS // max(n, 1), MIN_BAND_ROWS)), 1)
     program = program_with_alpha_beta(COPY_PROGRAM, alpha, beta)

@@ -30,9 +30,9 @@ MAX_TEXT_LENGTH = 1000  # largest number of characters in a plan's text: enough 
 class Plan:
     """A plan of a product: levels from the outermost inwards, and the leaf that multiplies below the last level.
 
-    If one leaf runs a level together with everything below it, `leaf` is the text of this level and of all that is
-    below. The constructor also accepts a level of this kind in `levels`, and then moves the level and all later levels
-    into the text of the leaf.
+    If one leaf runs a level together with everything below the level, the field `leaf` is the whole text from this
+    level on. The constructor also accepts this level in `levels`, and then moves the level and all later levels into
+    the text of the leaf.
     """
 
     levels: tuple[Level, ...] = ()
@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def shallower_plan(self) -> Plan:
-        """Return the plan with one recursion less in its outermost recursive level; the plan itself if it has none."""
+        """Return the plan with one recursion less in its outermost recursive level; if no level recurs, the plan."""
         return _with_one_recursion_less(self)
 
     def with_conjugation(self, a: bool, b: bool) -> Plan | None:
@@ -186,9 +186,9 @@ class Plan:
     def dtype_in_first_level(self, dtype: str, products: Iterable[Plan]) -> str:
         """Return the type of the first level's temporaries and products, in a product of `dtype`.
 
-        `products` are the plans of the products in the first level's steps. The steps of `balanced`, and steps that add
-        beta C separately, contain products by this plan itself. A product by this plan itself still runs the first
-        level, so its type is `dtype`.
+        `products` are the plans of the products in the first level's steps. Steps of `balanced`, and steps that add
+        beta C separately, contain products with the same plan. A step's product with the same plan still has the first
+        level before it, so its type is `dtype`.
         """
         return dtype if not self.levels or self in products else self.levels[0].dtype_of_products(dtype)
 

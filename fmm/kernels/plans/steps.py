@@ -20,7 +20,7 @@ from fmm.problem import Shape
 
 @dataclass(frozen=True)
 class Product:
-    """A step that computes dest = alpha left right + beta dest with the plan `plan`."""
+    """A step that computes dest = alpha * left * right + beta * dest with the plan `plan`."""
 
     left: Place
     right: Place
@@ -106,7 +106,7 @@ class LevelSteps:
 
     @property
     def in_place_product_share(self) -> float:
-        """Return the fraction of products that read a block of A or B in place, or write a block of C."""
+        """Return the fraction of products that use a block of A, B or C directly, without a temporary."""
         products = list(self.products)
         return sum(any(place.name in OPERAND_NAMES for place in (p.left, p.right, p.dest)) for p in products) / len(
             products

@@ -28,7 +28,7 @@ COPY_PROGRAM = AdditionProgram(1, (), (0,))  # the program that copies its only 
 class Place:
     """A rectangle of A, B, C or a temporary.
 
-    `part` selects the real or imaginary parts of the numbers, or a rectangle of the matrix's transpose.
+    If `part` is set, the place is the real or imaginary parts of the numbers, or a rectangle of the matrix's transpose.
     """
 
     name: str
@@ -87,10 +87,10 @@ def operand_blocks(name: str, rows: int, cols: int, parts: tuple[int, int], unit
 
 
 def cut_side_into_parts(length: int, parts: int, unit: int | None) -> list[tuple[int, int]]:
-    """Return (start, size) of each part of a side.
+    """Return (start, size) of each block along a side of a matrix.
 
-    With unit None, the sizes of the parts differ by at most one. With a unit, all parts except the last parts have the
-    same size, a multiple of the unit.
+    If `unit` is None, the block sizes differ by at most one. If `unit` is a number, all blocks have the same size, a
+    multiple of `unit`, except blocks at the end, which can be smaller or empty.
     """
     if unit is None:
         small, larger = divmod(length, parts)
@@ -188,8 +188,8 @@ class LineExponents(Sum):
     """A step that finds the exponent e of each row (axis 0) or column (axis 1): 2^(e-1) <= max |x| < 2^e.
 
     The exponent is 0 for a row (column) of zeros, and for a row (column) with an inf or NaN. If `sign` is not 0, number
-    i of each row (column) is first scaled by 2^(sign * shift_i); the second matrix in `reads` holds the shifts. With
-    `against`, the last matrix in `reads` holds other exponents, and the result is (e - other) / 2, rounded down.
+    i of each row (column) is first multiplied by 2^(sign * shift_i); the second matrix in `reads` holds the shifts. If
+    `against` is True, the last matrix in `reads` holds other exponents f, and the result is (e - f) / 2, rounded down.
     """
 
     axis: int = 0
@@ -237,7 +237,7 @@ def _copy_first_input_program(reads: int) -> AdditionProgram:
 
 @dataclass(frozen=True)
 class Mirror:
-    """A step that computes the lower triangle of dest = alpha source + beta dest.
+    """A step that computes the lower triangle of dest = alpha * source + beta * dest.
 
     With fill `full`, the upper triangle becomes the adjoint of the lower triangle. If the source is dest itself, the
     lower triangle does not change. The diagonal of complex matrices becomes real.

@@ -1,4 +1,4 @@
-"""The walk over a plan: through the steps of each level, down to the leaf.
+"""The walk: a machine runs the steps of a plan's levels, from the outermost level down to the leaf.
 
 A Machine executes the steps. Machines work on NumPy arrays (fmm.kernels.cpu.execute), work on symbols
 (fmm.kernels.cpu.symbolic_proof), or record GPU operations (fmm.kernels.cuda.record). Temporaries are allocated as a
@@ -66,7 +66,7 @@ class Machine(Protocol):
     def multiply_with_addend(
         self, leaf: str, product: ProductMatrices, addend: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
-        """Compute dest = alpha left right + beta addend.
+        """Compute dest = alpha * left * right + beta * addend.
 
         Only a machine with `leaves_apply_alpha_beta` needs this method.
         """

@@ -4,8 +4,8 @@ fmm counts workspace in four ways, always in bytes:
 
 * `plan_workspace_bytes` is exact: the peak of the plan's temporaries, with padded rows, and of the leaves' scratch
   memory.
-* `fmm.perfmodel.work.estimated_workspace` is an estimate, as if all blocks of a level were equal and rows not padded.
-  If the estimate is near the limit on the workspace, the model counts the workspace exactly.
+* `fmm.perfmodel.work.estimated_workspace` is an estimate, as if all blocks of a level were equal and rows had no
+  padding. If the estimate is near the limit on the workspace, the model counts the workspace exactly.
 * The field `workspace` of `fmm.perfmodel.cost.cost` repeats the exact count next to the papers' counts of memory
   transactions, volume and arithmetic operations.
 * The field `PreparedCall.call_bytes` in fmm.runtime.prepare counts one call: workspace, copies of operands and, for a
@@ -164,7 +164,7 @@ ALWAYS_ALLOWED_PRODUCTS = 4096
 def check_plan_type(plan: Plan, dtype: str, device: Literal["cpu", "cuda"] | None = None) -> None:
     """Raise PlanError if a level or the leaf of the plan cannot compute a product of this type.
 
-    The message names a leaf that can multiply the type, on `device` unless it is None.
+    The message names a leaf that can multiply the type; if `device` is not None, a leaf of this device.
     """
     if plan.accepts_type(dtype):
         return

@@ -41,7 +41,7 @@ INNER_LEVEL_TEXTS: Final = ("", INNER_ALGORITHM, f"{INNER_ALGORITHM}^2")
 
 @dataclass(frozen=True)
 class PlaneLayout:
-    """The sizes of a batch of products by residues, and the bytes of each part of the workspace."""
+    """The sizes of a batch of products by residues, and the bytes of each array in the workspace."""
 
     m: int
     k: int
@@ -87,7 +87,7 @@ class PlaneLayout:
 
     @property
     def transposed_stride(self) -> int:
-        """Return the distance between lines of a transposed operand in elements: a multiple of 4, and of 16 bytes."""
+        """Return a transposed operand's leading dimension in elements: a multiple of 4 elements and of 16 bytes."""
         return round_up(self.k, max(4, LINE_BYTES // self.item))
 
     @property
@@ -109,10 +109,10 @@ class PlaneLayout:
 
     @property
     def workspace_offsets(self) -> tuple[int, ...]:
-        """Return the byte offsets of the workspace's parts.
+        """Return the byte offsets of the arrays in the workspace.
 
-        The parts are: exponents of A and of B, planes of A, of B and of C, and the transposed operands. The last number
-        is the end of the workspace. If A and B are split for all moduli at once, the planes of C overwrite the
+        The arrays are: exponents of A and of B, planes of A, of B and of C, and the transposed operands. The last
+        number is the end of the workspace. If A and B are split for all moduli at once, the planes of C overwrite the
         transposed operands.
         """
         left, right, result = self.plane_bytes
@@ -197,7 +197,7 @@ def prepared_plane_layout(
 
 @dataclass(frozen=True)
 class NormExponents(LineExponents):
-    """A step that finds the largest power of two by which each row (axis 0) or column (axis 1) can be scaled.
+    """A step that finds, for each row (axis 0) or column (axis 1), the largest power of two by which it can be scaled.
 
     The exponents of these powers follow from the norms of the rows or columns.
     """
@@ -233,13 +233,14 @@ def residue_steps(
 ) -> LevelSteps:
     """Return the steps of a product for this number of moduli, with `depth` levels of recursion below the residues.
 
-    The plan `inner` computes the products of bytes. With `scaled`, numbers are scaled and rounded to integers. Planes
-    have the same sizes as on a device: all blocks are equal, and the length of lines is a multiple of 16 bytes.
+    The plan `inner` computes the products of bytes. If `scaled` is True, the numbers are first scaled and rounded to
+    integers. Planes have the same sizes as on a device: all blocks are equal, and the rows of a plane in memory have a
+    multiple of 16 bytes.
     """
     m, k, n = size
     operands = whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n)
     if moduli == 1 and not depth and params[:2] == (1, 0) and not scaled:
-        # 8-bit operands need no split: their numbers are the residues.
+        # 8-bit operands are not split: their numbers are already residues modulo 256.
         return LevelSteps((), (Product(*operands, inner),))
     (rows, length, cols), programs = PlaneLayout(*size, 1, 1, depth).block_shape, _inner_level_programs(depth)
     each = planes_per_modulus(for_complex)

@@ -53,8 +53,8 @@ from fmm.problem import Shape
 
 BYTES_LEAF_NAME: Final = "bytes"
 LEVEL_NAME, COMPLEX_LEVEL_NAME = "residues", "residues2m"
-# By type: the valid numbers of moduli, and the largest number of levels below residues. (Two levels would not make
-# float32 faster, and would need too many registers for complex128.)
+# By type: the valid numbers of moduli, and the largest number of levels of Strassen's algorithm below the level
+# `residues`. (Two levels would not make float32 faster, and would need too many registers for complex128.)
 MODULI_BY_TYPE: Final = {
     "float64": (13, 14, 15, 16),
     "float32": (7, 8, 9),
@@ -70,8 +70,8 @@ TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
 PREPARED_MODULI: Final = {"float64": 14, "complex128": 15}
 # The numbers of moduli that candidate plans have, by type. For complex64 on an H200, `3m` over `f16x3` takes 1.06,
 # 1.17, 1.25 and 1.17 times as long as `residues2m(7)` for squares of side 1024, 2048, 4096 and 8192. `residues2m(7)` is
-# no candidate: if the scale of the numbers varies along the inner dimension, its error is up to 10^4 times the vendor's
-# error, and the error of `f16x3` is a fifth of the vendor's error (docs/numerics.md).
+# no candidate: if the magnitude of the numbers varies along the inner dimension, the error of `residues2m(7)` is up to
+# 10^4 times the vendor's, but the error of `f16x3` is a fifth of the vendor's (docs/numerics.md).
 USUAL_MODULI: Final = {"float64": (14, 15, 16), "float32": (8,), "complex128": (15, 17), "complex64": (8,)}
 # Errors as multiples of the vendor's error, by type and number of moduli; 1 if a number is missing. The values follow
 # from errors measured in the Frobenius norm on normal data.
@@ -85,7 +85,7 @@ USUAL_MODULI: Final = {"float64": (14, 15, 16), "float32": (8,), "complex128": (
 # moduli, where the error relative to C is about 2^-54.
 # On an H200 in complex64 with sides of 1024 to 8192, the error is 0.2 to 0.45 times CGEMM's error with 7 moduli (0.13
 # to 0.28 times on uniform data), and 0.02 to 0.07 times with 8 moduli. At 500 x 16384 x 600, CGEMM adds up several
-# partial sums. There, the error is 1.34 times CGEMM's error with 7 moduli, and 0.18 times with 8 moduli.
+# partial sums, and the error of residues is 1.34 times CGEMM's error with 7 moduli, and 0.18 times with 8 moduli.
 RELATIVE_ERROR_BY_MODULI: Final = {
     "float64": {13: 11.0, 15: 0.07, 16: 0.04},
     "float32": {7: 0.3, 8: 0.02, 9: 0.02},
@@ -155,8 +155,8 @@ class ResiduesLevel(LevelInLeaf):
         """Return the cost of a multiplication of bytes, in multiplications of the product's type.
 
         A real multiplication becomes one multiplication of bytes for each modulus; all of them together cost 1. A
-        complex multiplication becomes two multiplications of bytes for each modulus. All these multiplications of bytes
-        together cost half a complex multiplication.
+        complex multiplication becomes two multiplications of bytes for each modulus. For complex numbers, these
+        multiplications of bytes together cost half a complex multiplication.
         """
         moduli = next((step.moduli for step in steps.steps if isinstance(step, ReconstructFromResidues)), 1)
         return (0.25 if self.for_complex else 1) / moduli
@@ -200,7 +200,7 @@ def _invalid_moduli_error(name: str, moduli: str) -> PlanError:
 
 
 class ResidueLeaf(NamedTuple):
-    """The last part of a plan: a level `residues`, `depth` levels of recursion below it, and the leaf `bytes`."""
+    """The end of a plan: a level `residues`, then `depth` levels of Strassen's algorithm, then the leaf `bytes`."""
 
     level: ResiduesLevel
     depth: int
@@ -227,7 +227,7 @@ def residue_leaves() -> Mapping[str, ResidueLeaf]:
 
 
 def _levels_with_conjugation(level: ResiduesLevel) -> list[ResiduesLevel]:
-    """Return the level, and for complex numbers also the levels that conjugate one operand or both."""
+    """Return a list: the level, and for complex numbers also the levels that conjugate A, B, or both."""
     conjugated = (level.with_conjugation(*x) for x in product((False, True), repeat=2))
     return [x for x in conjugated if x] or [level]
 
@@ -238,7 +238,7 @@ def recursion_depth_of_leaf(leaf: str) -> int:
 
 
 def residue_leaf_rows(host_product: Callable[..., object]) -> tuple[Leaf, ...]:
-    """Return the rows of all residue leaves.
+    """Return the registry rows of all residue leaves.
 
     `host_product` multiplies on a CPU, with the keywords `moduli` and `for_complex`. The function multiplies
     floating-point types only, without levels below residues.

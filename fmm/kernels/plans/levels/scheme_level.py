@@ -23,8 +23,8 @@ The fringe is one of these options:
 
 * `unequal`: blocks differ by one row or column, and sums are computed as if smaller blocks were padded with zeros.
 * `pad`: blocks are equal, with virtual zeros beyond the edge. With `pad16`, block sides are multiples of 16.
-* `peel`: the largest part of the matrices that consists of equal blocks (the core) is multiplied by the level, and thin
-  strips at the edge by the leaf.
+* `peel`: the largest part of the matrices that consists of equal blocks (the core) is multiplied by the level, and the
+  remaining thin rectangles at the edge by the leaf.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class SchemeLevel(LevelWithSteps):
     def describe_launches(self) -> str:
         """Return a text about a fused level's launches and their order; empty for other levels.
 
-        A device with a suitable kernel combines consecutive launches into one.
+        If a GPU kernel can run consecutive launches as one launch, the recorder combines the launches.
         """
         if not self.needs_fusing_leaf or self.scheme is None:
             return ""
@@ -269,8 +269,8 @@ def build_scheme_level(
         splits=max(bilinear.size) > 1,
         saves_products=bilinear.rank < prod(bilinear.size),
         bilinear=bilinear,
-        # The steps of peeled strips depend on the sides themselves, not only on the block sides. A table can store sums
-        # of A and B in blocks of C, so its steps depend on which of the block sides is longer.
+        # With the fringe `peel`, the steps depend on the sides themselves, not only on the block sides. A table can
+        # store sums of A and B in blocks of C, so its steps depend on which of the block sides is longer.
         cut=None if peeled else LevelBlockGrid(bilinear.size, unit, ordered=table is not None),
         types=_types_allowing_coefficients(bilinear),
         traversal=traversal,

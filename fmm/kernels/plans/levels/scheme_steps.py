@@ -1,4 +1,4 @@
-"""Compute the steps of a level with a scheme (stacked, or one product at a time) or a step table; peel the fringe."""
+"""Compute the steps of a level: a scheme (stacked or sequential), a step table, or the products of a peeled fringe."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _blocks_of_operands(scheme: Scheme, unit: int | None, sides: Shape) -> tuple
 def split_multiply_join_steps(
     scheme: Scheme, unit: int | None, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient, batched: bool
 ) -> LevelSteps:
-    """Return four stages of steps: a pass over A, a pass over B, the products, and the join (a pass that forms C)."""
+    """Return the steps in order: a pass over A, a pass over B, the products, and the join (a pass that forms C)."""
     a, b, c = _blocks_of_operands(scheme, unit, sides)
     left_shape = right_shape = None
     if unit is not None:
@@ -65,8 +65,8 @@ def _split_step(
 ) -> tuple[list[Place], Sum]:
     """Return the places of the operands, and the step that forms the operands in one pass.
 
-    If an operand is a block of A or B, it is read in place. With a `shape`, all temporaries have this shape, and blocks
-    at the edge that are smaller are copied too. For a batch, all operands are copied into one tall temporary.
+    If an operand is a block of A or B, it is read in place. If `shape` is given, all temporaries have this shape, and
+    smaller blocks at the edge are copied too. For a batch, all operands are copied into one tall temporary.
     """
     places: list[Place] = []
     for p, column in enumerate(zip(*matrix, strict=True)):
@@ -214,8 +214,8 @@ class _TableLowering:
     ) -> None:
         self.table, self.blocks, self.plan, self.full = table, blocks, plan, full
         self.held = {name: place for name, place in blocks.items() if name[0] in "AB"}
-        # What a place holds: a sum of blocks of A, a sum of blocks of B, or a part of C. Only a place that holds a part
-        # of C can be cropped to fewer rows or columns.
+        # What a place holds: a sum of blocks of A, a sum of blocks of B, or numbers of C. Only a place that holds
+        # numbers of C can be cropped to fewer rows or columns.
         self.kind = {name: name[0] for name in self.held}
         self.steps: list[Sum | Product | ProductWithSums] = []
 
@@ -281,9 +281,9 @@ class _TableLowering:
 
 
 def core_and_strip_steps(core: Plan, parts: Shape, sides: Shape) -> LevelSteps:
-    """Return the product of the core (the largest part with equal blocks), and then the products of up to three strips.
+    """Return the product of the core (all equal blocks), then up to three products for the rest of m, k and n.
 
-    The plan `core` computes the core; its leaf computes the strips.
+    The plan `core` computes the product of the core; its leaf computes the other products.
     """
     leaf, (m, k, n) = replace(core, levels=()), sides
     mc, kc, nc = (side - side % part for side, part in zip(sides, parts, strict=True))

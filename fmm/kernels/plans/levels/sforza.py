@@ -48,8 +48,8 @@ class SforzaLevel(LevelWithSteps):
     def is_base_case(self, half_side: int, inner: int) -> bool:
         """Return True if the recursion stops: at its depth, or at the cutoff.
 
-        The paper prints the rule of the cutoff with <= instead of >=. The rule is printed the wrong way round, because
-        the recursion must stop at small sides, not at large sides.
+        The paper prints the condition for the cutoff with <= instead of >=; that must be an error, because the
+        recursion must stop at small sides.
         """
         return self.recursion <= 1 or self.cutoff / inner + self.cutoff / half_side >= 2
 
