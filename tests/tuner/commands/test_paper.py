@@ -280,11 +280,15 @@ def error_line(plan: dict[str, Any]) -> str:
 def test_measured_errors_are_told_from_modelled_ones(run: Run) -> None:
     found = predicted(run, "4096", "4096", "4096", "float32", "h200")
     bases = {row["plan"]: row["error_basis"] for row in (found["chosen"], *found["runners_up"])}
-    assert bases["f16x3"] == bases["residues(8) > bytes"] == "measured"
-    assert bases["strassen.batched.pad16 > f16x3"] == "model" and bases["vendor"] == "vendor"
-    lines = run("predict", "4096", "--dtype", "float32", "--device", "h200").splitlines()
-    (row,) = (line for line in lines if line.endswith("  residues(8) > bytes"))
-    assert "  0.020*  " in row and error_line(found["chosen"]) in lines
+    assert bases["f16x3"] == "measured" and bases["vendor"] == "vendor"
+    assert bases["strassen.batched.pad16 > f16x3"] == "model"
+    assert "residues(8) > bytes" not in bases, "it is for errors smaller than the vendor's"
+    assert error_line(found["chosen"]) in run("predict", "4096", "--dtype", "float32", "--device", "h200").splitlines()
+    small_error = "4096", "--dtype", "float32", "--device", "h200", "--max-error-growth", "0.1"
+    exact, lines = json.loads(run("predict", *small_error, "--json")), run("predict", *small_error).splitlines()
+    assert exact["chosen"]["plan"] == "residues(8) > bytes" and error_line(exact["chosen"]) in lines
+    (row,) = (line.split() for line in lines if line.split()[-2:] == ["f16x3", "error"] and ">" not in line)
+    assert "1.0*" in row
 
 
 @pytest.mark.parametrize(("m", "k", "n", "dtype", "name"), PRODUCTS)
