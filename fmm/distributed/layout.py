@@ -229,9 +229,9 @@ class MeshLayout:
     def _first_inner_piece_index(self, rank: int) -> int:
         """Return the index of the first range (piece) of the inner dimension that a process multiplies.
 
-        A process first multiplies the pieces of A and B that it already holds. If A and B are both cut along the inner
-        dimension, the processes begin with different ranges of the inner dimension, as in Cannon's algorithm. With
-        different first ranges, no process sends panels to two other processes at once.
+        In the first step, a process multiplies parts of A and B that the process already holds. If A and B are both cut
+        along the inner dimension, the processes begin with different ranges of the inner dimension, as in Cannon's
+        algorithm. With different first ranges, no process sends panels to two other processes at once.
         """
         inner = self.process_share(rank).inner
         held = (

@@ -33,8 +33,8 @@ RECTANGLE_MARGIN = 0.15
 # A product that is predicted to take fewer than this number of seconds is computed in one step and without a level,
 # since comparing candidates takes time.
 MIN_SECONDS_TO_COMPARE = 1e-3
-MAX_CANDIDATES_IN_PIECES = 3  # number of candidates, the fastest in one piece, that are also compared in several pieces
-CANDIDATE_PIECE_COUNTS = (2, 4, 8)  # candidate numbers of pieces for rows or columns
+MAX_CANDIDATES_IN_PIECES = 3  # number of candidates, the fastest in one step, that are also compared in several steps
+CANDIDATE_PIECE_COUNTS = (2, 4, 8)  # candidate numbers of steps that cut rows or columns of C
 
 
 ProductSeconds = Callable[[int, int, int], float]  # (m, k, n) -> seconds of an m x k by k x n product on one device

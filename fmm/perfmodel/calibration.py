@@ -130,7 +130,7 @@ class Calibration:
     # The fields that begin with `call` are the shortest times of the host for a user's call, in seconds. A recurring
     # call takes at least the host's time, even if the device finishes earlier. The tuner measures launches alone; a
     # user's call also runs Python code.
-    call_of_library: float = 0.0  # host seconds for a call of the library's own product
+    call_of_library: float = 0.0  # host seconds for a call of the matrix product of CuPy or torch
     # host seconds for plans with levels or with a leaf of several launches: a CUDA graph is replayed with new addresses
     call: float = 0.0
     call_of_leaf: float = 0.0  # host seconds for a leaf of one launch
@@ -140,7 +140,7 @@ class Calibration:
     least: float = 0.0
     lanes: int = 1  # number of products that run at a time on a CPU
     idle: float = 0.0  # seconds in which CPU threads are idle at a plan's beginning and end
-    spin: float = 0.0  # seconds lost to BLAS's own threads, which spin on half of a processor after each product
+    spin: float = 0.0  # seconds lost to BLAS threads, which spin on half of a processor after each product
     apart: float = 1.0  # share of `stream` that the sums of small plans reach, since these plans run one step at a time
     # The measured crossovers tau1, tau2 and tau3 that limit the number of levels: one LevelBounds for each baseline (a
     # plan without its recursion levels). Without a LevelBounds for a plan's baseline, the plan may have any number of

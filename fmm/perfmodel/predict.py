@@ -9,8 +9,8 @@ which one product takes longer than F seconds. For b concurrent products by the 
 n) + pipe / k + rows / m + cols / n) * (m and n in whole tiles) * factors. Other functions compute s for the tiled
 kernel, for whole waves of tiles, and for the kernel `f16x3`.
 
-S (sums) is (traffic * itemsize + small * passes) / stream. If the share p of the traffic moves at the share r of the
-rate `stream`, the traffic is multiplied by 1 - p + p / r.
+S (sums) is (traffic * itemsize + small * passes) / stream. If the fraction p of the traffic moves at r times the rate
+`stream`, the traffic is multiplied by 1 - p + p / r.
 
 H (hidden sums) is overlap * min(P, the part of S below an overlapped level). H is negative if sums delay products.
 
@@ -466,7 +466,7 @@ STRIP_BLOCK_BANDWIDTH, STRIP_NUMBER_BYTES = 17.5e9, 12.0
 def split_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float, has_strips: bool = True) -> float:
     """Return the term of the slowdown s for computing the planes of A and B before the product.
 
-    `has_strips` is True if B is row-major and its planes are computed during the call from B itself.
+    `has_strips` is True if the call computes the planes of B from a row-major B, in strips of columns.
     """
     reread = 1 + REREAD_BYTES / HELD_NUMBER_BYTES * max(1 - HELD_ROW_LENGTH / k, 0.0)
     streamed = rate.rows / m + rate.cols * reread / n

@@ -250,7 +250,7 @@ def is_error_measured(plan: Plan) -> bool:
 def _error_variance(plan: Plan, level: Callable[[_VarianceShares, float], float]) -> float:
     """Return the variance of a plan's error as a multiple of the vendor's variance, computed from the leaf outwards.
 
-    The function `level` returns the variance of one level from the shares of its scheme and the variance of its
+    The function `level` returns the variance of one level from the scheme's _VarianceShares and the variance of its
     products.
     """
     variance = plan.leaf_use.leaf.relative_error**2
