@@ -19,12 +19,12 @@ from fmm.contractions.array_module import array_module, as_array, has_plain_layo
 from fmm.contractions.pairs import ConsumingPair, LabeledArray, Labels, contract_pair, library_einsum, reduce_operand
 from fmm.runtime.decisions.early_declines import SMALL_MULTIPLY_ADDS
 
-# If the largest pair of a contraction on a CPU has fewer multiply-adds, the library's own einsum computes each pair: no
-# plan can be faster, and the library's einsum has less overhead. SMALL_HOST_MULTIPLY_ADDS is low, since NumPy's einsum
-# computes stacks of matrices without BLAS, and is therefore slow for them.
+# If the largest pair of a contraction on a CPU has fewer multiply-adds than this number, the library's own einsum
+# computes each pair: no plan can be faster, and the library's einsum has less overhead. SMALL_HOST_MULTIPLY_ADDS is
+# low, since NumPy's einsum computes stacks of matrices without BLAS, and is therefore slow for them.
 SMALL_HOST_MULTIPLY_ADDS = 1 << 15
-# A CuPy array with at least this number of elements is large. The GPU copies a smaller array in less time than the host
-# needs for a call of cupy.einsum.
+# A CuPy array with at least this number of elements is large. The GPU copies an array with fewer elements in less time
+# than the host needs for a call of cupy.einsum.
 LARGE_COPY = 1 << 22
 
 

@@ -7,11 +7,11 @@ the other labels of B become columns:
     C[batch, rows, columns] = sum over summed of A[batch, rows, summed] B[batch, summed, columns]
 
 All row labels of A become one dimension. No copy of A is needed if the strides of these labels nest: each stride equals
-the next stride times the next label's size. The batch, row, summed and column labels are therefore each ordered as the
-array stores its dimensions. The result's dimensions are stored in the order in which the product writes them, normally
-rows before columns. The transposed product, with columns before rows, is computed only if this saves a copy in the next
-pair. The caller of the contraction permutes the dimensions of the result to the requested order, as a view without a
-copy.
+the next stride times the next label's size. To avoid copies, the labels that become one dimension (batch, row, summed
+or column) have the order in which the array stores its dimensions. The result's dimensions are stored in the order in
+which the product writes them, normally rows before columns. The transposed product, with columns before rows, is
+computed only if this saves a copy in the next pair. The caller of the contraction permutes the dimensions of the result
+to the requested order, as a view without a copy.
 
 `plan_pair` decides the order of labels and the copies from labels, shapes and strides alone; its plans are cached.
 `contract_pair` runs a plan on arrays.

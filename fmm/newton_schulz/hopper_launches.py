@@ -1,7 +1,7 @@
 """The Newton-Schulz iteration of a stack on Hopper's tensor cores, as one launch list.
 
-Each step is three launches for the whole stack. The first two launches of a step compute symmetric matrices: only one
-triangle is multiplied, and then mirrored.
+Each step of the iteration has three kernel launches, each for all matrices of the stack. The first two launches of a
+step compute symmetric matrices: only one triangle is multiplied, and then mirrored.
 
     A = X X^T                    (X^T X if X is tall)
     P = a I + b A + c A A^T

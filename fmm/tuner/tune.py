@@ -361,7 +361,7 @@ class CommandTimeBudget:
         return max(most - self._used.get((job.device.identity.key, job.dtype), 0.0), most / 4) if job.again else most
 
     def subtract_job_seconds(self, job: TuningJob, seconds: float, concluding: float) -> None:
-        """Subtract the seconds of a job from the seconds that are left, and learn how long its conclusion took."""
+        """Subtract a job's seconds from the remaining seconds, and record how long its fit, checks and writing took."""
         self.left -= seconds
         self._used[job.device.identity.key, job.dtype] = seconds
         kind = job.effort == FIRST_LOOK_EFFORT
@@ -567,8 +567,9 @@ def _measure_and_record(
 def _reason_not_written(job: TuningJob, path: Path, outcome: TuningOutcome) -> str:
     """Return why the config's present section is not replaced; empty if the new section may be written.
 
-    The section of a finished tuning without diagnostics is always written, unless the tuning is a first look. Any other
-    section is written only if it is at least as good by `_section_quality` as the present section.
+    The section of a finished tuning without diagnostics is always written, unless the tuning is a first look. The
+    section of an unfinished tuning, of a first look or of a tuning with diagnostics is written only if
+    `_section_quality` is at least that of the present section.
     """
     if outcome.section is None:
         return "too little was measured"

@@ -2,7 +2,7 @@
 
 A T1 document describes the search space of a device and an element type. A T4 document has the recorded results. The
 parameters of a T1 document are the choices from which fmm-tune builds a plan. Each result in a T4 document lists values
-of the same parameters.
+of the same parameters: the choices from which fmm-tune builds the plan.
 """
 
 from __future__ import annotations

@@ -142,7 +142,8 @@ def time_plans(
 ) -> Iterator[dict[str, Any]]:
     """Time the vendor, fmm's decision and `plans` in paired rounds; yield a row of results for each plan.
 
-    `searched` is the result of the shape's search: its two plans are timed, too.
+    If a tuning has searched the shape, the model's first choice and Optuna's best plan, both in `searched`, are timed,
+    too.
     """
     limits = Limits(device.memory_bytes, default_error_growth_limit(device.untuned_model().batches))
     decision = decide_plan(problem, limits, devices.Device(device.identity, device.untuned_model()))

@@ -269,7 +269,8 @@ class ValueChange:
 def section_changes(key: str, dtype: str, before: RawSections, after: RawSections) -> list[ValueChange]:
     """Return the changes of an element type's values between two versions of a device's sections.
 
-    The first changes say whether the tuning is rejected, then follow the margin, the crossover side and the speedup.
+    The first change says whether the tuning is rejected; the changes of the margin, the crossover side and the speedup
+    follow.
     """
     then, now = (dict(_compared_values(key, dtype, sections)) for sections in (before, after))
     pairs = (

@@ -107,7 +107,7 @@ def _compile_sort_key(plan: Plan, rank: int) -> tuple[bool, int, int]:
 
 
 def is_needed_by_first_look(plan: Plan) -> bool:
-    """Return True if the coarse tuning ("first look") measures this plan.
+    """Return True if a first look, the coarse tuning before the longer tuning, measures this plan.
 
     A first look measures plans with one batched level that has few vendor products. A first look measures a leaf that
     has a separate rate in the calibration in a plan without levels.

@@ -43,7 +43,8 @@ from fmm.tuner.devices.device import (
 # smallest duration of a sample, in milliseconds: a short run is repeated, and the sample is the mean
 MIN_SAMPLE_MILLISECONDS = 5.0
 # After a pause, an H200 runs 5 to 10 % faster until it reaches its power limit again. If the device was idle for more
-# than MAX_IDLE_SECONDS, the session therefore repeats the run for HEAT_MILLISECONDS before the next sample.
+# than MAX_IDLE_SECONDS, the session repeats the run for HEAT_MILLISECONDS before the next sample, until the GPU is at
+# its power limit again.
 MAX_IDLE_SECONDS, HEAT_MILLISECONDS = 0.004, 40.0
 CHECKED_ROWS = 16  # largest number of rows of a result that `_check_result` compares with the exact product
 # Purpose of launches, by TimedRun.part: to time only the sums or only the leaf products of a plan, a session runs only

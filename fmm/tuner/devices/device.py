@@ -28,8 +28,8 @@ class TimedRun(NamedTuple):
     """What a session times on its problem: a whole plan, or only the plan's sums, or only its leaf products.
 
     `part` says what is timed: "whole" is the whole plan, "sums" only its matrix sums, "products" only its leaf
-    products. With SHORTEST_SAMPLE_PART, a sample is the shortest of SHORTEST_SAMPLE_COUNT executions of the whole plan.
-    Two runs that differ only in `twin` do the same work, so the difference of their times is noise.
+    products. If `part` is SHORTEST_SAMPLE_PART, a sample is the shortest of SHORTEST_SAMPLE_COUNT executions of the
+    whole plan. Two runs that differ only in `twin` do the same work, so the difference of their times is noise.
     """
 
     plan: Plan = VENDOR

@@ -5,7 +5,7 @@ are the sides for two and three levels.
 
 Each timed pair shows the model's error for the plan's number of levels. If plans are measurably slower than predicted,
 the median error corrects their predictions before the crossover is computed. A plan may be slower than the vendor
-although its corrected prediction is a gain: the crossover is then raised to the effective side of this product: the
+although its corrected prediction is a gain: the crossover is then raised to the product's effective side, which is the
 side of the square for which one level gains the same share of time. fmm.perfmodel.level_bounds applies the crossovers
 to decisions.
 """

@@ -1,7 +1,7 @@
 """Diagnose a tuning: compute its noise, slowdown and model error, and the margin for decisions.
 
-With an interrupted or noisy tuning, fmm.matmul must not be slower than without a tuning. A model with too few held-out
-measurements is therefore rejected. The margin is the model's error on held-out shapes: a plan is chosen if its
+The aim is that fmm.matmul is not slower with an interrupted or noisy tuning than without a tuning. A model with too few
+held-out measurements is therefore rejected. The margin is the model's error on held-out shapes: a plan is chosen if its
 predicted gain exceeds the margin.
 """
 
@@ -20,9 +20,9 @@ from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_s
 from fmm.tuner.fit.model import Observation, PredictionError
 from fmm.tuner.trials.record import ProductSize, Trial
 
-# The stage with this name records the shortest of many samples of short products: the time on an idle device. If other
-# programs run without a pause, long products always take longer, but both products of an A/A pair take equally longer.
-# Other programs slow the vendor's product more than plans, so that plans seem faster than they are.
+# Name of the quiet stage, which records the shortest of many samples of short products as the time on an idle device.
+# If other programs run without a pause, long products always take longer, but both products of an A/A pair take equally
+# longer. Other programs slow the vendor's product more than plans, so that plans seem faster than they are.
 QUIET_STAGE = "undisturbed"
 # Two limits of the slowdown, which is the time by the fitted model divided by the time in the quiet stage. A slowdown
 # above TOLERATED_SLOWDOWN raises the margin. For a slowdown above MAX_SLOWDOWN, the tuning is rejected.

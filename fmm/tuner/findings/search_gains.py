@@ -57,7 +57,7 @@ def search_gains(trials: Iterable[Trial]) -> Iterator[SearchGain]:
 
 
 def search_gains_of_device(tunings: Iterable[RecordedTuning], device: str) -> list[SearchGain]:
-    """Return the gains of a device's tunings; of several searches of one shape and type, the last one counts."""
+    """Return the gains of a device's tunings; of repeated searches for one shape and type, the last one counts."""
     own = (tuning for tuning in tunings if tuning.header.device == device)
     found = {(gain.dtype, gain.size): gain for tuning in own for gain in search_gains(tuning.trials)}
     return list(found.values())

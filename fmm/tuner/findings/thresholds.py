@@ -186,8 +186,8 @@ def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[P
     With this epsilon, the equation agrees with the most measured shapes; of several equally good numbers, the one with
     the smallest absolute value is returned.
 
-    Return None without measurements. Also return None if one level was faster on all shapes, or slower on all shapes,
-    and if epsilon = 0 then agrees best: these measurements do not determine epsilon.
+    Return None without measurements. If one level had the same outcome on all shapes (always faster, or always slower)
+    and epsilon = 0 agrees best, return None, too: the measurements do not determine epsilon.
     """
     if not measured:
         return None

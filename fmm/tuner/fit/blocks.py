@@ -233,7 +233,7 @@ def fastest_strategies(shapes: Sequence[StrategyTimes], chip: Chip) -> Iterator[
     If the strategy that the model chooses takes almost the same time (see MIN_STRATEGY_GAIN), the model's strategy is
     yielded instead of the fastest.
 
-    A shape on which the model's strategy was not timed is left out.
+    A shape is left out if the strategy that the model chooses was not timed on the shape.
     """
     for x in shapes:
         fastest = min(x.seconds, key=lambda name: x.seconds[name])

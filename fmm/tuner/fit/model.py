@@ -129,7 +129,7 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
     vendor_observations = [o for o in observed if o.has_vendor_leaf]
     start = _with_fastest_measured_rates(start, dtype, vendor_observations)
     if start.batches:
-        # with `rate.sms` = 0, the model computes the time from a fractional number of rounds of tiles
+        # with `rate.sms` = 0, the model does not round the number of tiles up to whole waves of all multiprocessors
         without_rounds = with_parameters(start, dtype, {"rate.sms": 0.0})
         starts = [
             TILE_SIDE_PARAMETER.with_value(s, dtype, side)
@@ -319,7 +319,10 @@ class LeastSquares:
         return with_parameters(self.start, self.dtype, self.parameters_at(x))
 
     def weighted_residuals(self, x: Any) -> Any:
-        """Return the weighted log(predicted / measured) of each observation, then each parameter's weighted change."""
+        """Return the weighted log(predicted / measured) of each observation.
+
+        Each parameter's weighted distance from its start value follows.
+        """
         calibration = self.calibration_at(x)
         pairs = zip(self.observed, self._works, strict=True)
         predicted = [predicted_run_seconds(o.run, o.problem, work, calibration) for o, work in pairs]
@@ -436,7 +439,8 @@ class PredictionError:
             return PredictionError(0, 0.0, 0.0, 0.0, 0.0)
         count, sizes = len(relative), np.abs(relative)
         # The number of samples below the true median has a binomial distribution with the standard deviation
-        # sqrt(count) / 2. The share of samples below the upper end is therefore 0.5 + 1.96 / (2 sqrt(count)).
+        # sqrt(count) / 2. The upper end of the median's interval is therefore the quantile 0.5 + 1.96 / (2 sqrt(count))
+        # of the samples.
         upper_rank = min(0.5 + 0.98 / count**0.5, 1.0)
         middle, p95, upper = (float(x) for x in np.quantile(sizes, (0.5, 0.95, upper_rank)))
         above = max(float(np.quantile(relative, (1 + upper_rank) / 2)), 0.0)

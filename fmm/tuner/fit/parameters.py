@@ -138,9 +138,9 @@ FIT_PARAMETERS = (
 # The parameters that are fitted for a leaf for which the calibration has a separate rate. Undetermined parameters have
 # the value from the datasheet. `rows` and `cols`, which describe the time to prepare A and B, are computed from bytes
 # and the device's bandwidth and are not fitted: a tuning measures few thin products. (A tuning of an H100 measured 16
-# products by `f16x3`, none thinner than 992. From these products, a fit of `cols` gave 160 instead of the datasheet's
-# value 446. The predicted times of 300 other products were then too short by 12 % at the median, and by up to 40 % for
-# thin products.)
+# products by `f16x3`, none thinner than 992. From only these products, a fit of `cols` (the columns of C at which
+# reading A takes as long as multiplying) gave 160 instead of the datasheet's 446. The predicted times of 300 other
+# products were then too short by 12 % at the median, and by up to 40 % for thin products.)
 LEAF_RATE_PARAMETERS = tuple(replace(p, neutral=None) for p in FIT_PARAMETERS[:3])
 FIT_PARAMETERS_BY_NAME: Mapping[str, FitParameter] = MappingProxyType({p.name: p for p in FIT_PARAMETERS})
 OWN_KERNEL_START_VALUES = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}

@@ -94,7 +94,8 @@ def search_order(
 ) -> list[Problem]:
     """Return the problems in the order in which they are searched, if all samples together may take `seconds`.
 
-    The problems whose whole search takes at most half of the seconds come first, the largest of these at the beginning.
+    Problems come first if their whole search takes at most half of `seconds`; the largest of these problems is the
+    first of all.
     """
     fitting = [p for p in problems if whole_search_seconds(p, calibration, effort) <= seconds / 2]
     return [*fitting, *(p for p in problems if p not in fitting)]

@@ -1,8 +1,8 @@
 """Measure a first look at an element type, within seconds: a few rates, to which the shipped model is scaled.
 
 The model of this kind of device is scaled to the times of the vendor's products and of the sums of one plan, and
-checked on whole plans on held-out shapes. A first look times only plans with kernels that are compiled first. The other
-kernels of the tuning compile meanwhile.
+checked on whole plans on held-out shapes. A first look times only plans with kernels that are compiled first. While a
+first look measures, all other kernels of the tuning compile.
 """
 
 from __future__ import annotations

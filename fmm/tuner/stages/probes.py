@@ -49,8 +49,8 @@ EXTRA_ROUNDS_TIME_SHARE = 0.4
 # largest fraction of the planned time for one shape that is timed in more rounds because of an uncertain median
 MAX_SHAPE_TIME_SHARE = 0.03
 CROSSOVER_SHAPE_STRIDE = 4  # on a CPU, every 4th held-out shape is near a crossover
-# The quiet stage times products with this first side; the side then doubles until the next product would take more than
-# MAX_QUIET_PRODUCT_SECONDS.
+# The first product of the quiet stage is a square of this side. Each further product has twice the side, until the next
+# product would take more than MAX_QUIET_PRODUCT_SECONDS.
 QUIET_STAGE_FIRST_SIDE, MAX_QUIET_PRODUCT_SECONDS = 256, 4e-3
 
 
@@ -239,8 +239,8 @@ def random_shape_plans(
 def probe_crossovers(journal: Journal, dtype: str, side: int, calibration: Calibration, effort: Effort) -> None:
     """On a CPU, time the best plan of each number of levels on held-out shapes near the predicted crossovers.
 
-    The samples show whether the model predicts too large speedups of plans with several levels. On a GPU, this function
-    does nothing: fmm.tuner.stages.ladder measures the crossovers.
+    These samples near the crossovers show whether the predicted speedups of plans with several levels are too large. On
+    a GPU, this function does nothing: fmm.tuner.stages.ladder measures the crossovers.
     """
     if calibration.batches:
         return
