@@ -5,7 +5,7 @@ Importing fmm.kernels registers all leaves.
 The leaf `vendor` is one call of the vendor's BLAS. The other leaves for floating-point numbers run on a GPU:
 
 * `lt0` to `lt31`: numbered algorithms that cuBLASLt's heuristic proposes for the product.
-* `vendor-emulated`: cuBLAS's own emulation of float64 and complex128.
+* `vendor-emulated`: cuBLAS's emulation of float64 and complex128.
 * `vendor3m`: cuBLAS's complex product, computed as three real products.
 * `tile`: fmm's own GEMM kernel for float32 and float64, which can form sums inside the product. On Hopper, another
   kernel of fmm multiplies 16-bit types and TF32, without sums.

@@ -9,11 +9,11 @@ multiplies planes block by block.
 Integer types keep only the lowest bits of a product: C modulo 2^bits. (In two's complement, an unsigned integer can be
 read as the signed integer with the same bits.)
 
-Digits are signed. Digit i of x has w_i bits and the offset o_i, the sum of the widths of all lower digits. Let H be the
-sum of 2^(w_i - 1) 2^(o_i) over all digits except the last. To find the digits of x, the bits of x + H are cut at the
-offsets o_i. Digit i is the field of w_i bits at o_i, minus 2^(w_i - 1), so its magnitude is at most 2^(w_i - 1). The
-last digit is all bits from the last offset o on; its magnitude is at most |x| / 2^o + 1, and at most 2^(bits - 1 - o).
-The sum of all digits, weighted by 2^(o_i), is x modulo 2^bits.
+Digits are signed. Digit i of x has w_i bits and the offset o_i, the sum of the widths of all lower digits. To find the
+digits of x, the sum of 2^(w_i - 1) 2^(o_i) over all digits except the last is added to x, and the bits of the result
+are cut at the offsets o_i. Digit i is the field of w_i bits at o_i, minus 2^(w_i - 1), so its magnitude is at most
+2^(w_i - 1). The last digit is all bits from the last offset o on; its magnitude is at most |x| / 2^o + 1, and at most
+2^(bits - 1 - o). The sum of all digits, weighted by 2^(o_i), is x modulo 2^bits.
 
 Two digits by two digits, (a_0 + 2^w a_1) (b_0 + 2^w b_1), need three products instead of four by Karatsuba's identity:
 a_0 b_1 + a_1 b_0 = (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1.

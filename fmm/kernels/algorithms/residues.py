@@ -7,11 +7,11 @@ C = A B with |a| <= 2^x, |b| <= 2^y and inner dimension k, `bound` is k 2^(x + y
 
 The integer c is reconstructed from its residues c_i as follows. Let M_i = M / p_i, and let e_i be the inverse of M_i
 modulo p_i. The weight w_i = M_i e_i is 1 modulo p_i, and 0 modulo every other p_j. The sum s of all c_i w_i therefore
-has the same residues as c, and c = s - q M for an integer q. Since s / M = q + c / M, rounding s / M gives q, if
-|c / M| is less than 1/2 by a margin larger than the error of the computed s / M. `moduli_count_for_bound` requires
-M >= 2 bound (1 + 2^-8); the margin is then 2^-10. In float64, the error of s / M is below 2^-29. Proof: s / M is a sum
-of at most 48 terms. Each term is w_i / M, which is below 1, times a residue of at most 2^7 or a sum of residues below
-2^12. The additions therefore round by at most 48^2 2^12 2^-53.
+has the same residues as c, and c = s - q M for an integer q. Since s / M = q + c / M, rounding s / M gives q, if |c /
+M| is below 1/2 by a margin larger than the error of the computed s / M. `moduli_count_for_bound` requires M >= 2 bound
+(1 + 2^-8); the margin is then 2^-10. In float64, the error of s / M, where s is the sum of all c_i w_i, is below 2^-29.
+Proof: s / M is a sum of at most 48 terms. Each term is w_i / M, which is below 1, times a residue of at most 2^7 or a
+sum of residues below 2^12. The additions therefore round by at most 48^2 2^12 2^-53.
 
 Matrices of float64 become integers by scaling rows and columns with powers of two; the bound on their products is
 proved in kernels/cuda/device_code/residue_planes.cuh.
@@ -112,7 +112,7 @@ class RemainderWeights:
         """Return the weights of C+ + C- for the real part of C, and of C+ - C- for the imaginary part.
 
         Modulo moduli[i], weight i is 1 / 2 for the real part and 1 / (2j) for the imaginary part. All weights are at
-        least 0 and below M.
+        least 0 and below the product of the moduli.
         """
         real = (w * pow(2, -1, p) for w, p in zip(self.weights, self.moduli, strict=True))
         imaginary = (w * pow(2 * imaginary_unit(p), -1, p) for w, p in zip(self.weights, self.moduli, strict=True))
@@ -178,7 +178,7 @@ class CrtWeightPieces:
 
     @property
     def inverse_product(self) -> float:
-        """2^(piece_bits (weight_piece_count - 1)) / M, rounded to float64."""
+        """2^(piece_bits (weight_piece_count - 1)) / (product of the moduli), rounded to float64."""
         return float(2 ** (self.piece_bits * (self.weight_piece_count - 1)) / self.numbers.product)
 
     def split_number(self, x: int) -> list[float]:

@@ -146,14 +146,14 @@ def _read_assignment(text: str, formals: tuple[str, ...], products: set[tuple[st
 
 @dataclass(frozen=True)
 class TableStep:
-    """One call of a table's kernel. `places` are the blocks or temporaries that replace the kernel's formal blocks."""
+    """One call of a table's kernel. `places` are the blocks or temporaries that replace the kernel's parameters."""
 
     kernel: TableKernel
     places: tuple[str, ...]
 
     @cached_property
     def blocks_by_formal_parameter(self) -> dict[str, str]:
-        """Return the block or temporary of this call for each formal block of the kernel."""
+        """Return a dict from each parameter of the kernel to the block or temporary in this call."""
         return dict(zip(self.kernel.formals, self.places, strict=True))
 
     @property

@@ -194,7 +194,7 @@ class _SumFunction:
         from llvmlite import ir
 
         self.ir, self.schedule, self.count, self.past_caches = ir, schedule, count, past_caches
-        # slot of a real or imaginary part -> slot of the other part
+        # index of an array of real or imaginary parts -> index of the array of the matrix's other parts
         self.other = {a: b for pair in pairs for a, b in (pair, pair[::-1])}
         self.real_parts = {first for first, _ in pairs}
         self.number = {"float32": ir.FloatType(), "float64": ir.DoubleType()}[kind]
@@ -276,7 +276,7 @@ class _SumFunction:
     def _emit_load(self, slot: int, places: dict[int, Any], kind: Any) -> dict[int, Any]:
         """Emit the load of a cache line or element of an array; return a dict from array index (slot) to loaded value.
 
-        If the slot is the real or the imaginary part of a complex matrix, the dict has both parts.
+        If the array holds the real or the imaginary parts of a complex matrix, the dict has both parts.
         """
         if kind is self.number or slot not in self.other:
             return {slot: self.builder.load(places[slot], align=self.size)}

@@ -45,7 +45,7 @@ class NumpyBackend:
         check()
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
-        """Multiply with the leaf's own host function, or with numpy.matmul if the leaf has none."""
+        """Multiply with the leaf's function for the CPU, or with numpy.matmul if the leaf has no such function."""
         self.with_progress_report(host_product(leaf))(left, right, dest)
 
     def with_progress_report(self, multiply: HostProductFunction) -> HostProductFunction:

@@ -41,7 +41,8 @@ class OpenBlas:
 _lock = ForkSafeLock()  # held while fmm limits BLAS to one thread
 _paused_threads = 0
 
-# If BLAS uses this number of threads, several products of plans at the same time limit BLAS to one thread for each.
+# If BLAS uses this number of threads and products of several plans run at the same time, BLAS is limited to one thread
+# for each product.
 SHARED_PROCESSORS = 2
 # protects _running_products and _is_limited_by_products; acquired by worker threads only
 _count_lock = ForkSafeLock()

@@ -169,7 +169,7 @@ class UninterruptibleGate:
     """A lock that one thread releases once; another thread waits for the release without running signal handlers.
 
     `wait` and `open` are C functions. In the `acquire` method of a Python lock, signal handlers would run, and could
-    raise. Gates are reused, except the gate of an interrupted task: the few bytes of this gate are never freed.
+    raise. The locks are reused, except the lock of an interrupted task: the few bytes of this lock are never freed.
     """
 
     def __init__(self) -> None:

@@ -23,11 +23,12 @@ BlockSet = frozenset[int]  # indices of blocks of C
 
 @lru_cache(maxsize=256)
 def launch_stages(scheme: Scheme, options: tuple[str, ...] = ()) -> tuple[LaunchStage, ...]:
-    """Return the launches of a fused level by stage and stream.
+    """Return the launches of a fused level: a list of stages, each with one list of launches per stream.
 
-    Without options, each product of the level is a launch, and all launches are on one stream. With `streams`, launches
-    are on two streams. With `atomic`, products add to C atomically, and run on up to MAX_STREAMS streams. With
-    `variants`, a launch computes several products that use the same variant of the kernel.
+    Without options, each product of the level is a launch, and all launches are on one stream. With the option
+    `streams`, launches are on two streams. With the option `atomic`, products add to C atomically, and run on up to
+    MAX_STREAMS streams. With the option `variants`, a launch computes several products that use the same variant of the
+    kernel.
     """
     tasks = (
         group_by_variant(scheme, "atomic" in options) if "variants" in options else [(p,) for p in range(scheme.rank)]
@@ -52,7 +53,7 @@ def count_cuda_streams(scheme: Scheme, options: tuple[str, ...] = ()) -> int:
 def group_by_variant(scheme: Scheme, atomic: bool) -> list[ProductGroup]:
     """Return groups of products that use the same variant of the kernel; each group is one launch.
 
-    Without `atomic`, no two products of a group write the same block of C.
+    If `atomic` is False, no two products of a group write the same block of C.
     """
     groups: list[list[int]] = []
     for p in range(scheme.rank):
@@ -71,7 +72,7 @@ def _blocks_written(scheme: Scheme, task: Sequence[int]) -> BlockSet:
 
 
 def _two_stream_stages(tasks: Sequence[ProductGroup], written: Sequence[BlockSet]) -> Iterator[LaunchStage]:
-    """Yield the stages of two streams as in Figure 7 of Huang, Yu and van de Geijn (2020).
+    """Yield the stages (launches between two synchronizations of the streams), as in Figure 7 of Huang et al. (2020).
 
     In a stage, each stream first gets one launch; the two launches write different blocks of C. Further launches are
     then added to the two streams. A launch is added to a stream only if the launch writes no block of C that the other

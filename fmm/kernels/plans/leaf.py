@@ -82,7 +82,8 @@ class Leaf:
     # Fields on the leaf's text in a plan.
     orders: tuple[OperandOrder, ...] = OPERAND_ORDERS
     numbers: int = 0  # for numbered leaves, a number from 0 to `numbers` - 1 follows the name; 0: not numbered
-    # Groups of options, in the order in which a text names them. A text names at most one option of each group.
+    # Groups of options, in the order in which a text names them. The text of a leaf names at most one option of each
+    # group.
     options: tuple[tuple[LeafOption, ...], ...] = ()
 
     # Fields on the conditions under which the leaf is a candidate.

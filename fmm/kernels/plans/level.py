@@ -83,8 +83,8 @@ class Level(ABC):
 
     # Fields on types and numbers.
     types: tuple[str, ...] | None = None  # types of products that the level computes; None: any type
-    # The numbers that the level's products multiply: numbers of the level's own type, of the real type that belongs to
-    # a complex type, or bytes.
+    # The numbers that the level's products multiply: numbers of the operands' type, of the real type that belongs to a
+    # complex type, or bytes.
     number_below: Literal["same", "real", "byte"] = "same"
     conjugates: tuple[bool, bool] = (False, False)  # (True if the level conjugates A, True if the level conjugates B)
     named_leaves: tuple[str, ...] = ()  # texts of leaves that the level itself names for some of its products
@@ -146,7 +146,7 @@ class Level(ABC):
 
     @property
     def inner_multiplication_cost(self) -> float:
-        """Return the cost of one multiplication below the level, as a multiple of the cost in the level's own type."""
+        """Return the cost of one multiplication below the level, as a multiple of one in the operands' type."""
         if self.number_below == "byte":
             return 1 / self.products
         return 0.25 if self.number_below == "real" else 1.0

@@ -27,7 +27,8 @@ Sides = tuple[float, float, float]  # sides m, k, n; average sides if a level cu
 class LevelWorkEstimate(NamedTuple):
     """A quick estimate of the number and size of a level's products and sums, as if all blocks were equal.
 
-    The model uses estimates to rank plans within microseconds. An element is a number of the level's own type.
+    The model uses estimates to rank plans within microseconds. An element is a number of the type of the level's
+    operands.
     """
 
     products: float  # number of the level's products
@@ -104,7 +105,7 @@ class LevelInLeaf(LevelWithSteps):
 
     @abstractmethod
     def multiplication_cost(self, steps: LevelSteps) -> float:
-        """Return the cost of a multiplication in these steps, as a multiple of the cost in the level's own type."""
+        """Return the cost of a multiplication in these steps, as a multiple of one in the operands' type."""
 
 
 def require_level_with_steps(level: Level) -> LevelWithSteps:
@@ -120,7 +121,7 @@ def level_run_by_leaf(plan: Plan) -> LevelInLeaf | None:
     return level if isinstance(level, LevelInLeaf) else None
 
 
-# If a leaf cannot apply alpha and beta, A B is computed in bands of rows, so that the scratch memory for A B stays
+# If a leaf cannot apply alpha and beta, A B is computed some rows at a time, so that the scratch memory for A B stays
 # small. A band (consecutive rows of A B) has about BAND_ELEMENTS numbers, and at least MIN_BAND_ROWS rows, since BLAS
 # packs B again for each band. On one core, bands of 64 to 256 rows increase the time of a 4096 x 2048 x 4096 product by
 # 27 to 39 %, bands of 512 rows by 14 %, and bands of 1024 rows by 2 %.

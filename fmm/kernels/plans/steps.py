@@ -199,7 +199,7 @@ def _reads_old_c(step: LevelStep, written: list[Place]) -> bool:
 
 
 def _is_unwritten_c(place: Place, written: list[Place]) -> bool:
-    """Return True for a place of C if no part of the place has been written."""
+    """Return True if the place is in C and none of its elements has been written."""
     if place.name != "C" or not place.rows or not place.cols:
         return False
     met = [w for w in written if place.overlap(w) and (not place.part or not w.part or place.part == w.part)]

@@ -103,7 +103,7 @@ def cut_side_into_parts(length: int, parts: int, unit: int | None) -> list[tuple
 
 
 def block_side(length: int, parts: int, unit: int) -> int:
-    """Return the smallest multiple of the unit such that `parts` blocks of this side cover the length."""
+    """Return the smallest multiple of `unit` for which `parts` blocks of this side cover `length`."""
     return -(-length // (parts * unit)) * unit
 
 

@@ -34,7 +34,8 @@ from fmm.problem import Shape
 PRODUCT_ORDERS: tuple[Traversal, ...] = ("stacked", "batched", "overlapped", "sequential")
 COMPLEX_PARTS: tuple[PlacePart, PlacePart] = ("re", "im")
 # PRODUCT_OPERANDS: for each of P, Q and R, the coefficients of the real and the imaginary part in its left operand
-# (parts of A) and in its right operand (parts of B). PRODUCT_WEIGHTS: the weights of P, Q and R in A B.
+# (parts of A) and in its right operand (parts of B). PRODUCT_WEIGHTS: the weights of P = Ar Br, Q = Ai Bi and R in
+# A B.
 PRODUCT_OPERANDS: Final = ((1, 0), (0, 1), (1, 1))
 PRODUCT_WEIGHTS: Final = (1 - 1j, -1 - 1j, 1j)
 CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # option -> index of the conjugated operand

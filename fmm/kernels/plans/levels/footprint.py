@@ -70,9 +70,9 @@ def count_blocks(
 ) -> BlockCounts:
     """Return a level's block counts, computed from its steps for the block sides COUNTING_SIDES.
 
-    `steps` returns the level's steps for a unit and the sides of a product. `size` holds the numbers of blocks along m,
-    k and n. `level_unit` is the unit of the level's block sides. `order` holds the ranks of the block sides m, k, n by
-    length.
+    `steps(unit, (m, k, n))` returns the level's steps for a product, with block sides that are multiples of `unit`.
+    `size` holds the numbers of blocks along m, k and n. The level's block sides are multiples of `level_unit`. `order`
+    holds the ranks of the block sides m, k, n by length.
     """
     counting_sides = COUNTING_SIDES[order[0]], COUNTING_SIDES[order[1]], COUNTING_SIDES[order[2]]
     m, k, n = (mark * parts for mark, parts in zip(counting_sides, size, strict=True))

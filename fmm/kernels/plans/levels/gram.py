@@ -21,8 +21,8 @@ from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary
 from fmm.kernels.plans.sums import Place, RowMajorCopy, row_major_copy_step, whole_matrix
 
 MAX_GRAM_CUTS = 9  # largest number of halvings of C
-# Block sides are multiples of the first unit in BLOCK_UNITS that fits at least MIN_BLOCK_UNITS times into a block. With
-# these block sides, leaf products read and write whole tiles and aligned rows.
+# Block sides are multiples of the first number in BLOCK_UNITS that fits at least MIN_BLOCK_UNITS times into a block
+# side. With these block sides, leaf products read and write whole tiles and aligned rows.
 BLOCK_UNITS, MIN_BLOCK_UNITS = (64, 16), 8
 
 

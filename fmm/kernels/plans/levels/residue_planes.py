@@ -1,6 +1,6 @@
 """Planes of residues: their layout in the workspace, and the steps of a product by residues.
 
-A product by residues has four stages. First, the norms of the rows of A and of the columns of B give the exponents that
+A product by residues has four steps. First, the norms of the rows of A and of the columns of B give the exponents that
 scale floating-point operands. Second, the operands are split into planes of bytes. Third, the planes are multiplied.
 Fourth, the residues of C are computed from these products, and joined to C.
 """

@@ -16,8 +16,8 @@ The traversal of a scheme is one of these options:
 A step table has its own order of operations.
 
 Three options let products of a fused level run concurrently. With `streams`, products that write different blocks run
-on two streams. With `atomic`, products add to C atomically in any order, so the last bits of C vary from run to run.
-With `variants`, a launch computes several products that use equal numbers of blocks.
+on two streams. With the option `atomic`, products add to C atomically in any order, so the last bits of C vary from run
+to run. With `variants`, a launch computes several products that use equal numbers of blocks.
 
 The fringe is one of these options:
 
@@ -99,12 +99,12 @@ class SchemeLevel(LevelWithSteps):
 
     @property
     def padded_side_multiple(self) -> int:
-        """Return the unit of padded block sides: 16 for `pad16`; 1 for `pad` and for other fringes."""
+        """Return the number of which padded block sides are multiples: 16 for `pad16`; 1 for all other fringes."""
         return int(self.fringe[3:] or 1) if self.fringe.startswith("pad") else 1
 
     @property
     def block_side_multiple(self) -> int | None:
-        """Return the unit of block sides; None for the fringe `unequal`, where blocks differ by one row or column."""
+        """Return the number of which block sides are multiples; None for the fringe `unequal` (sides differ by 1)."""
         return None if self.fringe == "unequal" else self.padded_side_multiple
 
     @property
@@ -126,7 +126,7 @@ class SchemeLevel(LevelWithSteps):
     def level_steps(
         self, inner: Plan, unit: int | None, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0
     ) -> LevelSteps:
-        """Return the steps; block sides are multiples of `unit`, or with None they differ by at most 1.
+        """Return the steps; block sides are multiples of `unit`; if `unit` is None, block sides differ by at most 1.
 
         The plan `inner` computes the products.
         """
