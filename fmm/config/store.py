@@ -85,7 +85,7 @@ def write_file(path: Path, content: str | bytes) -> None:
     """Write a file's whole content; after any failure a regular file has either its old or its new content.
 
     If `path` is a symbolic link, the file that the link points to is written. A device or a pipe, such as /dev/stderr,
-    is written to and never replaced.
+    is written to; only a regular file is replaced by a new file.
     """
     data = content.encode() if isinstance(content, str) else content
     if _is_device_or_pipe(path):

@@ -37,7 +37,7 @@ class BlockResources:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """For each resource, the number of thread blocks on a multiprocessor that it alone allows; 0: no launch."""
+    """For each resource, the number of thread blocks on a multiprocessor that the resource allows; 0: no launch."""
 
     by_threads: int
     by_blocks: int

@@ -50,8 +50,8 @@ from fmm.tuner.tune_type import TIME_UP_TEXT, TuningOutcome, tune_type
 # packages that a tuning needs; a missing package ends the command before the measurements
 REQUIRED_PACKAGES = ("scipy", "optuna", "tqdm")
 EXIT_INTERRUPTED = 130
-# Two fractions of a tuning's time: the time of the samples on a CPU, and the time of the samples on a GPU. The tuner
-# needs the rest of the time to create operands, to warm up, to check results and to fit the model.
+# The fraction of a tuning's time in which samples are measured: the first number for a CPU, the second for a GPU. The
+# tuner needs the rest of the time to create operands, to warm up, to check results and to fit the model.
 CPU_SAMPLING_SHARE, GPU_SAMPLING_SHARE = 0.75, 0.33
 # key of the planned seconds of all stages in the conditions that a tuning records
 PLANNED_SECONDS_KEY = "planned_seconds"

@@ -119,7 +119,7 @@ def measure_and_fit_model(
 
 
 def is_model_checked(journal: Journal, effort: Effort) -> bool:
-    """Return True if a quarter of the effort's held-out shapes is measured, and enough plans to check a model.
+    """Return True if a quarter of the effort's held-out shapes, and enough plans to check a model, are measured.
 
     The held-out shapes of the first look count, too. The last measured shape does not count, since not all of its
     rounds may have been measured.

@@ -170,8 +170,8 @@ def _choice_by_tuning(
 ) -> tuple[Choice, dict[str, str]]:
     """Return fmm.matmul's decision, for which certified entries precede the model's choice, and notes for the output.
 
-    The note `measured` describes the entry that the decision uses. The note `passed_over` describes an entry that the
-    decision does not use, and says why.
+    If the decision uses a certified entry, the note `measured` describes the entry's measurements. If the decision does
+    not use an entry of the product, the note `passed_over` describes the entry and says why.
     """
     tuned = None if problem.element_type.exact else tuning_from_config(name, problem.dtype)
     if tuned is None:
@@ -316,7 +316,7 @@ def _error_basis(plan: Plan) -> str:
 def _exceeded_limits(candidate: Candidate, limits: Limits) -> list[str]:
     """Return the names of the limits that a candidate exceeds: emulation, error or workspace.
 
-    The name `emulation` means that FMM_EMULATION=0 forbids the plan.
+    The result contains `emulation` if FMM_EMULATION=0 forbids the plan.
     """
     emulates = not limits.emulation and candidate.plan.uses_emulation
     kept = {

@@ -42,8 +42,8 @@ SUM_LABELS = ("join", "split A", "split B")  # labels of a level's sum kernels, 
 COMPILE_WORKER_COMMAND = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 
 # The kernels of a tuning are compiled in three phases: kernels that compile quickly, then fmm's own product kernels,
-# then the sum kernels of levels with at least MIN_HEAVY_PRODUCTS products. The tuner times plans in the order of these
-# phases.
+# then the sum kernels of levels with at least MIN_HEAVY_PRODUCTS products. The tuner times plans in the order of the
+# three compile phases.
 QUICK_KERNELS_PHASE, OWN_KERNELS_PHASE, HEAVY_KERNELS_PHASE = COMPILE_PHASES = range(3)
 
 

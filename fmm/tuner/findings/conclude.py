@@ -222,9 +222,9 @@ def check_model(
 
     The model has two margins: one for plans with the vendor's leaf, and one for plans with fmm's own leaves. Errors on
     plans with the vendor's leaf do not raise the margin of plans with fmm's own leaves, and vice versa. `slower` is the
-    slowdown relative to an idle device. `measured` is the side of the largest product that was timed with a plan.
-    `losing` has the two margins that `margins_for_losing_samples` returns. `excluded` is the number of held-out plans
-    that are never chosen because of the measured crossovers.
+    slowdown relative to an idle device. `measured` is the side of the largest product that was timed with a plan other
+    than `vendor`. `losing` has the two margins that `margins_for_losing_samples` returns. `excluded` is the number of
+    held-out plans that are never chosen because of the measured crossovers.
     """
     tiled = [o for o in held if o.run.plan.uses_tile_model or o.run_kind == "vendor"]
     others = [o for o in held if not o.run.plan.uses_tile_model]

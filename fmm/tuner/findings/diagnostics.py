@@ -38,12 +38,12 @@ MIN_MARGIN = 0.01  # smallest margin of any tuning
 MAX_MODEL_ERROR = 0.2  # largest relative error of predicted speedups with which a model is not rejected
 MIN_HELD_OUT_PAIRS = 5  # smallest number of held-out speedups with which a model is not rejected
 UNCHECKED_MARGIN = 0.08  # margin of a model with fewer than MIN_HELD_OUT_PAIRS held-out speedups
-# The smallest margin of plans with fmm's own leaves, if some held-out plan has a leaf with a rate of its own. An error
-# of the vendor's predicted time cancels in a predicted speedup only if the plan's leaf is also the vendor's product.
-# The model predicts times of the vendor's product that are too long: in three float64 tunings by at least 4.5 to 6 %
-# for one product in ten, and by at least 6 to 8 % for one product in twenty. With the margins of 2.7 and 5.5 % that the
-# held-out plans of two H200 tunings require, the models choose slow plans (below 0.98 of the vendor's speed) for 32 of
-# 529 recorded float64 shapes; with a margin of 8 %, for 18.
+# The smallest margin of plans with fmm's own leaves, if some held-out plan has a leaf with a separate rate in the
+# calibration. An error of the vendor's predicted time cancels in a predicted speedup only if the plan's leaf is also
+# the vendor's product. The model predicts times of the vendor's product that are too long: in three float64 tunings by
+# at least 4.5 to 6 % for one product in ten, and by at least 6 to 8 % for one product in twenty. With the margins of
+# 2.7 and 5.5 % that the held-out plans of two H200 tunings require, the models choose slow plans (below 0.98 of the
+# vendor's speed) for 32 of 529 recorded float64 shapes; with a margin of 8 %, for 18.
 MIN_OWN_RATE_MARGIN = 0.08
 # The smallest margin if plans are predicted to gain only on sides above EXTRAPOLATION_FACTOR times the largest side
 # that was timed with a plan.

@@ -84,7 +84,7 @@ def _read_tuning(key: str, dtype: str, section: JsonValue) -> Tuning:
 
 
 def _own_rate_leaves(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
-    """Yield each candidate leaf that has a rate of its own for this type, with the name of the rate."""
+    """Yield each candidate leaf that has a separate rate in the calibration, with the name of the rate."""
     for plan in device_candidate_plans(guess.batches):
         leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)
         if leaf.rate and plan.is_candidate_for(dtype) and rate in guess.rates:

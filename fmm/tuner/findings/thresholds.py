@@ -286,7 +286,7 @@ def _resampled_epsilons(
 ) -> list[float]:
     """Return epsilon for each sampled calibration, each time with the measured shapes drawn again with replacement.
 
-    Sets of shapes with only gains or only losses are skipped.
+    A drawn set of shapes is skipped if one level was faster on all of its shapes, or slower on all of its shapes.
     """
     random, found = np.random.default_rng(0), []
     for sample in sampled if measured else ():

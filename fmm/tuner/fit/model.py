@@ -184,7 +184,7 @@ def _fit_own_kernel(fit: CalibrationFit, dtype: str, observed: Sequence[Observat
 
 
 def _fit_leaf_rates(fit: CalibrationFit, dtype: str, observed: Sequence[Observation]) -> CalibrationFit:
-    """Return the fit with fitted rates for timed leaves that have a rate of their own, without rates of other leaves.
+    """Return the fit with fitted separate rates of the timed leaves, and without the separate rates of other leaves.
 
     For a leaf with few observations, only `rate.flops` is fitted. For a leaf with more observations, all
     LEAF_RATE_PARAMETERS are fitted.
@@ -245,7 +245,7 @@ def _with_median_rate(
 SOFT_L1_SCALE = 0.03
 # weight of a parameter's distance from its start value, too small to change parameters that observations determine
 PRIOR_WEIGHT = 0.002
-# Smallest standard deviation of residuals from which intervals are computed: a few residuals may be small by chance.
+# Intervals are computed with at least this standard deviation of the residuals: a few residuals may be small by chance.
 MIN_RESIDUAL_DEVIATION = 0.01
 MIN_SINGULAR_VALUE_SHARE = 1e-12  # singular values of the Jacobian are raised to at least this share of the largest one
 # Weights of observations in which only the sums or only the products of a plan were timed; a whole plan has the weight

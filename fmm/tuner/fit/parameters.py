@@ -56,7 +56,7 @@ class FitParameter:
         return fit_coordinate if self.linear else exp(fit_coordinate)
 
     def interval_over_tolerance(self, half_width: float) -> float:
-        """Return (half width of a 95 % interval) / tolerance; the parameter is undetermined if above 1."""
+        """Return (half width of a 95 % interval) / tolerance; above 1, this ratio means an undetermined parameter."""
         return half_width / (
             SHARE_TOLERANCE if self.linear else log(QUANTITY_TOLERANCE if self.unit else FACTOR_TOLERANCE)
         )
@@ -110,9 +110,9 @@ FIT_PARAMETERS = (
     FitParameter("small", "bytes", 1.0, 1e10, SUM_RUN_KINDS),
     FitParameter("sequential", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
     FitParameter("ragged", "", 0.1, 10.0, PLAN_RUN_KINDS, 1.0),
-    # Sums run at `scalar` times their bandwidth if each access moves one number. The upper bound of `scalar` is 1,
-    # since single numbers are never faster than vectors. Without this bound, few plans could separate the effects of
-    # single numbers and of unaligned rows (`ragged`).
+    # If each access of a sum moves one number instead of a vector, the bandwidth is multiplied by `scalar`. The upper
+    # bound of `scalar` is 1, since single numbers are never faster than vectors. Without this bound, few plans could
+    # separate the effects of single numbers and of unaligned rows (`ragged`).
     FitParameter("scalar", "", 0.1, 1.0, PLAN_RUN_KINDS, 1.0),
     # Sums of real or imaginary parts (stride 2) run at `parts` times the bandwidth; the fit varies `parts` only if a
     # plan for complex numbers was timed.

@@ -28,8 +28,8 @@ MAX_SIDE_RATIO = 2.0
 def draw_plan_map(report: TypeReport) -> Any:
     """Return the figure of the plan map.
 
-    The colour of an area is the plan that the model chooses for m x k by k x m products. The colour of a point is the
-    fastest measured plan of a problem.
+    The colour of an area shows which plan the model chooses for products of m x k by k x m matrices. The colour of a
+    point shows which plan was measured to be the fastest for this problem.
     """
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
@@ -81,7 +81,7 @@ def _area_colours(plans_on_map: Counter[Plan]) -> dict[Plan | None, str]:
 
 
 def _point_colours(best: Counter[Plan], coloured: dict[Plan | None, str]) -> dict[Plan, str]:
-    """Return the colours of the plans that are the fastest at a measured point and have no area with a colour."""
+    """Return a colour for each plan that is the fastest at a measured point and has no coloured area on the map."""
     often = [plan for plan, _ in best.most_common() if plan not in coloured]
     free = [colour for colour in PLAN_COLOURS if colour not in coloured.values()]
     return dict(zip(often, free, strict=False))

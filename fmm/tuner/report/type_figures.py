@@ -254,7 +254,8 @@ CAPTION_TEXTS = {
     "roofline": "Classical flops per second over classical flops per moved byte, below the device's roofs; all plans "
     "count 2 m k n flops.",
 }
-# Figures that can only be drawn if plans were timed in rounds with the vendor, which a short tuning may not have done.
+# Figures that are drawn only if plans were timed in rounds with the vendor's product. Short tunings may lack these
+# times.
 PAIRED_SAMPLE_FIGURES = frozenset({"speedup", "error"})
 
 

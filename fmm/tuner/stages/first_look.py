@@ -67,7 +67,7 @@ def first_look_plans(journal: Journal, problem: Problem, effort: Effort) -> tupl
     """Return the plans that a first look may time on a problem, as two lists, each sorted by predicted time.
 
     The first list has plans with the vendor's leaf; the kernels of these plans are compiled first. The second list has
-    at most one plan: the fastest compiled plan with a leaf that has a rate of its own.
+    at most one plan: the fastest compiled plan with a leaf that has a separate rate in the calibration.
     """
     light = [p for p in quickly_compiled_candidates(journal.device, effort) if is_needed_by_first_look(p)]
     model = starting_calibration(journal.device.prior_model(problem.dtype), problem.dtype)

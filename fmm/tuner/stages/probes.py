@@ -126,8 +126,8 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
 def compile_phase_of_plan(plan: Plan, gpu: bool) -> int:
     """Return the compile phase (see COMPILE_PHASES) after which a plan is probed.
 
-    All plans of a CPU, and all plans without levels with a leaf that has a rate of its own, are probed in the first
-    phase.
+    In the first phase, all plans of a CPU are probed, and all plans without levels whose leaf has a separate rate in
+    the calibration.
     """
     return QUICK_KERNELS_PHASE if not gpu or (plan.leaf_use.leaf.rate and not plan.levels) else compilation_phase(plan)
 
@@ -167,7 +167,7 @@ def repeat_noisy_aa_pairs(journal: Journal, dtype: str, effort: Effort) -> None:
 
 
 def probe_own_rate_leaves(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
-    """Time each leaf that has a rate of its own, in a plan without levels, in rounds with the vendor's product."""
+    """Time each leaf with a separate rate in the calibration, without levels, in rounds with the vendor's product."""
     for problem in squares:
         if alone := [p for p in plans_of_own_rate_leaves(journal.device, problem, effort) if not p.levels]:
             time_runs_in_rounds(journal, "tiles", problem, [TimedRun(), *map(TimedRun, alone)], effort)
@@ -312,7 +312,7 @@ def plans_in_another_type(device: TunableDevice, problem: Problem) -> list[Plan]
 
 
 def plans_of_own_rate_leaves(device: TunableDevice, problem: Problem, effort: Effort) -> list[Plan]:
-    """Return plans for each leaf that has a rate of its own: without levels, and the first candidate with levels."""
+    """Return two plans for each leaf with a separate rate in the calibration: without levels, and with levels."""
     rates, found = device.untuned_model().rates, []
     light = [p for p in quickly_compiled_candidates(device, effort) if p.leaf_use.leaf.rate in rates]
     plans = [p for p in light if is_within_limits(device, p, problem)]
