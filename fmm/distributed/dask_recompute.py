@@ -1,9 +1,11 @@
 """Recompute without levels all chunks with inf or NaN, since sums of a level move inf and NaN to other entries.
 
 A Dask graph is built before any value is known, so the graph has tasks with levels and tasks without levels. If a chunk
-computed with levels is finite, the tasks that would compute the chunk without levels return None. For each chunk of A
-and B there is a forwarding task, on the worker that holds the chunk. The forwarding task returns the chunk if a product
-without levels needs the chunk, else None, so that no chunk is sent to another worker in vain.
+computed with levels is finite, the tasks that would compute the chunk without levels return None. Before Dask runs a
+task, it sends the worker all inputs of the task, even if the task returns None. The products without levels therefore
+do not read the chunks of A and B directly. They read the results of forwarding tasks, which run on the workers that
+hold the chunks. A forwarding task returns its chunk of A or B if the chunk is needed to recompute a chunk of the result
+that has inf or NaN. Otherwise a forwarding task returns None, so that a finite result causes no transfer of chunks.
 
 An inf or NaN in an operand or in a sum spreads to every chunk that depends on the value. A chunk that was computed with
 levels and is finite therefore depends on no inf or NaN, and is correct.

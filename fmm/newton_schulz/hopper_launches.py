@@ -20,8 +20,12 @@ of A commute, so P, B, S and S P are symmetric:
     Y = (S P) X
 
 For m rows and k columns, a pair takes 3 m^2 k + 5 m^3 flops, and two steps take 6 m^2 k + 2 m^3 flops, since half of a
-symmetric matrix is computed. Rounding can make small eigenvalues of B negative; the eigenvalues of X X^T are never
-negative. A third step without a new X X^T would magnify the negative eigenvalues without a bound.
+symmetric matrix is computed.
+
+Three or more steps are never combined. The eigenvalues of X X^T are never negative, but rounding can make small
+eigenvalues of B = P (A P) negative. A step that computes the next B from B, and not from a new X X^T, multiplies an
+eigenvalue x of B by (a + b x + c x^2)^2. With the usual coefficients a > 1, b < 0 and c > 0, this factor is above 1 for
+all negative x and grows with |x|. Negative eigenvalues would therefore grow in every combined step, without a bound.
 """
 
 from __future__ import annotations

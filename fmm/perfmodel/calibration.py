@@ -56,9 +56,10 @@ class ProductRate:
     # a time. If C takes few waves of tiles (a wave is one tile on each multiprocessor), the model counts whole waves
     # and ignores `fill`. `sms` is 0 if measured times do not grow by whole waves.
     sms: float = 0.0
-    # The number of thread blocks that run at a time in the kernel of three float16 products. Each thread block computes
-    # tile after tile; the model therefore counts whole waves of tiles, and ignores `fill`, `tile` and `slots`. `blocks`
-    # is 0 if the vendor multiplies the planes.
+    # The number of thread blocks that run at a time in the kernel `f16x3` (three float16 products). Each thread block
+    # computes one tile of C after the other. The modelled time of a product is therefore the time of a tile times the
+    # number of waves, which is (number of tiles) / `blocks`, rounded up. If `blocks` is not 0, the model does not use
+    # the fields `fill`, `tile` and `slots` of this class. `blocks` is 0 if the vendor multiplies the planes.
     blocks: float = 0.0
     # additional seconds at each start of a leaf with several kernels, since the leaf fills the device slowly
     start: float = 0.0

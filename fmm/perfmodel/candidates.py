@@ -1,9 +1,9 @@
 """List the candidates: the plans that are compared for a problem when the caller names no plan.
 
 A CandidateForm is a list of text patterns; a level and a leaf are inserted into each pattern, and the text is parsed as
-a plan. Each level has the names of its CandidateForms; an algorithm's file has these names in the line `consider`. Each
-leaf has the names of the CandidateForms with plans that may end with this leaf. New levels and leaves are therefore
-compared without a change of this module.
+a plan. Each level has the names of its CandidateForms; an algorithm's file has these names in the line `consider`. A
+leaf's field `forms` has the names of the CandidateForms (lists of text patterns for plans) to which the leaf may be
+appended. New levels and leaves are therefore compared without a change of this module.
 
 If the fastest candidate needs too much workspace, `compose_levels` puts further levels above candidates.
 """

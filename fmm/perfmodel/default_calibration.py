@@ -276,8 +276,7 @@ PORTABLE_F16X3_PEAK_SHARE, PORTABLE_INT8_PEAK_SHARE = 0.5, 0.5
 SMALL_LEAF_STEP_SECONDS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.38e-6, "bfloat16": 1.38e-6}
 
 # The beginning and end of a tile of the kernel `f16x3` take the time of this number of steps of the inner dimension. On
-# an H200 the beginning and end of a tile take 7 us, and 64 steps take 0.9 us. The kernel `f16x3` also has tiles of half
-# the width, so that half the number of wide tiles fills the device.
+# an H200 the beginning and end of a tile take 7 us, and 64 steps take 0.9 us.
 F16X3_TILE_EDGE_STEPS = 512.0
 # F16X3_START_SECONDS are additional seconds at each start of `f16x3`. F16X3_RATE_FACTOR is the rate of `f16x3` divided
 # by a third of the vendor's float16 rate. F16X3_START_SECONDS and F16X3_RATE_FACTOR are fitted together with the times
@@ -395,6 +394,8 @@ def _f16x3_rate(float16: ProductRate, stream: float) -> ProductRate:
     flops = float16.flops / 3
     flops_per_byte = flops / DTYPES["float32"].flops / (PLANES_STREAM_SHARE * stream)
     rows, cols = RIGHT_PLANE_BYTES * flops_per_byte, LEFT_PLANE_BYTES * flops_per_byte
+    # The kernel `f16x3` can compute a tile of C as two tiles of half the width. Half as many tiles as the device has
+    # multiprocessors therefore give each multiprocessor one tile of half the width.
     slots = float16.fill / TILE_ENTRIES * FILLING_TILES_PER_SM / 2
     found = ProductRate(
         flops, float16.fill, F16X3_TILE_EDGE_STEPS, rows, cols, batch=F16X3_BATCH_FACTOR, tile=TILE_SIDE, slots=slots

@@ -29,7 +29,8 @@ RectangleShape = tuple[int, int]  # number of rows and number of columns of a re
 MovedElements = tuple[int, bool]
 KeyT = TypeVar("KeyT")
 
-# Counting calls `lower_level` without its cache, since the cache is for the sizes of plans that run.
+# The function `lower_level` without its cache (lru_cache). Most products whose cost is counted never run. In the cache,
+# the steps of these products would displace the steps of products that run.
 _lower_level_uncached: Callable[..., LevelSteps | None] = lower_level.__wrapped__
 
 
@@ -254,7 +255,11 @@ def _level_polynomials(
     alpha: Coefficient,
     beta: Coefficient,
 ) -> _LevelPolynomials | None:
-    """Return the polynomials of a level; None if the level cannot run at the sizes that `powers` stand for."""
+    """Return the counts of a level as polynomials in the block sizes, found from the counts of a single problem.
+
+    Side i of the counted problem is p * DIGIT_BASE ** powers[i] + residues[i], where p is the number of blocks into
+    which the level cuts this side. Return None if the level cannot run on the counted problem.
+    """
     assert level.cut is not None
     sides = [p * DIGIT_BASE**power + r for p, power, r in zip(level.cut.parts, powers, residues, strict=True)]
     try:

@@ -291,10 +291,10 @@ OUT_MISMATCH_REASON = "out has another shape or type than the product"
 
 
 def prepare_query(query: ProblemQuery) -> PreparedCall:
-    """Return the prepared call for a query.
+    """Return the prepared call (plan, launches and memory needs) for the product that a ProblemQuery describes.
 
-    Raise VendorOnlyError if only the library can multiply these operands, and PlanError if the caller's plan cannot
-    run.
+    A ProblemQuery holds the operands' shapes, types and layouts, the device, and the caller's limits. Raise
+    VendorOnlyError if only the library can multiply these operands, and PlanError if the caller's plan cannot run.
     """
     return _prepare_as_gram(query) or _prepare_operation(query)
 

@@ -320,8 +320,10 @@ def _set_processors(processors: set[int] | None) -> None:
 class ForkSafeLock:
     """A lock that is unlocked in a forked child; use `with lock.now`.
 
-    `now` is a Python lock implemented in C, so Ctrl-C cannot leave the lock locked. `kind` is the function that creates
-    the lock, such as threading.RLock for a reentrant lock.
+    The attribute `now` is the lock itself, by default a threading.Lock; after a fork, the child replaces `now` by a new
+    lock. threading.Lock is implemented in C, so Ctrl-C cannot interrupt the methods of `now` and leave it locked.
+    (Methods of ForkSafeLock would be Python code, which Ctrl-C can interrupt.) `kind` is the function that creates
+    `now`, such as threading.RLock for a reentrant lock.
     """
 
     def __init__(self, kind: Callable[[], Any] = threading.Lock) -> None:

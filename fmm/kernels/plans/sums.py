@@ -187,9 +187,11 @@ SignedExponents = tuple[Place | None, int]  # (vector of exponents or None, sign
 class LineExponents(Sum):
     """A step that finds the exponent e of each row (axis 0) or column (axis 1): 2^(e-1) <= max |x| < 2^e.
 
-    The exponent is 0 for a row (column) of zeros, and for a row (column) with an inf or NaN. If `sign` is not 0, number
-    i of each row (column) is first multiplied by 2^(sign * shift_i); the second matrix in `reads` holds the shifts. If
-    `against` is True, the last matrix in `reads` holds other exponents f, and the result is (e - f) / 2, rounded down.
+    The exponent is 0 for a row (column) of zeros, and for a row (column) with an inf or NaN. If `sign` is 1 or -1, the
+    second matrix in `reads` is a vector s of integers, as long as a row (column). The step then finds the exponent of
+    the row (column) with the elements x_i * 2^(sign * s_i) instead of x_i. If `sign` is 0, there is no vector s. If
+    `against` is True, the last matrix in `reads` is a vector with another exponent f for each row (column), and the
+    step's result is (e - f) / 2, rounded down.
     """
 
     axis: int = 0

@@ -139,9 +139,10 @@ class Effort:
 
 
 # The efforts on a CPU. For products of 0.1 s or less, plans take about twice as long as the vendor, and the model's
-# error for these products says nothing about large products. Random shapes are therefore large, with sides of similar
-# length (small `spread`). (Measured in float32 with 60 shapes and spread 4: 103 of 120 held-out plans took 1.6 times
-# the vendor's time or more.)
+# error for these products says nothing about large products. The longest side of a random shape is therefore at most
+# 1.5 or 2 times its shortest side (`spread`), because a product with a short side takes little time. In a float32
+# tuning with 60 random shapes, whose longest side was up to 4 times the shortest side, 103 of 120 plans took at least
+# 1.6 times the vendor's time.
 CPU_QUICK_EFFORT = Effort(15, 21, 2, 4, 3, 2, 7, spread=1.5)
 # A tuning of several types first tunes each type with the effort `coarse`, which takes 90 s for the four types of a
 # CPU.

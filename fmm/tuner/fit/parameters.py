@@ -62,7 +62,11 @@ class FitParameter:
         )
 
     def is_determined_by_interval(self, low: float, high: float) -> bool:
-        """Return True if a 95 % interval from `low` to `high` determines the parameter."""
+        """Return True if the 95 % interval from `low` to `high` is narrow enough to determine the parameter.
+
+        The limit for sqrt(high / low) is QUANTITY_TOLERANCE if the parameter has a unit, else FACTOR_TOLERANCE; `low`
+        must be positive. If `linear` is True, the limit for (high - low) / 2 is SHARE_TOLERANCE.
+        """
         if not self.linear and low <= 0:
             return False
         return self.interval_over_tolerance((self.fit_coordinate(high) - self.fit_coordinate(low)) / 2) <= 1

@@ -20,9 +20,9 @@ RASTER_ROWS = 8  # number of rows of C's tiles that are computed together, so th
 # The dimension along which an operand is contiguous: "inner" for the inner dimension (K-major), "outer" for A's rows or
 # B's columns (MN-major).
 ContiguousAxis = Literal["inner", "outer"]
-# The tiles that a kernel writes if C is symmetric or Hermitian. "lower": the tiles on and below the diagonal. "full":
-# the tiles on and below the diagonal, and their mirror images. If C is neither symmetric nor Hermitian, None is used
-# instead of a name: the kernel writes all tiles.
+# The tiles of C that a kernel writes if C is symmetric or Hermitian. "lower": the tiles on and below the diagonal.
+# "full": the tiles on and below the diagonal, and their mirror images. If C is neither symmetric nor Hermitian, a
+# parameter of the type TriangleTiles | None is None, and the kernel computes and writes all tiles of C.
 TriangleTiles = Literal["lower", "full"]
 TRIANGLE_LABELS: Mapping[TriangleTiles, str] = {
     "lower": "on and below the diagonal",

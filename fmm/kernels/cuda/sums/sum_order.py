@@ -179,11 +179,11 @@ def _sort_by_digits(values: Sequence[int], system: Sequence[int], digits: dict[i
 
 
 class _ForwardingScheduler:
-    """Orders the statements of a sum kernel by forwarding.
+    """Orders the statements of a sum kernel so that each value is added to its sums as soon as the value is available.
 
-    As soon as a value is available, it is added to all sums that contain it. Inputs are loaded one by one. A sum whose
-    output overwrites one of its own inputs, such as C in alpha A B + beta C, loads this input last. Each line of the
-    program is one sum.
+    A value is an input that is loaded, or a sum that is complete. Inputs are loaded one by one. A sum whose output
+    overwrites one of its own inputs, such as C in alpha A B + beta C, loads this input last. Each line of the program
+    is one sum.
     """
 
     def __init__(self, program: AdditionProgram, aliases: AliasPairs, order: Sequence[int] = ()) -> None:
