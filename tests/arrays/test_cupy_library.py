@@ -316,7 +316,7 @@ def test_a_stack_is_multiplied_by_the_function_of_cupys_operator(cupy: Any, monk
         ran.append(a.shape)
         return cupy.ndarray(np.matmul(a.host, b.host))
 
-    fmm.matmul(cupy.ndarray((2, 2)), cupy.ndarray((2, 2)))  # loads the adapter
+    fmm.matmul(cupy.ndarray(np.ones((2, 2))), cupy.ndarray(np.ones((2, 2))))  # loads the adapter
     monkeypatch.setattr("fmm.arrays.cupy_library.core_matmul", core_matmul)
     a, b = (cupy.ndarray(np.ones(shape, np.float32)) for shape in ((3, 4, 5), (3, 5, 6)))
     cupy.calls.clear()

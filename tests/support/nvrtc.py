@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from fmm.kernels.cuda.launch_list import DEVICE_ARCHITECTURE, Kernel
 from fmm.kernels.cuda.products.tma_tiles import SM90_SHARED_BYTES
 from tests.support.compiled_cache import cached_file
 
@@ -47,6 +48,11 @@ def nvrtc() -> Any:
         pytest.skip(f"no NVRTC (packages cuda-bindings and nvidia-cuda-nvrtc): {type(error).__name__}: {error}")
     assert not int(status) and tuple(version) >= (13, 0), f"NVRTC {version}: the test extra requires 13.0"
     return module
+
+
+def kernel_architecture(kernel: Kernel) -> str:
+    """The architecture for which a kernel is compiled on a Hopper GPU."""
+    return "sm_90" if kernel.architecture in ("", DEVICE_ARCHITECTURE) else kernel.architecture
 
 
 def compile_cuda(text: str, architecture: str, *options: str) -> tuple[str, str]:

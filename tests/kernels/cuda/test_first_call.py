@@ -19,7 +19,7 @@ from fmm.semirings.path_request import EdgeRule
 from tests.support.chips import H200
 from tests.support.compiler_on_mock import compiler_on_a_mock
 from tests.support.marks import quick_and_slow
-from tests.support.nvrtc import compile_cuda, nvrtc
+from tests.support.nvrtc import compile_cuda, kernel_architecture, nvrtc
 
 # Plans of first products: sizes, operation, and limits of the units and of the largest unit's PTX. NVRTC makes about
 # 200 KB of PTX in a second, and units are compiled side by side.
@@ -47,7 +47,7 @@ def launches_of(text: str, dtype: Any, n: int, op: Any) -> tuple[Launch, ...]:
 def ptx_bytes(launches: tuple[Launch, ...]) -> list[int]:
     """Return the bytes of PTX of each translation unit that these launches need."""
     nvrtc()
-    units = {(x.cuda_source, x.architecture or "sm_90", *x.options) for x in (launch.kernel for launch in launches)}
+    units = {(x.cuda_source, kernel_architecture(x), *x.options) for x in (launch.kernel for launch in launches)}
     return [len(compile_cuda(*unit)[1]) for unit in units]
 
 

@@ -130,7 +130,8 @@ def test_a_model_is_checked_where_plans_are_a_choice(dtype: str) -> None:
     section = tune_type(journal, dtype, device.efforts_by_name["quick"]).section
     held = observed_medians(journal.recorded, ("held out",))
     vendor = {o.problem: o.seconds for o in held if o.run == TimedRun()}
-    slower = [o.seconds / vendor[o.problem] for o in held if o.run != TimedRun()]
+    # The time limit may end the last shape before the vendor is timed.
+    slower = [o.seconds / vendor[o.problem] for o in held if o.run != TimedRun() and o.problem in vendor]
     assert len(slower) >= MIN_HELD_OUT_PAIRS and max(slower) < NEAR and min(slower) < 1.5, slower
     assert section is not None and section["calibration"]["margin"] < 0.06 and device.now < 1.02 * most
 

@@ -33,7 +33,7 @@ from fmm.problem import Layout, Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import required_compiler
 from tests.support.marks import quick_and_slow
-from tests.support.nvrtc import EACH_ARCHITECTURE, compile_cuda, nvrtc, report
+from tests.support.nvrtc import EACH_ARCHITECTURE, compile_cuda, kernel_architecture, nvrtc, report
 from tests.support.tiled_on_host import compiled_for_the_host, floats
 
 M, K, N = 131, 21, 260  # two tiles by three
@@ -291,4 +291,4 @@ def test_integers_are_never_recomputed(dtype: str) -> None:
     assert not any(slot.base in (FLAG, HOST_COUNT) for launch in launches.launches for slot in launch.slots)
     nvrtc()
     for kernel in {launch.kernel for launch in launches.launches}:
-        compile_cuda(kernel.cuda_source, kernel.architecture or "sm_90", *kernel.options)
+        compile_cuda(kernel.cuda_source, kernel_architecture(kernel), *kernel.options)
