@@ -82,6 +82,7 @@ __device__ __forceinline__ void pass_turn(unsigned* count, unsigned turn) {
 __device__ __forceinline__ void reduce_add(float* q, const float (&x)[1]) {
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(q), "f"(x[0]) : "memory");
 }
+#if __CUDACC_VER_MAJOR__ > 12 || __CUDACC_VER_MINOR__ > 0
 __device__ __forceinline__ void reduce_add(float* q, const float (&x)[2]) {
     asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(q), "f"(x[0]), "f"(x[1]) : "memory");
 }
@@ -89,5 +90,11 @@ __device__ __forceinline__ void reduce_add(float* q, const float (&x)[4]) {
     asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(q), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
                  : "memory");
 }
+#else  // CUDA 12.0 lacks the vector instructions.
+template <int COUNT>
+__device__ __forceinline__ void reduce_add(float* q, const float (&x)[COUNT]) {
+    for (int i = 0; i < COUNT; ++i) reduce_add(q + i, reinterpret_cast<const float (&)[1]>(x[i]));
+}
+#endif
 
 }  // namespace fmm

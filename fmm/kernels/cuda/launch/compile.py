@@ -24,7 +24,9 @@ MAX_LOADED_KERNELS = 2048  # largest number of compiled kernels in the cache
 SHARED_SIZE_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 # length in bytes of the digest at the start of a cache file; a wrong digest reveals a damaged file
 DIGEST_BYTES = hashlib.sha256().digest_size
-CUPY_OPTIONS = ("-ftz=true", "-default-device")  # options that CuPy adds to a kernel's own compiler options
+CUPY_OPTIONS = ("-ftz=true",)  # an option that CuPy adds to a kernel's own compiler options; fmm's kernels do without
+# A function without __device__ is device code, as under CuPy. NVRTC before 13.5 rejects generic lambdas without it.
+ALWAYS_OPTIONS = ("-default-device",)
 COMPILING_MESSAGE = "kernels are being compiled for this device; they are cached on disk for the next time"
 
 
@@ -128,11 +130,13 @@ def compile_for_architecture(source: str, architecture: str, options: tuple[str,
     CuPy cannot compile instructions that exist on one architecture only, so this function calls NVRTC itself.
     """
 
+    all_options = (f"--gpu-architecture={architecture}", *ALWAYS_OPTIONS, *options)
+
     def compile_code() -> bytes:
         program = nvrtc.createProgram(source, "kernel.cu", (), ())
         try:
             try:
-                nvrtc.compileProgram(program, (f"--gpu-architecture={architecture}", *options))
+                nvrtc.compileProgram(program, all_options)
             except nvrtc.NVRTCError as error:
                 raise RuntimeError(f"{error} for {architecture}: {nvrtc.getProgramLog(program)}") from error
             if architecture.startswith("compute_"):
@@ -143,7 +147,7 @@ def compile_for_architecture(source: str, architecture: str, options: tuple[str,
             nvrtc.destroyProgram(program)
 
     version = ".".join(map(str, nvrtc.getVersion()))
-    return cached_code((version, architecture, *options, source), compile_code)
+    return cached_code((version, *all_options, source), compile_code)
 
 
 # ---- the cache on disk
