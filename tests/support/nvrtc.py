@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -22,6 +22,7 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 # The parameters of tests for each architecture: the quick run tests Hopper's alone.
 EACH_ARCHITECTURE = [pytest.param(a, marks=() if a == "sm_90" else pytest.mark.slow) for a in ARCHITECTURES]
 CPP17 = ("--std=c++17",)
+T = TypeVar("T")
 
 
 class Report(NamedTuple):
@@ -109,7 +110,7 @@ def check_warpgroups(kernels: Sequence[Any], source: Callable[[Any], str], more:
         assert kernel.shared_bytes <= SM90_SHARED_BYTES
 
 
-def in_parallel(function: Callable[..., Report], jobs: list[tuple[Any, ...]]) -> list[Report]:
+def in_parallel(function: Callable[..., T], jobs: list[tuple[Any, ...]]) -> list[T]:
     """Return the function's results for each job's arguments. The jobs run in threads, since NVRTC releases
     Python's lock."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
