@@ -33,18 +33,18 @@ RESIDUE_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster
 TRANSPOSED_POSITIONS, TRANSPOSED_POSITIONS_OF_16_BYTES = 64, 32
 # Number of positions of the inner dimension that a thread block without a cluster reads and transposes together.
 TRANSPOSED_POSITIONS_ALONE = 16
-# For 0, 1 and 2 levels of Strassen's algorithm: the number of thread blocks of the split kernel that one multiprocessor
-# must have enough registers for. If the text is empty, the compiler chooses the number of thread blocks.
+# The second argument of `__launch_bounds__` of the split kernel, for 0, 1 and 2 levels of Strassen's algorithm: the
+# smallest number of thread blocks on a multiprocessor. With the empty text, the kernel has no second argument.
 MIN_SPLIT_BLOCKS_PER_SM = "4", "", "2"
 # A warp finds the norm of a line of at most MAX_WARP_LINE_BYTES bytes; a thread block finds the norm of a longer line.
 WARP_THREADS, MAX_WARP_LINE_BYTES = 32, 4096
 LINE_MEMORY_BYTES = 24 * RESIDUE_THREADS + 4 * 32  # size of struct LineMemory of residue_lines.cuh
 STRIP_BYTES = 128  # width in bytes of the strip of adjacent lines that a cluster splits in an MN-major operand
 STRIP_PART_POSITIONS = 32  # each thread block of a cluster splits a multiple of this number of positions of the lines
-# The largest number of positions in a line for which one kernel both finds the norm of the line and splits the line.
-# For longer lines, one kernel for both steps is slower than two kernels, because shared memory holds fewer thread
-# blocks. On an H200, float64 products with one kernel took 1.02 times as long as with two kernels for lines of 5500
-# numbers, and 1.13 times as long for lines of 8192 numbers.
+# The largest number of positions in a line for which one kernel finds the norm of the line and also splits the line.
+# For longer lines, two kernels are faster, because shared memory holds fewer thread blocks of the single kernel. On an
+# H200, float64 products with the single kernel took 1.02 times as long for lines of 5500 numbers, and 1.13 times as
+# long for lines of 8192 numbers.
 MAX_SPLIT_LINE_LENGTH = 4096
 OPERAND_WORDS = 11  # number of 8-byte words in struct Operand of residue_planes.cuh
 RESIDUE_NAMESPACE = "fmm::residues::"
@@ -75,14 +75,14 @@ def pack_gaussian_modulus(p: int) -> bytes:
 def _float32_bits_of_multiple(p: int, bound: int) -> int:
     """Return the bit pattern of a float32 number: the smallest multiple of p that is at least 2^23 + `bound`.
 
-    The kernel adds a sum of magnitude up to `bound` to this bit pattern. The sum is again the bit pattern of a float32
-    number between 2^23 and 2^24.
+    A kernel adds an integer between -`bound` and `bound` to this bit pattern. The result is the bit pattern of a
+    float32 number between 2^23 and 2^24 with the same residue modulo p as the integer.
     """
     return FLOAT_2_23_BITS + p * -(-(2**23 + bound) // p) - 2**23
 
 
 def _pack_powers(p: int, factor: int = 1) -> tuple[int, int]:
-    """Return the residues of factor 256^i modulo p as bytes: i = 0 to 3 in the first word, i = 4 to 7 in the second."""
+    """Return `factor` * 256^i modulo p as bytes, in two words of 4 bytes: i = 0 to 3, then i = 4 to 7."""
     residues = bytes(symmetric_residue(factor * 256**i, p) % 256 for i in range(8))
     low, high = struct.unpack("<2i", residues)
     return low, high
@@ -96,8 +96,8 @@ def moduli_table(moduli: tuple[int, ...], for_complex: bool = False) -> bytes:
 
 # ---- one operand
 
-# Where the product kernel reads elements of one byte, which already are residues and need no split. "source": from the
-# operand itself. "planes": from a transposed copy in the memory of a plane.
+# Where the product kernel reads the elements of an operand of bytes, which need no split into residues. "source": from
+# the operand itself. "planes": from a transposed copy in the workspace's memory for planes.
 ByteSource = Literal["source", "planes"]
 
 
@@ -137,8 +137,7 @@ class ResidueOperand:
     exponents: int  # offset of the exponents from `base`, in bytes
     planes: int  # offset of the planes from `base`, in bytes
     transposed_copy: int  # offset of the transposed copy in the workspace, in bytes
-    # The place from which the product kernel reads elements that already are residues; None if the split kernel
-    # computes the residues.
+    # where the product kernel reads the elements of an operand of bytes; None if the split kernel computes residues
     bytes_from: ByteSource | None = None
     base: str = "W"  # name of the base that the offsets of exponents and planes count from
     is_prepared: bool = False  # True if `fmm.prepare` has stored the planes, or both operands use the same planes
@@ -146,14 +145,14 @@ class ResidueOperand:
 
     @property
     def threads_per_line(self) -> int:
-        """The number of threads that read a line along the inner dimension: a complete warp or thread block."""
+        """The number of threads that read a line of a K-major operand: those of a warp or of a thread block."""
         line_bytes = self.geometry.item * self.geometry.k
         return WARP_THREADS if line_bytes <= MAX_WARP_LINE_BYTES else RESIDUE_THREADS
 
     def norm_exponent_kernel(self, aligned: bool, scaled: bool) -> NormExponentKernel | None:
-        """Return the kernel that finds the norms of the operand's lines, transposes the operand, or does both.
+        """Return the kernel that finds the norms of the operand's lines and transposes an operand that is not K-major.
 
-        Return None if the operand needs neither.
+        Return None for a prepared operand, and for a K-major operand without scaling exponents.
         """
         if self.is_prepared or (self.along == "inner" and not scaled):
             return None
@@ -163,10 +162,7 @@ class ResidueOperand:
         )
 
     def has_vector_aligned_lines(self, aligned: bool) -> bool:
-        """Return True if each line starts at a multiple of 16 bytes.
-
-        For elements of less than 4 bytes, a multiple of four elements is enough.
-        """
+        """Return True if each line starts at a multiple of 16 bytes, or of four elements if these are smaller."""
         x, item = self.source, self.geometry.item
         unit = min(4 * item, VECTOR_BYTES)
         return aligned and all(step * item % unit == 0 for step in (x.leading, x.stride)) and x.offset % unit == 0
@@ -178,8 +174,9 @@ class ResidueOperand:
     def norm_exponent_block_count(self, kernel: NormExponentKernel | None, cluster: int, scaled: bool) -> int:
         """Return the number of thread blocks that find the norms of this operand's lines.
 
-        `cluster` is the number of thread blocks in a cluster; 1 means no clusters. An operand without scaling exponents
-        needs no norms, so several thread blocks can transpose parts of the same line even without clusters.
+        `cluster` is the number of thread blocks in a cluster; 1 means no clusters. Without clusters, a single thread
+        block reads a complete line to find its norm. If no norms are needed, several thread blocks transpose parts of
+        the same line.
         """
         if kernel is None:
             return 0
@@ -192,19 +189,13 @@ class ResidueOperand:
 
     @property
     def lines_per_split_block(self) -> int:
-        """The number of lines that a thread block splits if the operand is K-major.
-
-        For an MN-major operand, the number of lines that a cluster splits.
-        """
+        """The number of lines that one thread block (K-major operand) or one cluster (MN-major operand) splits."""
         if self.along == "outer":
             return STRIP_BYTES // self.geometry.item
         return RESIDUE_THREADS // self.threads_per_line
 
     def line_split_block_count(self) -> int:
-        """Return the number of thread blocks that find the norms of lines and split the lines.
-
-        The number is a multiple of the number of thread blocks in a cluster.
-        """
+        """Return the number of thread blocks that find norms and split lines: a multiple of the cluster size."""
         if self.is_prepared:
             return 0
         if self.along == "outer":
@@ -252,17 +243,17 @@ class ResidueOperand:
     def tensor_map(self, first: int, moduli: int, most: int, sign: int | None = None) -> TensorMap:
         """Return the tensor map of the planes of `moduli` moduli; `first` is the index of the first modulus.
 
-        One copy by the copy engine (TMA) loads `most` lines. For each modulus, a complex operand has two planes: if
-        `sign` is 0, the map has only the planes of re + j im, and if `sign` is 1, only the planes of re - j im, where
-        j^2 = -1 modulo p.
+        One copy by the copy engine (TMA) loads `most` lines. A complex operand has two planes for each modulus p: plane
+        0 is re + j im and plane 1 is re - j im, where j^2 = -1 modulo p. If `sign` is 0 or 1, the map has only the
+        planes with this index.
         """
         lines, length = self.block
         if self.bytes_from == "source":
             return byte_matrix_tensor_map(self.source, self.lines, self.geometry.k, self.geometry.count, most)
-        # Each line of a transposed copy ends with padding that no kernel initializes.
+        # Each line of a transposed copy ends with padding that no kernel initializes, so only the numbers before the
+        # padding are read.
         filled = self.geometry.k if self.bytes_from else length
-        # The workspace holds only the planes of the moduli that are multiplied together, so these planes start at
-        # offset 0.
+        # The workspace holds only the planes of the current group of moduli; prepared planes exist for all moduli.
         before = 0 if self.base == "W" else first * self.geometry.plane_product_count * lines * length
         piece = BlockTerm(self.base, self.planes + before, lines, length)
         return byte_plane_tensor_map(piece, self.geometry.plane_product_count * moduli, most, filled, sign)
@@ -273,7 +264,7 @@ def byte_plane_tensor_map(
 ) -> TensorMap:
     """Return the tensor map of planes of bytes.
 
-    Only the first `filled` positions of a line are read from memory; a copy fills the other positions with zeros. If
+    The copy engine (TMA) reads the first `filled` positions of each line, and fills the rest of the tile with zeros. If
     `sign` is 0 or 1, the map has every second plane, starting with the plane of index `sign`.
     """
     lines, length = piece.rows, piece.cols
@@ -302,7 +293,7 @@ def norm_exponent_kernel_source(
 ) -> str:
     """Return the CUDA source of the kernel that finds the norms of lines and writes transposed copies of operands.
 
-    If `left` or `right` is None, the kernel skips this operand.
+    The kernel skips A if `left` is None, and skips B if `right` is None.
     """
     body = (
         "const int block = blockIdx.x;",
@@ -332,9 +323,8 @@ def residue_split_kernel_source(levels: int, left_wide: bool, right_wide: bool, 
 def line_split_kernel_source(left: NormExponentKernel | None, right: NormExponentKernel | None, dtype: str) -> str:
     """Return the CUDA source of the kernel that finds the norms of lines and splits the lines into residues.
 
-    If `left` or `right` is None, the kernel skips this operand. In an MN-major operand a cluster splits several
-    adjacent lines, and takes longer than a thread block that splits a line of a K-major operand. Therefore the first
-    thread blocks of the grid split the MN-major operand.
+    The kernel skips A if `left` is None, and skips B if `right` is None. The first thread blocks of the grid split the
+    MN-major operand, because clusters that split adjacent lines of an MN-major operand take longest.
     """
     sides = [("left", 0, left), ("right", 1, right)]
     sides.sort(key=lambda side: side[2] is None or side[2].along == "inner")
@@ -374,10 +364,7 @@ def cpp_inner_scheme_sums() -> str:
     code = {0: 0, 1: 1, -1: 2}
 
     def packed_coefficients(table: Matrix) -> int:
-        """Return one integer with all coefficients of one of a scheme's tables.
-
-        Each product has 8 bits: 2 bits for the coefficient of each of 4 blocks.
-        """
+        """Return the coefficients of table U, V or W of the scheme as an integer: 2 bits for each product and block."""
         return sum(code[int(c)] << (8 * q + 2 * b) for b, row in enumerate(table) for q, c in enumerate(row))
 
     tables = ", ".join(f"{packed_coefficients(table):#x}ull" for table in (found.u, found.v, found.w))
@@ -394,9 +381,8 @@ def norm_exponent_launch(
 ) -> Launch:
     """Return the launch that computes the exponents of both operands, and transposes operands that are not K-major.
 
-    `aligned` holds two values, for A and for B: True if the operand's address is a multiple of 16 bytes. `cluster` is
-    the number of thread blocks in a cluster; 1 means no clusters, because only compute capability 9.0 and newer has
-    clusters.
+    `aligned` has True for A and for B if the operand's address is a multiple of 16 bytes. `cluster` is the number of
+    thread blocks in a cluster; 1 on GPUs without clusters (before compute capability 9.0).
     """
     scaled = not DTYPES[dtype].exact
     kernels = [x.norm_exponent_kernel(wide, scaled) for x, wide in zip(sides, aligned, strict=True)]
@@ -433,8 +419,8 @@ def residue_split_launch(
 def can_split_lines(sides: ResidueOperandPair, dtype: str) -> bool:
     """Return True if one launch can find the norms of both operands' lines and also split both operands into residues.
 
-    The lines must have at most MAX_SPLIT_LINE_LENGTH numbers, and the workspace must hold the planes of all moduli. The
-    plan must have no levels of Strassen's algorithm, and the element type must not be an integer.
+    The lines must have at most MAX_SPLIT_LINE_LENGTH numbers, and the workspace must hold the planes of all moduli. A
+    plan with levels of Strassen's algorithm, or with integer elements, needs separate launches.
     """
     g = sides[0].geometry
     fits = g.k <= MAX_SPLIT_LINE_LENGTH and g.moduli_per_pass == g.moduli

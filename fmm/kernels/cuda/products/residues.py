@@ -2,9 +2,9 @@
 
 The kernels are in gemm_residues.cuh and residue_join.cuh. `residue_op` describes a GEMM. `residue_launches` returns the
 GEMM's launches in order. The first launch finds the scaling exponents of A's rows and B's columns. The workspace may
-hold the planes of only some moduli at a time: further launches split the operands into residues modulo these numbers
-and multiply the planes, and repeat this for the next moduli. The last launch reconstructs C by the Chinese remainder
-theorem. The module residue_planes.py describes the operands.
+hold the planes of only a few moduli at a time. For each group of moduli, launches split the operands into residues and
+multiply the planes. The last launch reconstructs C by the Chinese remainder theorem. The module residue_planes.py
+describes the operands.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ from fmm.problem import Shape
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
 TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile together take as long as computing this number of columns
-# The kernel reduces its sums modulo p each time after this number of steps (gemm_residues.cuh). One step is 128
-# positions of the inner dimension, and a product with fewer steps needs no reduction before its end.
+# The kernel of gemm_residues.cuh reduces its sums modulo p after every MAX_UNREDUCED_STEPS steps, because longer sums
+# could exceed 32 bits. One step is 128 positions of the inner dimension.
 MAX_UNREDUCED_STEPS = 512
 NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # alignments by base; empty: no alignment is known
 
@@ -110,10 +110,10 @@ class ResidueOp:
     def separately_launched_signs(self) -> tuple[int | None, ...]:
         """The plane indices (0, 1) with separate launches; `(None,)` if one launch computes all products.
 
-        For each modulus p, a complex number has two planes: plane 0 is re + j im and plane 1 is re - j im, where j^2 =
-        -1 modulo p. The complex conjugate of the matrix has the same two planes in the opposite order. If both operands
-        share their planes, plane 0 is multiplied by plane 1, and plane 1 by plane 0, because one operand is the adjoint
-        of the other.
+        For each modulus p, a complex matrix has two planes: plane 0 is re + j im and plane 1 is re - j im, where j^2 =
+        -1 modulo p. The complex conjugate of the matrix has the same two planes in the opposite order. If A and B
+        share planes because B is the adjoint of A, one launch multiplies plane 0 by plane 1, and another launch
+        multiplies plane 1 by plane 0.
         """
         return (0, 1) if self.shares_planes and self.geometry.for_complex else (None,)
 
@@ -129,17 +129,13 @@ class ResidueOp:
         return rows, inner, self.geometry.n if self.writes_c else columns
 
     def products_per_modulus(self, sign: int | None) -> int:
-        """Return the number of products for each modulus.
-
-        If `sign` is 0 or 1, count only the products of plane 0 or of plane 1.
-        """
+        """Return the number of products of planes for each modulus; half of this number if `sign` is 0 or 1."""
         return self.geometry.plane_product_count // (1 if sign is None else 2)
 
     def plane_signs_of_operands(self, sign: int | None) -> list[int | None]:
-        """Return two values, for A and for B: the index (0, 1) of the plane that is multiplied.
+        """Return for A and for B the index (0 or 1) of the plane that a launch multiplies; None: both planes.
 
-        An operand that uses the planes of its adjoint needs the conjugates of these planes: plane 1 in place of plane
-        0, and plane 0 in place of plane 1.
+        If an operand uses the planes of its adjoint, plane 1 replaces plane 0 and plane 0 replaces plane 1.
         """
         return [sign if sign is None else sign ^ x.is_prepared for x in self.operands]
 
@@ -154,9 +150,9 @@ class ResidueOp:
     def byte_products(self, first: int, moduli: tuple[int, ...], sign: int | None = None) -> ByteProducts:
         """Describe the products of planes for these moduli, for the kernel that multiplies by single warps.
 
-        `first` is the index of the first modulus. For each modulus, a complex product has two products: of the planes
-        re + j im (`sign` 0) and of re - j im (`sign` 1), where j^2 = -1 modulo p. If `sign` is None, both are
-        described.
+        `first` is the index of the first modulus. For each modulus p, a complex product consists of two products of
+        planes: of the planes re + j im (`sign` 0), and of the planes re - j im (`sign` 1), where j^2 = -1 modulo p. If
+        `sign` is None, all products of planes are described.
         """
         count = len(moduli)
         operands = zip(self.operands, self.plane_signs_of_operands(sign), strict=True)
@@ -167,9 +163,7 @@ class ResidueOp:
     def plane_product_op(self, first: int, count: int, sign: int | None = None) -> WgmmaOp[ResidueKernel]:
         """Describe the products of planes for `count` moduli, for the kernel that multiplies by warpgroups.
 
-        `first` is the index of the first modulus. For each modulus, a complex product has two products: of the planes
-        re + j im (`sign` 0) and of re - j im (`sign` 1), where j^2 = -1 modulo p. If `sign` is None, both are
-        described.
+        `first` is the index of the first modulus. `sign` means the same as in `byte_products`.
         """
         rows, inner, columns = self.product_shape
         layers = count * self.products_per_modulus(sign)
@@ -192,7 +186,7 @@ def residue_op(
     alignment: Mapping[str, int] = NO_ALIGNMENT,
     warp_chip: Chip | None = None,
 ) -> ResidueOp | None:
-    """Describe a GEMM as a product by residues. The residues are planes in the workspace, or the operands' own bytes.
+    """Describe a GEMM as a product by residues.
 
     Return None if alpha or beta of a real product has an imaginary part. `alignment` maps the name of a base, such as A
     or C, to a power of two that divides the base's address. `warp_chip` is the chip if the kernel multiplies by single
@@ -241,10 +235,7 @@ def _can_share_planes(op: GemmOp, x: ResidueOperand, y: ResidueOperand) -> bool:
 
 
 def _share_planes(x: ResidueOperand, y: ResidueOperand) -> tuple[ResidueOperand, ResidueOperand]:
-    """Return the operands so that both use the planes of one operand.
-
-    If only one operand is K-major, its planes are used, because a K-major operand needs no transposed copy.
-    """
+    """Return A and B with common planes; prefer the planes of a K-major operand, which needs no transposed copy."""
     if x.along == "outer" and y.along == "inner":
         return replace(x, is_prepared=True, exponents=y.exponents, planes=y.planes, block=y.block), y
     return x, replace(y, is_prepared=True, exponents=x.exponents, planes=x.planes, block=x.block)
@@ -257,7 +248,7 @@ def _with_conjugation_flag(side: ResidueOperand, level: ResiduesLevel) -> Residu
 
 
 def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
-    """Return the operand with the layout of its prepared planes; unchanged if `fmm.prepare` has stored no planes."""
+    """Return the operand with the layout of the planes that `fmm.prepare` has stored; without them, unchanged."""
     if op.leaf_use.leaf.prepared_layout is None or not op.prepared.prepared_matrix == base == side.source.base:
         return side
     exponents, _ = prepared_plane_layout(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
@@ -266,10 +257,9 @@ def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> Resid
 
 
 def _direct_byte_source(x: GemmOperand, along: ContiguousAxis, alignment: Mapping[str, int]) -> ByteSource | None:
-    """Return where the product kernel reads an operand of bytes, whose elements already are residues.
+    """Return where the product kernel reads the elements of an operand of bytes: the operand, or a transposed copy.
 
-    The kernel reads the operand itself or a transposed copy. Return None if the product kernel cannot read the bytes,
-    so that another kernel must first copy the bytes to a plane.
+    Return None if the operand is not aligned for the copy engine (TMA): another kernel must copy the bytes to a plane.
     """
     if along == "outer":
         return "planes"
@@ -298,15 +288,14 @@ def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, triangl
 def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
     """Return all launches of a product, in order.
 
-    The first launch computes exponents. Launches that split the operands and multiply planes follow for each item of
-    `modulus_groups`. The last launch reconstructs C. `alignment` maps the name of a base, such as A or C, to the
+    `alignment` maps the name of a base, such as A or C, to the
     largest power of two that divides the base's address. If `flagged` is True, the kernel that reconstructs C raises
     the flag for an inf or NaN in C.
     """
     aligned, exact = _operand_alignments(op, alignment), DTYPES[op.dtype].exact
     measures = any(x.norm_exponent_kernel(False, not exact) is not None for x in op.operands)
-    # Only on Hopper, one kernel finds the scaling exponents of lines and also splits the lines, because this kernel
-    # needs clusters and much shared memory.
+    # The kernel that finds the scaling exponents of lines and also splits the lines needs clusters and much shared
+    # memory, so only Hopper GPUs run this kernel.
     splits_lines = measures and op.warp_chip is None and can_split_lines(op.operands, op.dtype)
     measures_first = measures and not splits_lines
     launches = [norm_exponent_launch(op.operands, op.dtype, aligned, op.blocks_per_cluster)] if measures_first else []
@@ -327,8 +316,8 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
     """Return the launches that prepare one operand for later calls, and the bytes of workspace for these launches."""
     if not any(x.is_prepared for x in op.operands):
         return (), 0
-    # In `op`, `is_prepared` is True for the operand to prepare. The launches skip an operand if its field `is_prepared`
-    # is True, so the two operands exchange this value, and the launches compute the planes of the operand to prepare.
+    # In `op`, the operand to prepare counts as prepared. The launches below skip an operand that counts as prepared, so
+    # they need the opposite value of `is_prepared` for A and for B.
     left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.operands)
     aligned, moduli = _operand_alignments(op, alignment), op.geometry.remainder_weights.moduli
     workspace = max(size for x, size in zip(op.operands, op.geometry.transposed_bytes, strict=True) if x.is_prepared)
@@ -340,7 +329,7 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
 
 
 def _operand_alignments(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[bool, ...]:
-    """Return two values, for A and for B: True if the operand's address is a multiple of 16 bytes."""
+    """Return True or False for A and for B: True if the operand's address is a multiple of 16 bytes."""
     return tuple(alignment[x.source.base] % VECTOR_BYTES == 0 for x in op.operands)
 
 
@@ -384,7 +373,7 @@ def residue_product_kernel_source(kernel: ResidueKernel) -> str:
 def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...], sign: int | None = None) -> Launch:
     """Return the launch that multiplies the planes of these moduli; `first` is the index of the first modulus.
 
-    If `sign` is 0 or 1, the launch computes only one of the two products of each modulus.
+    `sign` is 0 or 1 if the launch computes only one of a complex product's two products for each modulus.
     """
     count = len(moduli) * op.products_per_modulus(sign)
     does: LaunchPurpose = "product" if op.writes_c else "sums"
@@ -490,9 +479,8 @@ def reconstruction_block_threads(levels: int) -> int:
 def columns_per_reconstruction_thread(dtype: str, levels: int) -> int:
     """Return the number of adjacent elements of a row that a thread reconstructs in every block of C.
 
-    If the plan has levels of Strassen's algorithm below the level of residues, a thread reconstructs elements of four
-    or more blocks of C at a time. Four adjacent elements of 8 bytes or more in each block of C would need too many
-    registers.
+    If the plan has levels of Strassen's algorithm, a thread reconstructs the same elements of four or more blocks of C
+    at a time. Registers then suffice for only two adjacent elements of 8 bytes or more in each block.
     """
     return 2 if levels and DTYPES[dtype].itemsize >= 8 else 4
 
@@ -508,10 +496,6 @@ def _output_and_plane_slots(op: ResidueOp) -> tuple[AddressSlot, ...]:
 
 
 def _reconstruction_grid(op: ResidueOp) -> tuple[int, int, int]:
-    """Return the grid of the kernel that reconstructs C.
-
-    A thread computes the same adjacent columns in every block of C.
-    """
     g, (rows, _, columns) = op.geometry, op.geometry.block_shape
     threads = g.count * rows * (columns // columns_per_reconstruction_thread(op.dtype, g.levels))
     if g.levels == 2:  # one warp for each block of the outer level
