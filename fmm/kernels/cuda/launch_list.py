@@ -117,7 +117,7 @@ class Launch:
     grid: tuple[int, int, int]
     parameters: bytes  # bytes of the kernel's parameter struct, with zeros in place of every address and tensor map
     slots: tuple[AddressSlot, ...]
-    # pairs: the index of the parameter word at which a tensor map begins, and the tensor map
+    # Pairs: the index of the 8-byte parameter word at which a tensor map begins, and the tensor map.
     maps: tuple[tuple[int, TensorMap], ...] = ()
     counters: int = 0  # number of 4-byte counters that the kernel uses; each is zero before and after the launch
     overlaps: bool = False  # True if the launch may start before the previous launch has ended

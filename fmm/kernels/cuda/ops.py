@@ -50,7 +50,7 @@ class DeviceView(NamedTuple):
         return self.rows, self.cols
 
     def block_view(self, place: Place) -> DeviceView:
-        """Return the view of a submatrix, a transposed submatrix, or its real or imaginary parts, as `place` says."""
+        """Return the view of the block at `place`: a submatrix, its transpose, or its real or imaginary parts."""
         if place.part == "transpose":
             return transposed_view(self.block_view(place.untransposed_place))
         offset = self.offset + (place.row * self.down + place.col * self.right) * self.itemsize
@@ -69,8 +69,8 @@ class BlockTerm(NamedTuple):
     offset: int  # bytes from the base
     rows: int
     cols: int
-    # for a block of A or B, its coefficient in a sum (1 for the first block); for a block of C, the coefficient of the
-    # product
+    # For a block of A or B, the block's coefficient in a sum of blocks (1 for the first block). For a block of C, the
+    # coefficient with which the product is added to the block.
     factor: float = 1
     keep: float = 0  # block of C: coefficient of the block's old value; if 0, the old value is never read
 
@@ -238,12 +238,12 @@ class GemmOp:
 
     @property
     def as_vendor_gemm(self) -> GemmOp:
-        """This product, computed by the vendor's GEMM, which reads unconverted operands and writes both triangles."""
+        """The same product by the vendor's GEMM, with the original operands and both triangles of the result."""
         return replace(self, leaf="vendor", triangle=None, checked=False, prepared=NO_PREPARED_OPERANDS)
 
     @property
     def as_rank_update(self) -> RankUpdateOp:
-        """This product A A^T, computed by the vendor's syrk, which writes only the lower triangle."""
+        """The same product A A^T, computed by the vendor's syrk, which writes only the lower triangle."""
         assert self.triangle is not None and self.triangle.gram and self.count == 1
         x = self.right if self.left.transposed else self.left
         factor = x._replace(transposed=self.left.transposed, stride=0)
@@ -311,8 +311,8 @@ def rank_update_op(
 ) -> RankUpdateOp | None:
     """Return the rank update for the lower triangle of dest = alpha * left right + beta * dest.
 
-    The operand `right` is the adjoint of `left`. Return None if BLAS can read neither operand. BLAS treats a row-major
-    dest as its column-major transpose, and writes the upper triangle of the transpose.
+    The operand `right` is the adjoint of `left`. Return None if neither operand is column-major, as BLAS requires. BLAS
+    treats a row-major dest as its column-major transpose, and writes the upper triangle of the transpose.
     """
     upper = not is_column_major(dest)
     if upper:
@@ -382,7 +382,7 @@ class MirroredGemm:
 
     @property
     def as_full_product(self) -> GemmOp:
-        """This product and its mirror as one product, for a kernel that writes both triangles."""
+        """The product and the mirror as one product, for a kernel that writes both triangles."""
         assert self.product.triangle is not None
         return replace(self.product, triangle=TriangleOutput("full", self.product.triangle.gram))
 

@@ -150,7 +150,7 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
 def _saved_c_view(problem: Problem, workspace_bytes: int) -> tuple[DeviceView, int]:
     """Return the view of a copy of the old C, and the size in bytes of a workspace that has this copy at its end.
 
-    A recomputation adds beta times this copy to the product.
+    If the product is recomputed, beta multiplies this copy.
     """
     c = operand_views(problem)["C"]
     fortran = is_column_major(c)
@@ -187,9 +187,9 @@ def _is_mirrored_after_recompute(problem: Problem) -> bool:
 
 
 def _is_mirror_of_checked_c(op: RecordedOp, steps: Sequence[LaunchStep], unflagged: bool) -> bool:
-    """Return True if the last step mirrors the complete C in place, and C needs no further check for inf and NaN.
+    """Return True if the last step mirrors the complete C in place after the kernels that wrote C have checked C.
 
-    In this case the kernels that wrote C have raised the flag for each inf or NaN.
+    C is checked if every kernel that wrote C raises the flag for an inf or NaN.
     """
     mirror = op.mirror if isinstance(op, MirroredGemm) else op
     if not (isinstance(mirror, MirrorOp) and _mirrors_lower_triangle(op) and mirror.is_in_place):
@@ -200,9 +200,9 @@ def _is_mirror_of_checked_c(op: RecordedOp, steps: Sequence[LaunchStep], unflagg
 
 
 def _mirrors_lower_triangle(op: RecordedOp) -> bool:
-    """Return True if the operation mirrors C's lower triangle.
+    """Return True if the operation mirrors C's lower triangle into the upper triangle.
 
-    The mirror kernel then also raises the flag for an inf or NaN in C.
+    The mirror kernel reads all of C's lower triangle, and raises the flag for an inf or NaN in it.
     """
     mirror = op.mirror if isinstance(op, MirroredGemm) else op
     return isinstance(mirror, MirrorOp) and mirror.full and mirror.writes_result
@@ -211,7 +211,7 @@ def _mirrors_lower_triangle(op: RecordedOp) -> bool:
 def _writes_c_without_flag(op: RecordedOp, steps: Sequence[LaunchStep]) -> bool:
     """Return True if the operation writes C by a step that cannot raise the flag: a vendor call or atomic additions.
 
-    For a `MirroredGemm`, only the last step counts, because this step writes the complete C.
+    A `MirroredGemm` is judged by its last step alone, because this step writes the complete C.
     """
     if isinstance(op, StreamSync) or not op.writes_result:
         return False
@@ -240,7 +240,7 @@ class LaunchRecorder:
     leaves_apply_alpha_beta = True
 
     def __init__(self, componentwise: bool = False, prepared_matrix: Literal["A", "B"] | None = None) -> None:
-        """Create a recorder without operations.
+        """Create an empty recorder.
 
         If `componentwise` is True, products have a componentwise error bound. `prepared_matrix` is the matrix that
         `fmm.prepare` has converted.
@@ -285,9 +285,8 @@ class LaunchRecorder:
     def _sum_op(self, step: Sum, reads: Sequence[DeviceView], writes: Sequence[DeviceView]) -> SumOp | None:
         """Return the operation that computes a step of sums; None if the step writes nothing.
 
-        For a step that has occurred before, the returned operation is the earlier operation with other offsets. An
-        inner level repeats its steps hundreds of times, and `sum_op` takes milliseconds to find arrays that contain
-        hundreds of blocks.
+        If the step has been recorded before, return the earlier operation with new offsets. An inner level repeats each
+        step hundreds of times, and `sum_op` takes milliseconds for a step with hundreds of blocks.
         """
         origins: dict[str, int] = {}
         for view in (*reads, *writes):
@@ -357,7 +356,7 @@ class LaunchRecorder:
     # ---- results that are their own adjoints
 
     def multiply_stack(self, plan: Plan, problem: Problem) -> None:
-        """Record a batch of products as one operation, with both triangles of symmetric or Hermitian results."""
+        """Record a batch of products as one operation, which writes both triangles of a symmetric result."""
         if plan.levels:
             raise PlanError(f"{plan}: one launch for a stack needs a plan without levels")
         if problem.writes_triangle and not plan.leaf_use.leaf.mirrors:
@@ -370,8 +369,8 @@ class LaunchRecorder:
     def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:
         """Record products of which only the lower triangle is needed.
 
-        They are computed by syrk, by the leaf's kernel, or as complete products. A batch of small triangles is recorded
-        as one batch of complete products, because one launch is faster than many.
+        The products are computed by syrk, by the leaf's kernel, or as complete products. A batch of small triangles is
+        recorded as one batch of complete products, because one launch is faster than many.
         """
         dest, k = products[0][2], products[0][0].cols
         alpha, beta = complex(params.alpha).real, complex(params.beta).real
@@ -433,7 +432,7 @@ class LaunchRecorder:
     # ---- products whose kernels form sums
 
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
-        """Record one launch that computes a product and the sums that use the product, as in a step table."""
+        """Record one launch that computes a product and adds the product to one or more blocks of C."""
         factors, reads, writes = (
             [self.submatrix(operands[p.name], p) for p in places]
             for places in ((step.product.left, step.product.right), step.update.reads[1:], step.update.writes)
@@ -487,10 +486,7 @@ class LaunchRecorder:
         self._append_operations(StreamSync.JOIN)
 
     def _record_on_streams(self, streams: Sequence[Sequence[RecordedOp]]) -> None:
-        """Record operations for several streams.
-
-        A stream runs its operations in order; different streams run concurrently.
-        """
+        """Record operations that run on several streams, one list of operations for each stream."""
         if len(streams) > 1:
             self._append_operations(StreamSync.FORK)
         for ops in zip_longest(*streams):

@@ -67,7 +67,7 @@ class StreamFlag:
 
 # ---- the owner of each flag
 
-# Flags that have no owner, because their thread has ended or had too many flags.
+# Flags without an owner, because the owning thread has ended or had too many flags.
 _abandoned_flags: deque[tuple[StreamKey, StreamFlag]] = deque()
 _idle_flags: dict[StreamKey, list[StreamFlag]] = {}  # abandoned flags by device and stream
 _free_entries: dict[int, list[_ChunkEntry]] = {}  # unused memory of flags, by device
@@ -100,9 +100,8 @@ _thread_flags = _ThreadFlags()
 def stream_flag(device: int, stream: int) -> StreamFlag:
     """Return this thread's flag on a stream of the current device.
 
-    Two threads that use one stream have separate flags. On the stream, launches of the two threads can alternate. If
-    the threads shared one flag, one thread's recomputation would lower the flag that the other thread's plan has
-    raised.
+    Two threads that use the same stream have separate flags. With one common flag, the recomputation of one thread
+    would lower a flag that the plan of the other thread has raised.
     """
     found = _thread_flags.flags.by_stream.get((device, stream))
     return found if found is not None else _acquire_flag((device, stream))
@@ -123,10 +122,10 @@ def reset_flags() -> None:
 
 
 def _acquire_flag(key: StreamKey) -> StreamFlag:
-    """Return a flag for this thread on a stream: an abandoned flag of the same stream, else a new one.
+    """Return a flag for this thread on a stream: an abandoned flag of this stream, else a new flag.
 
-    Launches on one stream run in order. Therefore all launches of an ended thread that use an abandoned flag have ended
-    before launches of the flag's new thread run.
+    Taking over an abandoned flag is safe: launches on one stream run in order, so all earlier launches that use the
+    flag end before the first launch of the new owner.
     """
     device, stream = key
     with _flags_lock:
@@ -154,8 +153,8 @@ def _reuse_abandoned_flag(key: StreamKey) -> StreamFlag | None:
 def _collect_abandoned_flags() -> None:
     """Move the abandoned flags into `_idle_flags`, by stream.
 
-    If `_idle_flags` already holds flags of MAX_FLAGS_PER_THREAD streams, the prepared calls that use the moved flag are
-    deleted.
+    If `_idle_flags` has flags of MAX_FLAGS_PER_THREAD streams, a newly moved flag loses its prepared calls, which
+    limits the number of prepared calls in memory.
     """
     while _abandoned_flags:
         key, flag = _abandoned_flags.popleft()
@@ -165,7 +164,7 @@ def _collect_abandoned_flags() -> None:
 
 
 def _allocate_chunk_entry(device: int) -> _ChunkEntry:
-    """Return memory for a flag: an entry of a chunk that no other flag uses and no earlier launch still writes."""
+    """Return memory for a new flag: an entry of a chunk that no flag uses and no running kernel writes."""
     free = _free_entries.setdefault(device, [])
     if not free:
         idle = [key for key in _idle_flags if key[0] == device]

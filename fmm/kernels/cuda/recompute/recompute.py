@@ -1,11 +1,11 @@
 """Recompute a product on the device without a fast algorithm, if C contains an inf or NaN.
 
-fmm's kernels that write C raise a flag when they store an inf or NaN. After kernels that cannot raise the flag, a scan
-of C raises the flag. The launches of this module run after the launches of a plan, and return at once unless the flag
-is raised. The tiled kernel (recompute_tiled.cuh) recomputes products of the types in TILED_STRATEGIES, and a simple
-kernel (recompute_simple.cuh) recomputes products of other types. The host never waits for the flag. A later call reads
-the count of recomputed products in host memory; if the count has grown, `RecomputeBackoff` sends the next products to
-the vendor.
+fmm's kernels that write C raise a flag when they store an inf or NaN. If a kernel that wrote C cannot raise this flag,
+another kernel scans C and raises the flag. The kernels that recompute C run after the kernels of the plan, and return
+at once unless the flag is raised. The tiled kernel (recompute_tiled.cuh) recomputes products of the types in
+TILED_STRATEGIES, and a simple kernel (recompute_simple.cuh) recomputes products of other types. The host never waits
+for the flag. A later call reads the count of recomputed products in host memory; if the count has grown,
+`RecomputeBackoff` sends the next products to the vendor.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def may_create_nonfinite(plan: Plan) -> bool:
 def can_recompute(problem: Problem) -> bool:
     """Return True if the device can recompute a problem.
 
-    If a call writes only a triangle of A A^T, the device cannot recompute a product with alpha or beta: the plan
-    overwrites C, and keeps no copy of the old C that beta would multiply.
+    A call that writes only a triangle of A A^T with alpha or beta cannot be recomputed: the plan overwrites C, and no
+    copy of the old C remains for beta.
     """
     return not (problem.writes_triangle and problem.has_factors)
 
@@ -61,12 +61,11 @@ def recompute_launches(
     addend: DeviceView | None = None,
     conjugates: tuple[bool, bool] = (False, False),
 ) -> tuple[Launch, ...]:
-    """Return the launches that recompute the product if the flag is raised.
+    """Return the launches that recompute the product if the flag for an inf or NaN in C is raised.
 
-    The launches that recompute run after the launches of the plan. If `is_unchecked` is True, the first launch scans C
-    for inf and NaN, because the kernel that wrote C raises no flag. `addend` is the matrix that beta multiplies: the
-    call's addend, or a copy of the old C. `conjugates` has two values, for A and for B: True if the plan multiplies the
-    matrix's complex conjugate.
+    If `is_unchecked` is True, the first launch scans C for inf and NaN, because the kernel that wrote C raises no flag.
+    `addend` is the matrix that beta multiplies: the addend of the call, or a copy of C from before the product.
+    `conjugates` has two values, for A and for B: True if the plan multiplies the matrix's complex conjugate.
     """
     whole = problem.fill == "full" or not is_column_major(operand_views(problem)["C"])
     tiled = problem.stored_type in TILED_STRATEGIES and not problem.has_factors and whole
@@ -138,7 +137,7 @@ def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str
 
 
 def tiled_recompute_op(problem: Problem) -> TileOp:
-    """Return the tiled product C = A B for a kernel that computes the product only if the flag is raised."""
+    """Return the tiled product C = A B with a kernel that computes C only if the flag for an inf or NaN is raised."""
     s = TILED_STRATEGIES[problem.stored_type]
     op = gemm_op(f"tile.{s.name.lower()}", product_views(problem), problem.stored_type)
     product = tile_op(op, problem.stored_type, s)
@@ -154,7 +153,7 @@ def simple_recompute_source(dtype: str, entry: str) -> str:
     are compiled in two threads at the same time. If a product needs one of the kernels, only this kernel is compiled.
     """
     element = DTYPES[dtype]
-    # Each of the 16 x 16 threads of a tile computes `each` x `each` entries of C, so its sums take 64 registers.
+    # A tile has 16 x 16 threads, and each thread holds `each` x `each` entries of C in at most 64 registers.
     each = 8 if element.registers == 1 else 4
     parameters, bounds = "fmm::classical::ClassicalParams", (SIMPLE_THREADS, 1)
     calls = {RECOMPUTE_ENTRY_NAME: f"recompute_product<{element.cpp}, {each}>", SCAN_ENTRY_NAME: f"scan<{element.cpp}>"}

@@ -71,10 +71,10 @@ class LineExponentsOp:
     source: DeviceView
     dest: DeviceView
     axis: int
-    # exponents of powers of two by which numbers of a row or column are multiplied before the largest number is found
+    # Number i of a row or column is multiplied by 2^shifts[i] before the row's or column's largest number is found.
     shifts: SignedExponents = (None, 0)
-    # None, or exponents of another matrix: each result is then half the difference between an exponent of this matrix
-    # and of the other matrix, rounded down
+    # If `against` holds exponents of another matrix, the result is not the exponent e itself but (e - against[i]) / 2,
+    # rounded down, for row or column i.
     against: DeviceView | None = None
     writes_result = False
 
@@ -198,7 +198,7 @@ def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
 def rescale_source(function: str, struct_name: str, dtype: str, flags: tuple[bool, ...]) -> str:
     """Return the complete CUDA source of a scaling kernel.
 
-    The kernel calls fmm::`function`; the template arguments of this function are the element type and then `flags`.
+    The kernel calls the function template fmm::`function` with the element type and `flags` as template arguments.
     """
     options = ", ".join(str(flag).lower() for flag in flags)
     body = (f"fmm::{function}<{DTYPES[dtype].cpp}, {options}>(p);",)

@@ -99,7 +99,7 @@ class SumKernel:
     def is_too_long_for_unchecked_copy(self) -> bool:
         """True if the program is so long that the kernel is compiled with bounds checks only.
 
-        If a program is shorter, its kernel also contains a copy of the statements without bounds checks.
+        The kernel of a shorter program also contains a copy of the statements without bounds checks.
         """
         # In programs of complex numbers, one access replaces the two loads or stores of a number's parts.
         longest = MAX_SHORT_PROGRAM_STATEMENTS * (3 if self.in_parts else 1)
@@ -159,11 +159,10 @@ class SumKernel:
         return CROSSWISE_WARP_ROWS * down, warp_columns * (WARP_THREADS // down) * self.vector_width
 
     def other_complex_part_index(self, event: SumStatement) -> int | None:
-        """Return the index of the imaginary part for a load or store of a real part, and the reverse.
+        """Return the index of the input (for a load) or output (for a store) with the complex numbers' other parts.
 
-        The index counts values for a load, and outputs for a store; the indices of the two parts are consecutive.
-        Return None if the statement loads or stores complete numbers instead of parts, or if the kernel does not access
-        the other part.
+        For a statement with real parts, the other parts are the imaginary parts, and the reverse. Return None if the
+        statement loads or stores complete numbers, or if no input or output has the other parts.
         """
         block_indices = self.reads if event.kind == "load" else self.writes
         number = event.value if event.kind == "load" else event.source
@@ -253,16 +252,17 @@ def _kernel_statements(kernel: SumKernel) -> Iterator[str]:
 
 
 def _other_complex_part_if_accessed(kernel: SumKernel, event: SumStatement, loads: Sequence[int]) -> int | None:
-    """Return the index of a complex number's other part; None if the kernel does not load or store that part too."""
+    """Return the index of a complex number's other part; None if no statement loads or stores the other part."""
     other = kernel.other_complex_part_index(event)
     return other if event.kind == "store" or other in loads else None
 
 
 def _complex_access_lines(kernel: SumKernel, event: SumStatement, other: int, seen: set[int]) -> Iterator[str]:
-    """Yield one access to both parts of a complex number.
+    """Yield the C++ lines that load or store both parts of a complex number in one memory access.
 
-    The access to both parts replaces the first of the two loads, or the second of the two stores. `seen` contains the
-    index v of each value loaded so far, and ~o for the index o of each output stored so far.
+    A program has one statement for each part. Of two loads, the first yields the lines and the second yields nothing;
+    of two stores, the second yields the lines. `seen` contains v for each value v that is loaded already, and the
+    negative number ~o for each output o that is stored already.
     """
     loads = event.kind == "load"
     own = event.value if loads else event.source
@@ -297,7 +297,7 @@ def _prefetch_start_lines(kernel: SumKernel, loads: Sequence[int], batch: int) -
 def _prefetched_value_lines(kernel: SumKernel, loads: Sequence[int], i: int) -> Iterator[str]:
     """Yield the lines of C++ that read a prefetched value.
 
-    After the last value of a batch, also yield the lines that start a batch.
+    The lines for the last value of a batch also start the loads of a later batch.
     """
     batch, within = divmod(i, kernel.loads_per_batch)
     if within == 0:

@@ -50,7 +50,7 @@ class SumOp:
 
     @cached_property
     def parameters(self) -> bytes:
-        """The bytes of struct Parameters of block_sums.cuh; the pointer at the start of each struct Array is null."""
+        """The bytes of struct Parameters of block_sums.cuh, with zeros in place of all addresses."""
         arrays = b"".join(struct.pack("<q4q4i", 0, *x[2:]) for x in self.arrays)
         scalars = [part for c in self.scalars for part in (c.real, c.imag)]
         sizes = self.rows, self.cols, *self.smallest_block_shape
@@ -98,8 +98,9 @@ def sum_op(
     if rows == 0 or cols == 0:
         return None
     lines, scalars = _launch_scalars(program)
-    # If all outputs are column-major, transpose the step, so that neighbouring threads access neighbouring elements of
-    # the outputs. The layout of the inputs does not matter, because sums before products write more than they read.
+    # Neighbouring threads access neighbouring elements of a row. If all outputs are column-major, the kernel therefore
+    # computes the transposed outputs from the transposed inputs. The outputs alone decide, because sums before products
+    # write more than they read.
     if all(is_column_major(v) for _, v in writes):
         reads, writes = ([transposed_place(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
@@ -245,8 +246,8 @@ def transposed_arrays(
 def aliased_write_read_pairs(reads: Sequence[PlacedView], writes: Sequence[PlacedView]) -> tuple[tuple[int, int], ...]:
     """Return pairs (index of an output, index of an input): the output overwrites the memory of the input.
 
-    An addend outside C is treated as if it were in C. The statements therefore have the same order for a beta that
-    multiplies C and for a beta that multiplies an addend, and both calls return equal results.
+    An input from an addend outside C counts as if it were the same block of C. The statements then have the same order
+    with and without an addend, so both calls of gemm return equal results.
     """
     starts: dict[tuple[object, ...], list[int]] = {}
     for i, (p, v) in enumerate(reads):
@@ -276,14 +277,14 @@ class BlockArrayFinder:
     def __init__(self, placed: Sequence[PlacedView]) -> None:
         self.placed = placed
         self.arrays: list[BlockArray] = []
-        # indices in `arrays` of arrays of temporaries, arrays of equal blocks, and arrays with the real and imaginary
-        # parts of a block
+        # Indices of the arrays that may need no bounds checks: blocks of a temporary, equal blocks at equal distances,
+        # and the real and imaginary parts of a single block.
         self.batches: list[int] = []
         self.parts: frozenset[int] = frozenset()  # indices of complex arrays whose parts are separate values
         self.block_indices: list[BlockIndex | None] = [None] * len(placed)
 
     def find_block_arrays(self) -> tuple[list[BlockArray], tuple[BlockIndex, ...], list[int]]:
-        """Return the arrays, the `BlockIndex` of each input and output, and the list `batches`."""
+        """Return the arrays, the `BlockIndex` of each input and output, and the arrays that may be unchecked."""
         by_matrix: dict[tuple[str, bool], list[int]] = {}
         for i, (place, _) in enumerate(self.placed):
             by_matrix.setdefault((place.name, place.part is not None), []).append(i)
@@ -293,10 +294,10 @@ class BlockArrayFinder:
         return self.arrays, tuple(s for s in self.block_indices if s is not None), self.batches
 
     def _add_block_grid(self, members: Sequence[int]) -> bool:
-        """Append one array for these blocks of one matrix; return False if the blocks do not form a grid.
+        """Append one array that contains these blocks of one matrix; return False if the blocks do not form a grid.
 
-        In a grid, every block begins at a multiple of the block size. Only blocks at the matrix's edge are smaller than
-        the block size, and no block inside the matrix is empty.
+        Blocks form a grid if every block begins at a multiple of the block size, and if only blocks at the matrix's
+        edges are smaller. A block may be empty only outside the matrix.
         """
         places = [self.placed[i][0] for i in members]
         height, width = max(max(p.rows for p in places), 1), max(max(p.cols for p in places), 1)

@@ -43,13 +43,12 @@ class SumStatement(NamedTuple):
 def best_statement_order(program: AdditionProgram, aliases: AliasPairs) -> tuple[SumStatement, ...]:
     """Return the statement order with the fewest live values.
 
-    There are three candidates: the program's own order of sums, the sums ordered by use, and an order that forwards
-    inputs. An order that completes one sum after the other has few live values in the sums before the products, which
-    have few inputs and many outputs: all inputs are loaded first, and each output is stored as soon as it is complete.
-    An order that forwards inputs has few live values in the sums after the products (a join): each product is loaded
-    once and then added to all sums that contain the product. In a join, the order of the products therefore determines
-    how many sums are incomplete at a time. In the join of strassen^3, at most 85 values are live at a time in the
-    original order of the products, and at most 43 in the order that the search finds.
+    Two of the three orders that are compared complete one sum after the other. These orders suit the sums before
+    products: the few inputs are loaded first, and each of the many outputs is stored as soon as it is complete. The
+    third order adds each input to all its sums as soon as the input is loaded. This order suits the sums after
+    products, because each product is loaded once. In the sums after the products of strassen^3, at most 85 values are
+    live at a time if the products are loaded in their original order, and at most 43 if they are loaded in the order
+    that `_best_forwarding_order` finds.
     """
     orders = (
         _line_by_line_order(program),
@@ -108,15 +107,13 @@ def _store_statements(program: AdditionProgram, value: int) -> Iterator[SumState
 
 
 def _best_forwarding_order(program: AdditionProgram, aliases: AliasPairs) -> tuple[SumStatement, ...]:
-    """Return the best statement order that a short search over orders of inputs finds.
+    """Search orders of the inputs, and return the statement order with the fewest live values.
 
-    In the sums after the products (a join), the inputs are the products of a scheme. In a composition of schemes such
-    as strassen^2, each product has one index in each of the schemes. The indices of a product in all schemes together
-    are the digits of the product's index: in strassen^2, product 5 of outer product 3 has the digits 3 and 5 in base 7.
-    The search writes the index of each input as a number with several digits. The bases of an input's digits are the
-    prime factors of the number of inputs, in increasing or decreasing order. Each trial exchanges two digits in the
-    indices of all inputs, for example the digits 3 and 5 wherever the base is 7. So a good order of Strassen's seven
-    products also orders the products of strassen^2 and strassen^3 well.
+    Each input is added to all its sums as soon as the input is loaded, so the order of the inputs determines the number
+    of live values. The index of each input is written with several digits. The bases of these digits are the prime
+    factors of the number of inputs, in increasing or decreasing order. Each trial exchanges two digit values, for
+    example 3 and 5 in base 7, in the indices of all inputs. In strassen^2, product 5 of outer product 3 has the digits
+    3 and 5 in base 7. An exchange therefore reorders Strassen's seven products in the same way in both levels.
     """
     free = _ForwardingScheduler(program, aliases).inputs_not_overwritten
     factors = _prime_factors(len(free))
@@ -127,10 +124,10 @@ def _best_forwarding_order(program: AdditionProgram, aliases: AliasPairs) -> tup
 def _find_best_order(
     program: AdditionProgram, aliases: AliasPairs, free: Sequence[int], system: Sequence[int]
 ) -> tuple[SumStatement, ...]:
-    """Exchange digits in all inputs' indices, and return the statement order with the fewest live values.
+    """Return the best statement order that repeated exchanges of two digits in the inputs' indices lead to.
 
-    The index of each input is written with several digits; `system` has the base of each digit. The search ends when no
-    exchange lowers the register pressure.
+    The inputs in `free` may be loaded in any order. `system` lists the base of each digit of an input's index. The
+    search ends when no exchange lowers the register pressure.
     """
     digits = {radix: tuple(range(radix)) for radix in system}
     best = _ForwardingScheduler(program, aliases, _sort_by_digits(free, system, digits)).ordered_statements()
@@ -167,10 +164,10 @@ def _prime_factors(number: int) -> list[int]:
 
 
 def _sort_by_digits(values: Sequence[int], system: Sequence[int], digits: dict[int, tuple[int, ...]]) -> list[int]:
-    """Return the values sorted by the digits of their indices, the first digit first.
+    """Return the values sorted by the first digit of their index, then by the second digit, and so on.
 
-    `system` lists the base of each digit of an index, because the digits can have different bases. `digits` has an
-    order of the digits 0 to base - 1 for each base.
+    `system` lists the base of each digit, which can differ from digit to digit. `digits[base]` lists the numbers 0 to
+    base - 1 in the order in which digits of this base are sorted.
     """
     order = [0]
     for radix in system:
@@ -193,21 +190,19 @@ class _ForwardingScheduler:
         self.started: set[int] = set()  # lines to which at least one term is added
         self.loaded: set[int] = set()  # inputs that are loaded
         self.finished: set[int] = set()  # values that are complete
-        # For each value, the program lines (sums) that contain the value, and the value's coefficient in each of these
-        # sums.
+        # For each value, pairs: the number of a sum with this value as a term, and the term's coefficient.
         self.needed_by: dict[int, list[tuple[int, Coefficient]]] = {v: [] for v in program.outputs}
         for number, terms in enumerate(program.lines, program.inputs):
             for c, source in terms:
                 self.needed_by.setdefault(source, []).append((number, c))
-        # For each program line (sum), the input that the sum's output overwrites in memory, if no other sum contains
-        # this input.
+        # For the number of a sum, the input that occurs in this sum alone and that an output overwrites in memory.
         self.old = {self.needed_by[r][0][0]: r for _, r in aliases if len(self.needed_by.get(r, ())) == 1}
 
     @property
     def inputs_not_overwritten(self) -> list[int]:
         """The inputs that can be loaded in any order.
 
-        The inputs in `old`, which outputs overwrite, are always loaded last.
+        The other inputs occur in one sum each, and an output overwrites them, so they are loaded last.
         """
         return [v for v in range(self.program.inputs) if v not in self.old.values()]
 
@@ -230,7 +225,7 @@ class _ForwardingScheduler:
             self.events.append(SumStatement("load", value))
 
     def _store_and_forward_value(self, value: int) -> None:
-        """Append the stores of a complete value, and the additions of the value to all sums that contain it."""
+        """Append the stores of a complete value, then the additions of this value to other sums."""
         self.finished.add(value)
         for store in _store_statements(self.program, value):
             for read in (r for o, r in self.aliases if o == store.source and r in self.needed_by):
@@ -243,9 +238,9 @@ class _ForwardingScheduler:
             self._finish_line_if_complete(number)
 
     def _finish_line_if_complete(self, number: int) -> None:
-        """Finish a sum if all its terms are added.
+        """Append the stores and the uses of a sum if all terms of the sum are added.
 
-        If only the input that the sum overwrites is missing, load this input first.
+        If the only term that is not added yet is an input that an output overwrites, load and add this input now.
         """
         missing, old = self.missing[number - self.program.inputs], self.old.get(number)
         if not missing:
