@@ -23,8 +23,8 @@ from fmm.runtime.decisions.early_declines import SMALL_MULTIPLY_ADDS
 # computes each pair: no plan can be faster, and the library's einsum has less overhead. SMALL_HOST_MULTIPLY_ADDS is
 # low, since NumPy's einsum computes stacks of matrices without BLAS, and is therefore slow for them.
 SMALL_HOST_MULTIPLY_ADDS = 1 << 15
-# A CuPy array with at least this number of elements is large. The GPU copies an array with fewer elements in less time
-# than the host needs for a call of cupy.einsum.
+# Smallest number of elements for which copying a CuPy array on the GPU takes more time than the host needs for a call
+# of cupy.einsum.
 LARGE_COPY = 1 << 22
 
 

@@ -1,11 +1,12 @@
 """Recompute without levels all chunks with inf or NaN, since sums of a level move inf and NaN to other entries.
 
-A Dask graph is built before any value is known, so the graph has tasks with levels and tasks without levels. If a chunk
-computed with levels is finite, the tasks that would compute the chunk without levels return None. Before Dask runs a
-task, it sends the worker all inputs of the task, even if the task returns None. The products without levels therefore
-do not read the chunks of A and B directly. They read the results of forwarding tasks, which run on the workers that
-hold the chunks. A forwarding task returns its chunk of A or B if the chunk is needed to recompute a chunk of the result
-that has inf or NaN. Otherwise a forwarding task returns None, so that a finite result causes no transfer of chunks.
+A Dask graph is built before any value is known, so the graph has tasks with levels and tasks without levels. If a
+result chunk computed with levels is finite, the tasks that would compute this chunk without levels return None. Before
+Dask runs a task, it sends the worker all inputs of the task, even if the task returns None. To avoid useless transfers,
+the products without levels read the results of forwarding tasks instead of chunks of A and B. A forwarding task runs on
+the worker that holds the chunk. A forwarding task returns its chunk of A or B if the chunk is needed to recompute a
+chunk of the result that has inf or NaN. If no result chunk needs the chunk, a forwarding task returns None, and Dask
+transfers nothing.
 
 An inf or NaN in an operand or in a sum spreads to every chunk that depends on the value. A chunk that was computed with
 levels and is finite therefore depends on no inf or NaN, and is correct.
@@ -34,9 +35,8 @@ def add_recompute_tasks(
         tasks.table[key] = (run_without_warnings, *task)
     by_levels = {index: cell for index, cell in np.ndenumerate(c) if isinstance(cell, ChunkCell)}
     nonfinite = _build_chunk_grid(c.shape, lambda *index: tasks.add_task(1, 1, has_inf_or_nan, by_levels[index].key))
-    # `parts` only determines which chunks of the result share forwarding tasks, so the result is correct with any
-    # number of parts. With 2 parts for each level, the chunks of a forwarding task are ready at about the same time, so
-    # the task waits least.
+    # A forwarding task waits for several result chunks. With 2 parts for each level, these chunks are ready at about
+    # the same time. The number of parts does not change the result.
     parts = 2 ** len(outer_plan.levels)
     rows = [_chunk_forwarding_tasks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
     cols = [_chunk_forwarding_tasks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
@@ -61,12 +61,12 @@ def _build_chunk_grid(shape: tuple[int, ...], cell: Callable[..., ChunkCell]) ->
 def _chunk_forwarding_tasks(
     tasks: ChunkTasks, chunks: ChunkGrid, nonfinite: ChunkGrid, parts: int
 ) -> list[list[ChunkCell]]:
-    """Return the tasks from which the recomputation of a row of result chunks reads the chunks in a row of A.
+    """Return for each result chunk in a row the forwarding tasks for the chunks in the same row of A.
 
-    There is a list of tasks for each chunk in the row of the result. If `chunks` is a column of B, return the tasks for
-    a column of the result. A task returns its chunk of A or B if a chunk of the result has inf or NaN and must be
-    recomputed, else None. Result chunks with equal positions in the submatrices of a level are ready at about the same
-    time, so these result chunks share one task for each chunk of A or B.
+    If `chunks` is a column of B, the result chunks are a column. A forwarding task returns its chunk of A or B if a
+    chunk of the result has inf or NaN and must be recomputed, else None. Result chunks with equal positions in the
+    submatrices of a level are ready at about the same time, so these result chunks share one task for each chunk of A
+    or B.
     """
     distance = -(-len(nonfinite) // parts)
     sets = [[cell.key for cell in nonfinite[first::distance]] for first in range(distance)]

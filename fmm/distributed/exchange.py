@@ -156,10 +156,10 @@ def _empty_panel(like: Any, box: Rectangle) -> Any:
 
 
 def redistribute_result_to_row(c: Any, layout: MeshLayout, processes: MeshProcesses) -> Any:
-    """Redistribute C after a one-dimensional mesh multiplied as a two-dimensional mesh; return this process's part.
+    """Redistribute C from two-dimensional blocks to parts along one axis; return this process's part.
 
-    Before the redistribution, C is cut into blocks. After the redistribution, C is cut along one axis: the axis that
-    the first dimension of the two-dimensional mesh cuts. Each process receives one part of C, in the order of ranks.
+    A one-dimensional mesh may compute two-dimensional blocks of C. The new parts are ranges of rows if the first
+    dimension of the two-dimensional mesh cuts rows, else ranges of columns. The process of rank i receives part i.
     """
     me, axis = processes.place, 0 if layout.work[0] == M_AXIS else 1
     target = BlocksHeld((layout.m, layout.n), layout.mesh, (axis, axis))
@@ -203,13 +203,12 @@ def is_finite_everywhere(c: Any, processes: MeshProcesses) -> bool:
 # messages of a different product. The processes therefore compare digests (hashes) of their calls.
 #
 # With NCCL, the processes compare digests only at the first of several equal calls, and cache the decision for the
-# later calls. A process that later makes another cached call than the other processes waits until the time-out.
-# Comparing the digests of every call would take more time than a rare time-out. A digest sent between GPUs arrives
-# after all work that was launched before the digest, so the host would wait for its device in each call. A digest sent
-# between hosts (with gloo) arrives when the last host has reached the call. With a comparison in each call, a host
-# would therefore wait for all other hosts, and could not launch work ahead of its device. Comparing the digests of a
-# call only at the next call would be too late: a host that reads the result of a product with different calls hangs
-# before its next call.
+# later calls. If a process later makes a cached call that differs from the calls of the other processes, the processes
+# wait until the time-out. NCCL sends a digest after all work that was launched before the digest. A comparison in each
+# call would therefore make each host wait for its GPU. A digest sent by gloo, between hosts, arrives only when the last
+# host has reached the call, so a comparison in each call would make each host wait for all other hosts. A comparison of
+# two calls' digests at the next call would be too late: if the calls differ, a host that reads the result of the
+# product hangs before its next call.
 
 DIGEST_WORDS = 4  # number of 64-bit words of the digest (SHA-256) of a call's description
 

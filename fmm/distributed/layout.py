@@ -227,11 +227,11 @@ class MeshLayout:
         return tuple(map(self._first_inner_piece_index, range(self.process_count)))
 
     def _first_inner_piece_index(self, rank: int) -> int:
-        """Return the index of the first range (piece) of the inner dimension that a process multiplies.
+        """Return the index of the range of the inner dimension that a process multiplies first.
 
         In the first step, a process multiplies parts of A and B that the process already holds. If A and B are both cut
         along the inner dimension, the processes begin with different ranges of the inner dimension, as in Cannon's
-        algorithm. With different first ranges, no process sends panels to two other processes at once.
+        algorithm. Because the first ranges differ, no process sends panels to two other processes in the same step.
         """
         inner = self.process_share(rank).inner
         held = (

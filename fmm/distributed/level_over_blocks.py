@@ -148,7 +148,7 @@ def _operand_blocks(cut: OuterLevelBlocks, operand: OperandName, place: int, hel
 def _cut_into_blocks(
     held: Any, cut: OuterLevelBlocks, parts: int, groups: tuple[Span, ...], rows: int
 ) -> dict[tuple[int, int], Any]:
-    """Return the blocks of a matrix by (row index, inner index); the matrix's columns are along the inner dimension."""
+    """Return the blocks by (row index, column index) of a matrix with the inner dimension along its columns."""
     inner, width, count = cut.parts[1], cut.width, len(groups)
     if held.shape[0] != rows or {group.size for group in groups} != {width}:
         padded = held.new_zeros((rows, count * width))

@@ -24,11 +24,13 @@ from fmm.perfmodel.cost import cost
 
 # Plans that are candidates by default for the outer level of a shared product, as text.
 DEFAULT_OUTER_LEVELS = ("winograd > vendor",)
-# A plan with an outer level is chosen by default only if it is predicted to save this share of the time. On two H200s
-# (float32, side 32768), a product with a level took 1.17 times its predicted seconds, and a product without a level
-# 1.04 times. With a level, more messages slow down concurrent products, and small sums run slower than large sums.
+# By default, a shared product has an outer level only if the level is predicted to save this fraction of the time. On
+# two H200s (float32, side 32768), a product with a level took 1.17 times its predicted seconds, and a product without a
+# level 1.04 times. With a level, more messages slow down concurrent products, and small sums run slower than large
+# sums.
 LEVEL_MARGIN = 0.15
-# A one-dimensional mesh multiplies as a two-dimensional mesh only if this is predicted to save this share of the time.
+# Smallest fraction of the predicted time that a one-dimensional mesh must save by computing two-dimensional blocks of
+# C.
 RECTANGLE_MARGIN = 0.15
 # A product that is predicted to take fewer than this number of seconds is computed in one step and without a level,
 # since comparing candidates takes time.
@@ -60,7 +62,7 @@ class MeshDevices:
     product_seconds_under: Callable[[LocalProductConditions], ProductSeconds] | None = None
 
     def mesh_devices_under_conditions(self, conditions: LocalProductConditions) -> MeshDevices:
-        """Return devices with the function `product_seconds` that predicts local products under these conditions."""
+        """Return a copy of the devices that predicts products under these conditions."""
         if self.product_seconds_under is None:
             return self
         return replace(self, product_seconds=self.product_seconds_under(conditions))
@@ -79,7 +81,7 @@ class SharingCandidate:
     received: float  # bytes received by the device that receives the most
     memory: float  # bytes of panels and of the level's blocks
     held_bytes: float  # the share of `memory`, in bytes, that is in use during the local products
-    # True if a one-dimensional mesh multiplies as a two-dimensional mesh and then redistributes C
+    # True if a one-dimensional mesh computes two-dimensional blocks of C and then redistributes C
     rectangle: bool = False
 
     @property
@@ -151,9 +153,9 @@ def rank_sharings(
 def choose_sharing(ranked: Sequence[SharingCandidate], memory_limit: float) -> SharingCandidate:
     """Return the fastest candidate within `memory_limit` bytes; if none fits, the candidate with the fewest bytes.
 
-    The plain candidate is the fastest candidate that has no level and multiplies in the mesh's own shape. A candidate
+    The plain candidate is the fastest candidate without an outer level and without a redistribution of C. A candidate
     with an outer level is chosen only if its time is shorter than the plain candidate's time by the fraction
-    LEVEL_MARGIN. If a one-dimensional mesh multiplies as a two-dimensional mesh, the fraction is RECTANGLE_MARGIN.
+    LEVEL_MARGIN. For a candidate that redistributes C, the fraction is RECTANGLE_MARGIN.
     """
     fitting = [sharing for sharing in ranked if sharing.memory <= memory_limit]
     if not fitting:
@@ -171,10 +173,10 @@ def choose_sharing(ranked: Sequence[SharingCandidate], memory_limit: float) -> S
 def layouts_by_step_count(layout: MeshLayout) -> Iterator[MeshLayout]:
     """Yield layouts with the same work per process, in one or several steps.
 
-    Each process's part of the product is cut into smaller parts, one for each step. If the inner dimension is cut, the
-    number of steps is the number of its ranges that the processes hold, or twice this number. If rows or columns of C
-    are cut, the number of steps is 2, 4 or 8. If rows of C are cut, all steps use the same panel of B; if columns of C
-    are cut, all steps use the same panel of A.
+    Each process's part of the product is cut into smaller parts, one for each step. If the steps cut the inner
+    dimension, the number of steps is the number of ranges of the inner dimension that a process holds, or twice this
+    number. If the steps cut rows or columns of C, the number of steps is 2, 4 or 8. Steps that cut rows of C use the
+    same panel of B; steps that cut columns of C use the same panel of A.
     """
     held = max(_part_count_along(layout.mesh, layout.a, 1), _part_count_along(layout.mesh, layout.b, 0))
     local = max(held // max(_part_count_along(layout.mesh, layout.work, K_AXIS), 1), 1)
@@ -191,7 +193,7 @@ def layouts_by_step_count(layout: MeshLayout) -> Iterator[MeshLayout]:
 
 
 def layout_for_outer_level(layout: MeshLayout) -> MeshLayout:
-    """Return the layout with the cuts that an outer level needs: A has the row cuts of C, B the column cuts of C."""
+    """Return the layout for an outer level: the mesh cuts A's rows as C's rows, and B's columns as C's columns."""
 
     def cuts_for_outer_level(operand: OperandName, cuts: CutAxes) -> CutAxes:
         table, pairs = ALLOWED_CUTS[operand], zip(cuts, layout.work, strict=True)
@@ -290,10 +292,10 @@ def _slowest_link(layout: MeshLayout, network: Network) -> Link:
 
 
 def rectangle_layouts(layout: MeshLayout) -> Iterator[MeshLayout]:
-    """Yield layouts in which a one-dimensional mesh computes blocks of C, as a two-dimensional mesh does.
+    """Yield layouts in which the processes of a one-dimensional mesh compute two-dimensional blocks of C.
 
-    A and B keep their cuts. Each process computes a block of C. After the product, C is redistributed so that only its
-    rows, or only its columns, are cut. If the processes' parts differ in size, no layout is yielded.
+    After the product, C is redistributed so that only its rows, or only its columns, are cut. No layout is yielded if
+    the number of processes does not divide the sides that the mesh cuts.
     """
     if len(layout.mesh) > 1:
         return
@@ -316,7 +318,7 @@ def _rectangle_sharings(layout: MeshLayout, devices: MeshDevices) -> list[Sharin
 
 
 def _predict_rectangle(layout: MeshLayout, devices: MeshDevices) -> SharingCandidate:
-    """Return the prediction for a one-dimensional mesh that multiplies as a rectangle and then redistributes C."""
+    """Return the prediction if a one-dimensional mesh computes two-dimensional blocks of C and redistributes C."""
     sharing, side = predict_layout(layout, VENDOR, devices), layout.mesh[1]
     block = _largest_block_entries(layout) * devices.itemsize
     moved = block * (1 - 1 / side)
@@ -340,7 +342,7 @@ def _predict_with_level(layout: MeshLayout, outer_plan: Plan, devices: MeshDevic
     block = share.rows.size * share.cols.size
     count, additions = level_operation_counts(outer_plan)
     summed = 3.0 * sum(x * y for x, y in zip(additions, (held["A"], held["B"], block), strict=True))
-    # number of entries that are read and written when blocks are copied out of A and B, and into C
+    # number of entries that the copies of blocks out of A and B, and into C, read and write
     packed = 2.0 * (held["A"] + held["B"] + block)
     memory = 2 * _panel_bytes(cut.block_layout, itemsize) + packed * itemsize
     local = devices.mesh_devices_under_conditions(LocalProductConditions(memory, outer_plan, canonical.pieces))
@@ -363,16 +365,17 @@ def _predict_with_level(layout: MeshLayout, outer_plan: Plan, devices: MeshDevic
 def level_operation_counts(outer_plan: Plan) -> tuple[int, tuple[float, float, float]]:
     """Return the number of products of blocks in an outer level, and its additions per entry of A, of B and of C.
 
-    The additions follow from the costs of the smallest product and of three products with one side doubled.
+    The numbers of additions are derived from the cost of the smallest product, and from the costs after m, k or n is
+    doubled.
     """
     parts = parts_per_dimension(outer_plan)
     m, k, n = parts
     once = cost(outer_plan, m, k, n, 1).additions
     doubled = [cost(outer_plan, *size, 1).additions for size in ((2 * m, k, n), (m, 2 * k, n), (m, k, 2 * n))]
     blocks = (m * k, k * n, m * n)  # entries of A, B and C if each block is a single entry
-    # Let x, y and z be the numbers of additions on A, on B and on C: `once` is x + y + z. Doubling m doubles the
-    # additions on A and on C, doubling k the additions on A and on B, and doubling n the additions on B and on C. With
-    # n doubled there are x + 2 y + 2 z additions, so x (the number on A) is 2 * once - (x + 2 y + 2 z).
+    # If n is doubled, the additions on B and on C double, and the additions on A do not change. The number of additions
+    # on A is therefore 2 * once - doubled[2]. In the same way, doubling m gives the number on B, and doubling k the
+    # number on C.
     additions = [
         (2 * once - more) / size for more, size in zip((doubled[2], doubled[0], doubled[1]), blocks, strict=True)
     ]
@@ -381,7 +384,7 @@ def level_operation_counts(outer_plan: Plan) -> tuple[int, tuple[float, float, f
 
 
 def _redistribution_seconds(layout: MeshLayout, canonical: MeshLayout, devices: MeshDevices) -> float:
-    """Return the seconds of redistributing A and B from the cuts of `layout` to the cuts of `canonical`."""
+    """Return the seconds of redistributing A and B from the layout of the operands to the layout of the level."""
     missing = 0
     for operand, target in canonical.blocks_held.items():
         own = layout.blocks_held[operand]

@@ -1,10 +1,10 @@
 """The blocks of an outer level of a shared product: every process has an equal part of each block of A, B and C.
 
-The upper blocks of a level consist of the first half of each process's rows, and not of the upper half of the matrix.
-The product is correct, since rows may be assigned to blocks in any order that is the same in A and C. Columns may be
-assigned in any order that is the same in B and C, and the inner dimension in any order that is the same in A and B. A
-sum of blocks is therefore a sum of local arrays, without messages. Parts smaller than the largest part are padded with
-zeros.
+The upper blocks consist of the first half of the rows of each process, and not of the upper half of the matrix. The
+product is correct, since rows may be assigned to blocks in any order that is the same in A and C. Columns may be
+assigned in any order that is the same in B and C, and the inner dimension in any order that is the same in A and B.
+Because each process holds a part of every block, a sum of blocks needs no messages. A process pads a part that is
+smaller than the largest part with zeros.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from fmm.request import parse_plan
 from fmm.runtime.decisions.decide import Decision
 
 LevelParts = tuple[int, int, int]  # the number of parts into which a level cuts each of m, k and n
-# A dimension of the mesh cuts one axis (M, K or N) of the cube of multiply-adds. ALLOWED_CUTS has, for each axis of the
-# cube, the axes of A and of B that the same dimension of the mesh may cut (0 for rows, 1 for columns, None for no cut).
+# A dimension of the mesh cuts one axis (M, K or N) of the cube of multiply-adds. For each axis of the cube,
+# ALLOWED_CUTS has the axes of A and of B that this dimension of the mesh may cut: 0 for rows, 1 for columns, None for
+# no cut.
 ALLOWED_CUTS: dict[OperandName, dict[int | None, tuple[int | None, ...]]] = {
     "A": {M_AXIS: (0,), K_AXIS: (1,), N_AXIS: (1, None)},
     "B": {M_AXIS: (0, None), K_AXIS: (0,), N_AXIS: (1,)},
@@ -45,8 +46,8 @@ class OuterLevelBlocks:
     parts: LevelParts
     rows: int  # rows of a process's part of C, padded to a multiple of parts[0]; `cols` likewise to parts[2]
     cols: int
-    # The ranges into which the mesh cuts the inner dimension. If the ranges of A and of B differ, the smaller ranges
-    # are used.
+    # The ranges into which the mesh cuts the inner dimension. If the mesh cuts A and B into different ranges, these are
+    # the smaller ranges.
     inner: tuple[Span, ...]
     width: int  # length of a part of the inner dimension, padded to a multiple of parts[1]
 
@@ -59,12 +60,12 @@ class OuterLevelBlocks:
         return replace(whole, m=m // m_parts, k=k // k_parts, n=n // n_parts)
 
     def inner_part_count(self, operand: OperandName) -> int:
-        """Return the number of parts of the inner dimension of A or B that each process holds, with empty parts."""
+        """Return how many ranges of the inner dimension each process holds of A or B; empty ranges are counted."""
         cuts, axis = self._cuts_and_inner_axis(operand)
         return len(self.inner) // _part_count_along(self.whole.mesh, cuts, axis)
 
     def inner_parts_held(self, operand: OperandName, place: int) -> tuple[Span, ...]:
-        """Return the ranges of the inner dimension that a process holds of A or B, relative to the first range."""
+        """Return the ranges of the inner dimension that a process holds of A or B; the first range begins at 0."""
         cuts, axis = self._cuts_and_inner_axis(operand)
         number = 0
         for side, index, cut in zip(self.whole.mesh, mesh_coordinates(place, self.whole.mesh), cuts, strict=True):

@@ -42,8 +42,8 @@ from fmm.runtime.devices import Device, get_device, gpu_from_description
 NO_LEVEL_MESSAGE = "the plan {plan} is valid only for two matrices of one floating-point type on one mesh"
 MAX_CACHED_DECISIONS = 256  # number of cached decisions per mesh
 FREE_MEMORY_SHARE = 0.8  # largest share of a device's free memory for panels and blocks of an outer level
-# For each axis of the cube of multiply-adds: the placement of the result along a dimension of the mesh that cuts this
-# axis.
+# The placement of the result along a dimension of the mesh, by the axis of the cube of multiply-adds that the dimension
+# cuts.
 RESULT_PLACEMENT_BY_AXIS = {M_AXIS: Shard(0), N_AXIS: Shard(1), K_AXIS: Partial()}
 
 
@@ -185,7 +185,7 @@ def compute_shared_product(sharing: AgreedSharing, a: Any, b: Any) -> Any:
             c = c if is_finite_everywhere(c, processes) else None
         if c is None:
             c = finish_product(start_product(layout, a, b))
-        # layout.mesh has more dimensions than the mesh if a one-dimensional mesh multiplied as a two-dimensional mesh
+        # a one-dimensional mesh has computed two-dimensional blocks of C
         if len(layout.mesh) > mesh.ndim:
             c = redistribute_result_to_row(c, layout, processes)
     placements = [RESULT_PLACEMENT_BY_AXIS[axis] for axis in layout.work[: mesh.ndim] if axis is not None]
@@ -251,8 +251,8 @@ def checked_placements(mesh: Any, matrix: str, placements: Any, kinds: tuple[typ
 def cut_axes_of_placements(x: Any) -> CutAxes:
     """Return the axis of x that each dimension of the mesh cuts.
 
-    For the placement Partial the axis is 0: before the product, x is reduced, and each process gets some rows of the
-    sum.
+    For the placement Partial the axis is 0, since x is summed before the product, and each process gets some rows of
+    the sum.
     """
 
     def cut_axis(place: Any) -> int | None:
@@ -303,8 +303,8 @@ def _create_process_group(numbers: tuple[int, ...], kind: str) -> Any:
 def _agree_on_sharing(a: Any, b: Any, options: SharingOptions) -> AgreedSharing | None:
     """Return the decision for a call, from the cache or from the mesh's first process; None if torch must multiply.
 
-    With gloo, all processes compare their calls each time. With NCCL, a comparison would wait for the device, so
-    processes compare only calls that they have not cached.
+    With gloo, all processes compare their calls each time. With NCCL, the processes compare only calls that are not
+    cached, since a comparison makes the host wait for its GPU.
     """
     description, error = _describe_shared_call(a, b, options)
     processes = mesh_processes(a.device_mesh)

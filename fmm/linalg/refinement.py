@@ -77,8 +77,8 @@ def refine_solution(
 def _refine_by_residuals(system: _LinearSystem, x: Any, precondition: Preconditioner) -> tuple[Any, float, int]:
     """Return refined solutions, the largest ratio of residual to bound (see `residual`), and the number of steps.
 
-    Solutions with a ratio of at most 1 are accurate enough. The steps still continue until the backward error is as
-    small as float64's precision, or until the ratio no longer falls.
+    A largest ratio of at most 1 is accurate enough. The steps continue beyond 1 until the backward error is about
+    float64's precision, or until the ratio no longer falls.
     """
     residual, ratio = system.residual(x)
     steps = 0

@@ -53,10 +53,7 @@ _idle_streams: dict[int, list[tuple[Any, Any, Any]]] = {}
 
 
 class CudaEngine:
-    """The engine that runs a schedule on one CUDA device, a context manager.
-
-    The function `product` multiplies tiles on the current stream.
-    """
+    """The engine that runs a schedule on one CUDA device, a context manager."""
 
     def __init__(self, number: int, product: MultiplyTiles) -> None:
         self.number, self.product = number, product

@@ -231,7 +231,7 @@ def _cached_streamed_product(
 def _fastest_streamed_product(
     tile_limit: int, size: Shape, dtype: str, limit: int, rates: CopyRates, device: Device, constraints: PlanConstraints
 ) -> StreamedProduct:
-    """Return the fastest schedule within `limit` bytes in which tiles use at most `tile_limit` bytes."""
+    """Return the fastest schedule that uses at most `limit` bytes in all, and at most `tile_limit` bytes for tiles."""
     first_limits = _tile_limits(constraints, limit // 2, device)
     plans = {constraints.plan} if constraints.plan else _tile_plans(size, dtype, first_limits, device)
 

@@ -1,7 +1,7 @@
 """Convert a closure table's steps to launches on a CUDA device, and predict the time of the launches.
 
-The matrix D and the temporaries are row-major, and each row begins at a multiple of 16 bytes. The predecessors of D and
-of the temporaries are in separate buffers with the same layout.
+The matrix D and the temporaries are row-major, and each row begins at a multiple of 16 bytes. For each matrix, the
+predecessors are in a separate buffer with the same layout.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class ClosureLaunches:
     steps: ClosureSteps
     launches: tuple[Launch, ...]
     numbers: int  # number of entries of all temporaries together
-    # Bytes for copies of left operands in which each entry is written twice. Only rings that store two entries in one
-    # word need copies of left operands.
+    # Bytes for copies of left operands with each entry written twice; 0 unless the kernel processes two 16-bit entries
+    # in one word.
     doubled_bytes: int
 
 
@@ -142,7 +142,7 @@ PREDECESSOR_CLOSURE_STEP_CLOCKS = 500.0  # clocks of one step of the closure of 
 
 
 def closure_seconds(ring: TropicalRing, n: int, chip: Chip, with_predecessors: bool = False) -> float:
-    """Return the predicted seconds for computing the shortest paths between n nodes."""
+    """Return the predicted seconds of all launches that compute the shortest paths between n nodes."""
     step_clocks = FLOAT64_CLOSURE_STEP_CLOCKS if ring.word_bytes > 4 else CLOSURE_STEP_CLOCKS
     if with_predecessors:
         step_clocks = PREDECESSOR_CLOSURE_STEP_CLOCKS

@@ -1,7 +1,7 @@
 """List the steps of a closure table for an n x n matrix; the host and the CUDA device execute the same steps.
 
-A round is a set of steps that may run concurrently: one tile closure, or products of which none reads or overwrites the
-result of another.
+A round is a set of steps that may run concurrently: the closure of one tile, or products that neither read nor
+overwrite each other's results.
 """
 
 from __future__ import annotations
@@ -121,5 +121,5 @@ class _BlockRecursion:
 
 
 def _products_conflict(x: ProductStep, y: ProductStep) -> bool:
-    """Return True if one of the two products writes a block that the other product reads or writes."""
+    """Return True if x writes a block that y reads or writes, or y writes a block that x reads or writes."""
     return any(p.dest.overlap(q) is not None for p, other in ((x, y), (y, x)) for q in other)

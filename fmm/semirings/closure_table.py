@@ -5,9 +5,10 @@ shortest paths. A closure table cuts D into 2 x 2 blocks. A step of the table is
 diagonal block) or a kernel from step_tables/kernels.txt without subtractions.
 
 A proof checks each closure table when the table is read. The proof treats blocks as letters that do not commute, and
-the result of a step as a set of words over these letters. The cut divides the nodes of the graph into two halves, and
-each block has the edges from one half to a half. For each block, the set of words must equal the set of walks between
-its two halves. The proof holds for every closed semiring with idempotent addition and for blocks of any size.
+the result of a step as a set of words over these letters. Cutting D divides the nodes of the graph into two halves:
+block (i, j) of D has the edges from half i to half j. The set of words computed for block (i, j) of D* must be the set
+of all walks from half i to half j. The proof holds for every closed semiring with idempotent addition and for blocks of
+any size.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from fmm.kernels.algorithms.step_table import (
 
 CLOSURE_TABLE_FOLDER: Final = resources.files("fmm.semirings") / "closure_tables"
 HEADER_FIELDS = ("name", "source", "blocks", "temps")
-# For each of the four blocks: the half of the nodes (0 or 1) in which the edges of the block begin, and the half in
-# which they end.
+# For each of the four blocks of D: the half of the graph's nodes (0 or 1) where the block's edges begin, and the half
+# where the edges end.
 CUT_SIDES_OF_BLOCKS = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
@@ -137,10 +138,11 @@ def _words_of_step_result(step: TableStep, values: Mapping[str, WordSet]) -> Wor
 
 # ---- sets of words over letters that do not commute
 #
-# An identity of word sets (union, concatenation, repetition) holds in every closed semiring with idempotent addition,
-# and for matrices over this semiring. Sets of words are compared through their derivatives (Brzozowski 1964, Antimirov
-# 1996). The derivative of a set by a letter has one word for each word that begins with this letter: the word without
-# its first letter. The comparison terminates, since a set of words has finitely many derivatives.
+# The proof computes with sets of words, by union, concatenation and repetition. If two expressions give the same set of
+# words, they are equal in every closed semiring with idempotent addition, and for matrices over this semiring. Two sets
+# are compared through their derivatives (Brzozowski 1964, Antimirov 1996). The derivative of a set by a letter has one
+# word for each word that begins with this letter: the word without its first letter. The comparison terminates, since a
+# set of words has finitely many derivatives.
 
 
 @dataclass(frozen=True)
@@ -219,8 +221,8 @@ def letter_derivatives(x: WordSet, letter: str) -> frozenset[WordSet]:
 
 def is_set_of_walks(x: WordSet, moves: Mapping[str, tuple[int, int]], begin: int, end: int) -> bool:
     """Return True if x is the set of all walks from vertex `begin` to vertex `end`, where each letter is an edge."""
-    # A state describes a sequence of letters: the sets of words that may follow these letters, and the vertex that the
-    # walk along the letters has reached (None if the letters are no walk).
+    # After a sequence of letters, the state is the sets of words that may follow, and the vertex that the walk along
+    # the letters has reached (None if the letters are no walk).
     state: tuple[frozenset[WordSet], int | None] = (frozenset([x]), begin)
     seen, waiting = {state}, [state]
     while waiting:

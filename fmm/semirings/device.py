@@ -136,10 +136,7 @@ def _compiled_graph_edges_launch(
 def _closure_launches(
     ring: TropicalRing, n: int, with_predecessors: bool, device: int
 ) -> tuple[LaunchSequence, int, int]:
-    """Return three values: the compiled launches of a closure, its number of workspace entries, and `doubled_bytes`.
-
-    `doubled_bytes` is the number of bytes for copies in which each 16-bit entry is written twice.
-    """
+    """Return a closure's compiled launches, number of workspace entries, and `doubled_bytes` (see ClosureLaunches)."""
     closure = closure_launches(ring, n, with_predecessors, cuda_device_chip(device).multiprocessors)
     return LaunchSequence(closure.launches, device), closure.numbers, closure.doubled_bytes
 
@@ -177,6 +174,6 @@ def _copy_first_columns(x: Any, cols: int) -> Any:
 
 
 def _copy_rows_on_device(dest: int, dest_step: int, source: int, source_step: int, nbytes: int, lines: int) -> None:
-    """Copy `nbytes` bytes of each row on the current stream; a step is the distance between two rows in bytes."""
+    """Copy `nbytes` bytes of each row on the current stream; `dest_step` and `source_step` are row strides in bytes."""
     kind, stream = runtime.memcpyDeviceToDevice, cupy.cuda.get_current_stream().ptr
     runtime.memcpy2DAsync(dest, dest_step, source, source_step, nbytes, lines, kind, stream)

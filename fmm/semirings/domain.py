@@ -14,7 +14,8 @@ import numpy as np
 
 MAX_INT32_RING_MAGNITUDE = 1 << 28  # largest magnitude of an entry in the ring "int32" (tropical_rings.cuh)
 # float32 arrays are tested for negative entries only if a product has at least this number of sums. The kernel for
-# arrays without negative entries takes 20 % less time, but the test needs a pass over memory and a wait for the device.
+# arrays without negative entries takes 20 % less time, but testing for negative entries needs a pass over memory and a
+# wait for the device.
 MIN_SUMS_FOR_SIGN_TEST = 2048**3
 
 
@@ -41,8 +42,8 @@ def choose_semiring_without_overflow(
 ) -> SemiringType:
     """Return the ring with the fastest kernels among the rings in which no sum of these arrays overflows.
 
-    The arrays, one or two, have the same type. The caller computes `work` sums, and no sum has more than `terms`
-    entries of the arrays as terms.
+    The arrays, one or two, have the same type. The caller computes `work` sums, each of at most `terms` entries of the
+    arrays.
     """
     dtype = arrays[0].dtype
     if dtype.kind == "f":
@@ -87,7 +88,7 @@ def convert_to_semiring_type(x: Any, domain: SemiringType, maximum: bool) -> Any
 
 
 def convert_from_semiring_type(xp: Any, x: Any, domain: SemiringType, dtype: Any, maximum: bool) -> Any:
-    """Return a result of the domain in the user's type `dtype`; integers beyond the type's range saturate."""
+    """Return a result in the user's type `dtype`; integers beyond the type's range saturate."""
     target = np.dtype(dtype)
     if x.dtype == target and no_edge_value(target, maximum) == domain.missing:
         return x

@@ -1,8 +1,8 @@
 """Semiring products and closures on the host, computed with NumPy alone.
 
-A product updates the whole result once for each index k of the inner dimension. The result is cut into pieces
-(rectangles) that fit in a processor's second-level cache. All threads compute pieces concurrently, since NumPy's loops
-release the GIL. `write_closure_in_place` executes a closure table's steps, with NumPy or with Numba (numba_kernels.py).
+A product updates the whole result once for each index k of the inner dimension. The result is cut into rectangles that
+fit into a processor's second-level cache. All threads compute rectangles concurrently, since NumPy's loops release the
+GIL. `write_closure_in_place` executes a closure table's steps, with NumPy or with Numba (numba_kernels.py).
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from fmm.semirings.closure_steps import CLOSED_MATRIX_NAME, CloseTileStep, closu
 from fmm.semirings.closure_table import closure_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
-# Bytes of a piece (a rectangle of the result). The temporary sums of a piece need the same number of bytes in addition.
+# Largest number of bytes of a rectangle of the result that one task updates; the task's temporary sums need as many
+# bytes.
 RESULT_PIECE_BYTES = 1 << 17
-MAX_PIECE_ROW_BYTES = 1 << 13  # largest number of bytes in a row of a piece
-# Largest number of sums in one piece, and largest number of indices k in one pass. The two limits keep pieces short,
-# since Ctrl-C is handled only between pieces.
+MAX_PIECE_ROW_BYTES = 1 << 13  # largest number of bytes in a row of this rectangle
+# Largest number of sums in a task, and largest number of inner indices k. The two limits keep tasks short, since Ctrl-C
+# is handled only between tasks.
 PIECE_SUMS, PIECE_STEPS = 1 << 25, 1 << 14
 HOST_TILE_SIDE = 64  # largest number of nodes of a tile whose closure is computed without further cuts
 
@@ -43,7 +44,7 @@ class BestIndexRecord(NamedTuple):
     first: int = 0
 
     def record_of_inner_range(self, steps: slice) -> BestIndexRecord:
-        """Return the record for a range of indices k; all smaller indices must have been recorded before."""
+        """Return the record for a range of inner indices k; all smaller indices must have been recorded before."""
         if not steps.start:
             return self if self.via is None else self._replace(via=self.via[steps])
         return BestIndexRecord(self.args, self.args, None if self.via is None else self.via[steps], steps.start)
@@ -55,7 +56,7 @@ class BestIndexRecord(NamedTuple):
         return BestIndexRecord(self.args[rows, cols], old, via, self.first)
 
     def write_best_steps(self, step: Array) -> None:
-        """Write to `args` from `step`, the best index k of each entry; where `step` is -1, write the old value."""
+        """Write the best index k of each entry (`step`) to `args`; where `step` is -1, write the previous index."""
         if self.old is None:
             self.args[...] = step
             return
@@ -183,7 +184,7 @@ class NumpySemiring:
 
 
 def _piece_ranges(x: Array, steps: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the row range and the column range of each piece (rectangle) of the result x, for `steps` indices k."""
+    """Yield the row range and the column range of each rectangle of the result x that a task computes."""
     wide = max(min(x.shape[1], MAX_PIECE_ROW_BYTES // x.itemsize), 1)
     most = min(RESULT_PIECE_BYTES // x.itemsize, PIECE_SUMS // max(steps, 1))
     high = max(most // wide, 1)

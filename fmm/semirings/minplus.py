@@ -55,7 +55,8 @@ def _result_type(x: Any, y: Any) -> Any:
 def _as_result_type(xp: Any, values: Any, original: Any, dtype: Any, maximum: bool) -> Any:
     """Return the values in the result's type.
 
-    "No edge" and masked entries become the value that means "no edge" in the result's type.
+    Entries that mean "no edge" in the computed type, and masked entries, become the "no edge" value of the result's
+    type.
     """
     result = values.astype(dtype, copy=False)
     if values.dtype != dtype and values.dtype.name in COMPUTED_TYPES and values.dtype.kind != "f":

@@ -22,7 +22,7 @@ from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.semirings.host import Array, BestIndexRecord
 
 # TASK_ROWS is the largest number of rows of the result in a task. INNER_STEPS is the number of rows of the right
-# operand that stay in the cache.
+# operand that stay in the first-level cache.
 TASK_ROWS, INNER_STEPS = 128, 16
 TASK_ROW_BYTES = 1024  # bytes of each row of a task's block of the result
 # TASK_SUMS is the largest number of sums in a task; it is limited, since Ctrl-C is handled only between tasks.
@@ -71,8 +71,7 @@ class NumbaSemiring:
         """Replace d by its closure with the Floyd-Warshall algorithm."""
         kernels, count = _compiled_functions(d.dtype.name, self.maximum), len(d)
         together = max(TASK_SUMS // max(count * count, 1), 1)
-        # each call of the compiled function handles at most `together` nodes, since Ctrl-C is handled only between
-        # calls
+        # Ctrl-C is handled only between calls of the compiled function, so each call handles a limited number of nodes
         for first in range(0, count, together):
             last = min(first + together, count)
             if predecessors is None:

@@ -3,8 +3,8 @@
 If several paths have the same length, a semiring product records the path that it finds first, and the order in which
 paths are found may differ between two entries of a row. On a cycle with the length zero, exactly or by rounding, two
 nodes can therefore record each other as predecessors. Rows of the predecessor matrix with cycles are found, and rebuilt
-edge by edge. Each step connects one more node: the node for which the length of the new path exceeds the computed
-length least. The two lengths of this path differ only by a rounding error.
+edge by edge. Each step connects one more node to the tree of paths: the node where (length along the new path) -
+(computed length) is smallest. For this node, the two lengths differ only by a rounding error.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def repair_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predece
     for first in range(0, count, step):
         rows = slice(first, min(first + step, count))
         nodes = predecessors[rows]
-        # In every cycle of predecessors, some node is no farther from the start than its predecessor. A row in which
-        # every node is farther from the start than its predecessor therefore has no cycle, and is correct.
+        # If each node of a row is farther from the start than its predecessor, the row has no cycle of predecessors,
+        # and is correct.
         no_farther = (nodes >= 0) & (xp.take_along_axis(lengths[rows], xp.maximum(nodes, 0), 1) >= lengths[rows])
         # The maximum of bytes is computed, and not `any`: CuPy has a compiled maximum, and needs seconds to compile
         # `any`.
@@ -81,7 +81,7 @@ def _repaired_predecessor_row(start: int, edges: Array, lengths: Array, predeces
 
 
 def _nodes_leading_to(node: Any, predecessors: Array, lost_nodes: Array) -> Array:
-    """Return this node, and all nodes of `lost_nodes` that reach this node by their chain of predecessors."""
+    """Return this node, and all nodes of `lost_nodes` with this node in their chain of predecessors."""
     follows = np.zeros(len(predecessors), bool)
     follows[node] = True
     while True:

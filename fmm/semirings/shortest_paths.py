@@ -146,7 +146,7 @@ def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> A
 def _close_graph(place: ArrayPlacement, edges: Any, predecessors: Any, request: PathRequest) -> tuple[Any, Any]:
     """Return the lengths of the shortest paths, and the predecessors (None if not requested).
 
-    The argument `predecessors` has the predecessors on paths of one edge.
+    On entry, `predecessors` contains for each edge the node where the edge begins.
     """
     xp, n, dtype = place.xp, len(edges), edges.dtype
     if n == 0:
