@@ -2,47 +2,81 @@
 
 Modules that few programs need, and modules that load torch or CuPy, are imported at the first call that needs them.
 
-These checks of a call run in order. If a check declines the call, the vendor (the library's own function) computes the
-call. Checks 1 to 4 decline calls without comparing plans.
+Each of these checks can decline a call, in this order. If a check declines a call, the vendor (the library's own
+function) computes the call. Checks 1 to 4 are fast, because they look for no plan.
 
-1. Early declines in fmm.api, before the arguments are checked.
-   * fmm.matmul of NumPy arrays: `MIN_PLAN_ENTRIES`, `is_small_on_host`, and the cached decline (`was_declined`).
-   * fmm.gemm: `is_small_on_host` (NumPy), `run_small_gemm` and `run_small_scaled_gemm` (CuPy and torch), and the cached
-     decline (`run_cached_gemm`, which also runs cached plans).
-   * fmm.gram: `run_small_gram` (NumPy), and the cached decline (`run_declined_gram`).
-2. This module, for fmm.matmul. While a tracer or a mode of torch records calls, `_traced_matmul` replaces check 2.
-   * `multiply_without_options` (CuPy and torch): `SMALL_BYTES_PRODUCT`, and `is_declined_on_device`, which compares
-     multiply-adds and looks up the cached decline.
-   * `multiply_with_options` (NumPy): `MIN_PLAN_ENTRIES` and `is_small_on_host`.
-   * `_multiply_on_own_device`: `is_small_on_host`.
-3. torch only, in fmm.runtime.torch_autograd.functions: calls for which `is_plain_call` is False
-   (`explain_torch_fallback` names the reason), and calls with gradients if an operand is a vector or `out` was passed.
-4. fmm.gemm and fmm.gram before a call is prepared: alpha = 0 or empty operands (`gemm._is_empty_product`,
-   `gram._compute_gram`), and small matrices on the host (`gemm._has_small_matrices`, `gram._has_few_product_rows`).
-5. fmm.runtime.prepare, for calls that no plan can compute.
-   * `prepare_uncached`: `ProductSetting.refusal`, the adapter's reason, from `Library.product_setting`.
-   * `_checked_result_operand`: shapes, types, `out`, and empty products.
-   * `_decide_launches`: `ProductSetting.vendor_advantage`, for example NumPy's syrk.
-6. `fmm.runtime.decisions.decide.decide_plan`:
-   * `is_disabled` (FMM_DISABLE).
-   * `_decide_integers`: a side on the host is shorter than `MIN_INTEGER_PLAN_SIDE`.
-   * `untuned_arithmetic_variables`: the environment changes the vendor's arithmetic, and no tuning had the same
-     variables.
-   * `_decide_by_equation_2`: the rule of HASA (D'Alberto and Nicolau's algorithm) finds no level. With
-     FMM_TUNING_MODE=hasa this check replaces `decide_by_tuning` and `decide_by_model`.
-   * `decide_by_tuning`: the certified entry of the shape has the vendor as its plan.
-   * `decide_by_model`: the device is unknown, or has no rate for the type.
-7. `fmm.perfmodel.choose.pick_candidate`: no candidate within the limits beats the vendor by its margin.
-8. `_decide_launches` again, on a device: `launches_on_device` finds no launches for the decided plan or for any of
-   `next_winning_plans`, or the launches need more workspace than the limit.
-9. The run: `run_host.run_call` (`may_overflow`, numpy.errstate, no free worker thread), `run_device.run_call` (the
-   stream is being captured, or recent results had inf or NaN), and `matmul.run_with_fallback` (memory ran out for every
-   plan).
+1. fmm.api declines calls before it checks the arguments.
 
-If the caller passed a plan, checks 1, 2, 6, 7, `vendor_advantage` and the small matrices of check 4 are skipped. Checks
-3 (`is_plain_call`), 5 (except for empty products) and 8 then raise PlanError and do not decline. Check 9 then
-declines the call only because of `may_overflow` or numpy.errstate. Host arrays that are streamed through a GPU
-(`device=`) skip all these checks.
+   * fmm.matmul declines NumPy arrays by `MIN_PLAN_ENTRIES`, `is_small_on_host` and cached declines (`was_declined`).
+
+   * fmm.gemm declines NumPy arrays by `is_small_on_host`, and other arrays by `run_small_gemm` and
+     `run_small_scaled_gemm`. `run_cached_gemm` looks up the cached declines and the cached plans of fmm.gemm.
+
+   * fmm.gram declines NumPy arrays by `run_small_gram`, and other arrays by cached declines (`run_declined_gram`).
+
+2. This module declines calls of fmm.matmul. While torch records calls, `_traced_matmul` replaces check 2.
+
+   * `multiply_without_options` declines CuPy arrays and torch tensors by `SMALL_BYTES_PRODUCT` and
+     `is_declined_on_device`.
+
+   * `multiply_with_options` declines NumPy arrays by `MIN_PLAN_ENTRIES` and `is_small_on_host`.
+
+   * `_multiply_on_own_device` declines arrays by `is_small_on_host`.
+
+3. fmm.runtime.torch_autograd.functions leaves calls to torch if `is_plain_call` returns False.
+   `explain_torch_fallback` names the reason. Calls that record gradients are also left to torch if an operand is a
+   vector or `out` was passed.
+
+4. fmm.gemm and fmm.gram decline calls with alpha = 0 or empty operands (`gemm._is_empty_product`,
+   `gram._compute_gram`).
+
+   * On the host they also decline small matrices (`gemm._has_small_matrices`, `gram._has_few_product_rows`).
+
+5. fmm.runtime.prepare declines calls that no plan can compute.
+
+   * `prepare_uncached` declines a call for the reason `ProductSetting.refusal` of the library's adapter.
+
+   * `_checked_result_operand` declines a call because of its shapes, types or `out`, or because the product is empty.
+
+   * `_decide_launches` declines a call for which the vendor has an advantage, for example NumPy's syrk
+     (`ProductSetting.vendor_advantage`).
+
+6. `fmm.runtime.decisions.decide.decide_plan` declines a call in one of these cases.
+
+   * FMM_DISABLE is set (`is_disabled`).
+
+   * `_decide_integers` declines an integer product with a side below `MIN_INTEGER_PLAN_SIDE` on the host.
+
+   * `untuned_arithmetic_variables` finds environment variables that change the vendor's arithmetic, and no tuning was
+     measured with these variables.
+
+   * `_decide_by_equation_2` declines a call if the rule of HASA (D'Alberto and Nicolau's algorithm) finds no level.
+     With FMM_TUNING_MODE=hasa this rule replaces `decide_by_tuning` and `decide_by_model`.
+
+   * `decide_by_tuning` declines a call if the certified entry of the shape has the vendor as its plan.
+
+   * `decide_by_model` declines a call if the device is unknown, or if the calibration has no rate for the type.
+
+7. `fmm.perfmodel.choose.pick_candidate` declines a call if no candidate within the limits beats the vendor by its
+   margin.
+
+8. `_decide_launches` declines a call on a device if neither the decided plan nor a plan of `next_winning_plans` has
+   launches within the workspace limit.
+
+9. The functions that run a plan decline a call for reasons that are found only at the run.
+
+   * `run_host.run_call` declines a call if numbers may overflow (`may_overflow`), if numpy.errstate reports underflow,
+     or if no worker thread is free.
+
+   * `run_device.run_call` declines a call if the stream is being captured, or if recent results had inf or NaN.
+
+   * `matmul.run_with_fallback` declines a call if memory ran out for every plan.
+
+If the caller passed a plan, these checks are skipped: 1, 2, 6, 7, `vendor_advantage`, and the small matrices of check 4.
+`is_plain_call` and checks 5 and 8 then raise PlanError instead of declining the call, except for empty products. Check
+9 then declines a call only because of `may_overflow` or numpy.errstate.
+
+Host arrays that are streamed through a GPU (`device=`) skip all checks.
 """
 
 from __future__ import annotations

@@ -430,10 +430,9 @@ class _Contraction:
 
 
 def _stack_row_column_axes(stack: Any, rows: Any, columns: Any) -> tuple[tuple[int, ...], bool]:
-    """Return the axes in the order stack, rows, columns, and the flag False.
+    """Return an order of the axes that makes a stack of matrices, and True if these matrices are transposed.
 
-    If the axes are stored in the order stack, columns, rows, return the axes in the order stack, columns, rows, and the
-    flag True: the matrices are transposed without a copy.
+    If the axes are stored in the order stack, columns, rows, the transposed matrices need no copy.
     """
     swapped = (*stack, *columns, *rows)
     return (swapped, True) if list(swapped) == sorted(swapped) else ((*stack, *rows, *columns), False)

@@ -46,7 +46,7 @@ class ProductSetting(NamedTuple):
     refusal: str = ""  # reason why only the library may compute the call; empty if a plan may compute it
     refuses_plans: bool = False  # True if the library must compute the call even if the caller passes a plan
     # Text that says why the library's product of these arrays is faster than any plan; empty if a plan may be faster. A
-    # plan runs nevertheless if the caller passed this plan.
+    # plan that the caller passed runs in any case.
     vendor_advantage: str = ""
     b_is_transposed_a: bool = False  # True if b is a transposed view of a, in the same memory
     # True if the library computes one triangle of A A^T and mirrors it, so that the product is symmetric bit for bit
@@ -206,7 +206,7 @@ class Library(Protocol):
     # ---- arrays made from arrays
 
     def wrap_foreign_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
-        """Return `a`, `b` and `out`, with arrays of libraries without an adapter wrapped; None if there are none.
+        """Return the arguments with each array of a library without an adapter wrapped; None if no argument is wrapped.
 
         A wrapped array is an array of this library in the same memory.
         """
@@ -263,8 +263,8 @@ class Library(Protocol):
     def addmm_functions(self) -> Mapping[int, Callable[[Any, Any, Any], Any]]:
         """The library's functions f(c, a, b) that return C + A B in a new array.
 
-        Each function is for matrices (key 2) or for stacks of matrices (key 3); the key is the number of axes of A and
-        B. For all other numbers of axes, `fast_vendor_gemm` is called.
+        The key of each function is the number of axes of A and B: 2 for matrices, 3 for stacks of matrices. If A and B
+        have other numbers of axes, fmm calls `fast_vendor_gemm`.
         """
         ...
 

@@ -150,11 +150,11 @@ PLAIN_ARRAY_CLASSES = ndarray, np.memmap  # other subclasses have masks, or prod
 
 
 def make_order_sensitive_values(x: Any) -> Any:
-    """Make numbers whose products reveal a kernel's order of additions: change x in place, and return it.
+    """Change x in place so that the product of x and its transpose shows a kernel's order of additions; return x.
 
-    The second half of each row is replaced by the first half, multiplied by -1 in every second row. The exact dot
-    product of two neighbouring rows is 0: the products of the second halves cancel those of the first halves. The
-    computed dot product consists of rounding errors alone, which depend on the order of the additions.
+    The first half of each row replaces the second half, multiplied by -1 in every second row. The exact dot product of
+    two neighbouring rows is then 0, since the terms of the second halves cancel the terms of the first halves. The
+    computed dot product is a rounding error, which depends on the order of the additions.
     """
     half = x.shape[-1] // 2
     x[..., half:] = 0
@@ -306,8 +306,8 @@ class NumpyLibrary(NumpyLikeLibrary):
             return transpose._replace(shape=shape, strides=transpose.strides and transpose.strides[::-1])
         if self.order in ("C", "A") or max(a.ndim, b.ndim) <= 2 or 0 in shape:
             return contiguous_operand(shape, dtype)
-        # numpy.matmul stores the axes of a stack of products in the same order as an elementwise operation would. An
-        # elementwise operation on one entry of each matrix therefore gives the order of the axes in memory.
+        # numpy.matmul orders the axes of a stack of products in memory as an elementwise operation does. The strides of
+        # an elementwise result with one entry for each matrix therefore show this order.
         batch = np.logical_or(*(x[..., 0, 0] if x.ndim > 1 else x[0] for x in (a, b)), order="K")
         axes = sorted(range(batch.ndim), key=lambda axis: -batch.strides[axis])
         strides, step = [0] * len(shape), 1
@@ -420,7 +420,7 @@ def tensor_as_numpy(x: Any) -> Array:
     storage of sharded parameters.
     """
     if x.is_conj() or x.is_neg():
-        # x.numpy() raises torch's error: the memory of a tensor with a conjugate or negative mark holds other numbers
+        # x.numpy() raises torch's error, since this memory holds numbers that are not yet conjugated or negated
         return x.detach().numpy()  # type: ignore[no-any-return]
     return np.asarray(_TensorMemory(x))
 

@@ -25,8 +25,8 @@ is_function_mode_enabled: Callable[[], Any] = getattr(torch._C, "_is_torch_funct
 active_transforms = torch._C._functorch.peek_interpreter_stack
 is_deterministic = torch._C._get_deterministic_algorithms
 dispatch_keys: Any = torch._C._dispatch_keys
-# torch's function that returns True if autocast is on for any type of device. A query for one type of device takes
-# three times as long, since torch parses the type's name.
+# torch's function that returns True if autocast is on for any type of device. Asking torch about one type of device
+# takes three times as long, since torch parses the type's name.
 is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 

@@ -324,9 +324,9 @@ class TorchLibrary(_TorchLibraryBase):
             return ProductSetting(device, common, refusal=f"{a.dtype} products in {precision} have no plan")
         if a.dtype is torch.float16 and _accumulates_in_float16():
             return ProductSetting(device, common, refusal="float16 products with sums in float16 have no plan")
-        # Plans may emulate float32 unless the user set the precision "ieee". If the user set nothing, newer versions of
-        # torch return "none". Older versions cannot tell "ieee" from no setting, so plans may emulate. torch has no
-        # precision setting for float64.
+        # Plans may emulate float32 unless the user set torch's precision to "ieee". If the user set no precision, newer
+        # versions of torch return "none". Older versions of torch have only `allow_tf32`, so "ieee" can be the default
+        # there, and plans may emulate. torch has no precision setting for float64.
         may_emulate = not single or _precision_getter is None or precision == "none"
         return ProductSetting(
             device,

@@ -27,8 +27,8 @@ class Device:
 
     identity: Identity  # the device's key and name in a config
     guess: Calibration | None = field(compare=False)  # the calibration of a device without a tuning
-    # Function that measures the rates of a type in this process. This function is called if a plan is predicted to
-    # win by the rates in `guess`, which are not measured.
+    # Function that measures the rates of a type in this process. A decision calls `probe` if a plan wins by the
+    # unmeasured rates in `guess`.
     probe: Callable[[str], Calibration] | None = field(default=None, compare=False)
     # Function that returns the rates of a type if `probe` has measured them, else None.
     measured: Callable[[str], Calibration | None] | None = field(default=None, compare=False)

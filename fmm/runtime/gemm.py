@@ -319,9 +319,9 @@ def gemm_constraints(library: Library, a: Any, b: Any, c: Any, out: Any, params:
 
 
 def transposed_operands(library: Library, a: Any, b: Any, params: BlasGemmParams) -> tuple[Any, Any, tuple[bool, bool]]:
-    """Return A and B, as transposed views where `params` says "T" or "C", and a flag for each of the two.
+    """Return A and B, transposed by views for the ops "T" and "C", and for each True if it must still be conjugated.
 
-    The flag is True if the operand must be conjugated. Raise ValueError if an operand is a vector.
+    Raise ValueError if an operand is a vector.
     """
     if min(a.ndim, b.ndim) < 2:
         raise ValueError(f"fmm.gemm takes matrices with matching shapes, not {tuple(a.shape)} and {tuple(b.shape)}")

@@ -72,8 +72,8 @@ def run_gram(
 ) -> Any:
     """Return alpha a^H a + beta out, for any library.
 
-    If `params.rows` is True, return alpha a a^H + beta out. If `b` is not None, return alpha a b + beta out.
-    If the library must compute all calls with the key of `recurring`, their decline is cached.
+    If `params.rows` is True, return alpha a a^H + beta out. If `b` is not None, return alpha a b + beta out. If no plan
+    computes this call, the decline is cached under the key of `recurring`.
     """
     c = run_conjugating_plan(library, a, out, params, constraints) if b is None else None
     if c is None:
@@ -254,8 +254,8 @@ def _can_write_at_address(call: PreparedCall, a: int, out: int) -> bool:
 def _prepare_recurring_gram(library: Library, a: Any, b: None, out: Any, key: GramKey) -> PreparedCall:
     """Return the prepared call of a plan that alone computes the complete result.
 
-    Return a call without a plan, so that run_gram computes the result, if more than the plan must run: if an operand
-    must first be copied, if a temporary must finally be copied into `out`, or if the plan reads a conjugated copy of A.
+    If the plan needs a copy of an operand, a conjugated copy of A, or a temporary that is copied into `out`, return a
+    call without a plan; run_gram then computes the result.
     """
     if out is not None or key.fill == "full":
         has_conjugate = is_complex(a)
@@ -512,7 +512,7 @@ def run_small_gram(a: Any, rows: bool, out: Any) -> Any:
     dtype = a.dtype
     if a.ndim > 2:
         return _run_small_gram_stack(a, rows) if out is None else None
-    # the comparison of `a.size` comes first, because `a.size` alone shows for most small arrays that A has few rows
+    # `a.size` is compared first: for most small arrays this fast comparison already shows that A has few rows
     if a.ndim != 2 or (a.size > SMALL_GRAM_MAX_ROWS and not _has_few_rows(a, rows)):
         return None
     if out is not None and (type(out) is not ndarray or out.dtype is not dtype or out.ndim != 2):

@@ -120,8 +120,8 @@ def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, 
         raise PlanError(call.plan_refusal)
     if RECORDING_SWITCH.on:
         record_call(call.decision, None)
-    # If `decision.problem` is None, no plan can compute this call, perhaps because of an unusual `out`. For a call
-    # with `out`, the decline is then not cached, since a plan may be faster for the next call.
+    # `decision.problem` is None if no plan can compute this call. The reason can be an unusual `out`, so the decline of
+    # a call with `out` is not cached.
     if constraints is NO_CONSTRAINTS and (out is None or call.decision.problem is not None):
         remember_decline(library, a, b, call.decision)
     return library.vendor_product(a, b, out)

@@ -1,18 +1,18 @@
 """The check for inf, NaN and possible overflow that precedes each fast product on the host.
 
 A fast algorithm turns one inf into a submatrix of NaN. The sums of a fast algorithm can overflow where the sums of the
-classical product do not, and vice versa. One test excludes overflow in both algorithms: max|A|, max|B| and k max|A|
-max|B| are each multiplied by the growth of the plan's sums (`intermediate_growth_bound`). If these three products are
-below the type's largest number, every intermediate result of the fast and of the classical algorithm is finite. If
-one of these three products exceeds the type's largest number, or if A or B has inf or NaN, the vendor multiplies.
+classical product do not, and vice versa. The plan runs only if g max|A|, g max|B| and g k max|A| max|B| are below the
+type's largest number, where g bounds the growth of numbers in the plan's sums (`intermediate_growth_bound`). Every
+intermediate result of the fast and of the classical algorithm is then finite. Otherwise, or if A or B has inf or NaN,
+the vendor multiplies.
 
 By the Cauchy-Schwarz inequality, the product of the Frobenius norms of A and B bounds every entry of A B, without the
 factor k. The Frobenius norms need one pass over the operands and are tried first. If the Frobenius norms do not exclude
 overflow, the maxima max|A| and max|B| decide.
 
 The sums of squares run on the call's own threads, and never on BLAS's threads, since all callers share BLAS's threads.
-(With dot products on BLAS's threads, the matrix products of 40 concurrent callers took 20 times as long as one after
-the other.)
+(When the sums of squares ran on BLAS's threads, 40 concurrent matrix products took 20 times as long as 40 consecutive
+ones.)
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def may_overflow(
     growth = intermediate_growth_bound(plan, m, k, n, op, fill) * scale
 
     def cannot_overflow(left: float, right: float, terms: int) -> bool:
-        # `left` and `right` bound the entries of A and B; they are compared too, since sums of A's or B's submatrices
-        # can overflow
+        # `left` and `right` bound the entries of A and B; sums of submatrices of A alone, or of B alone, can overflow
+        # too
         largest = max(left, right, left * right * terms)
         return largest * growth < limit * OVERFLOW_SAFETY_FACTOR and left < limit and right < limit
 
@@ -152,14 +152,14 @@ def intermediate_growth_bound(
 class _MagnitudeBounds:
     """Upper bounds of the absolute entries in rectangles of matrices.
 
-    `record_place_bound` removes the bounds of all rectangles that are fully inside the new rectangle.
+    A new bound for a rectangle replaces the older bounds of all rectangles inside it.
     """
 
     def __init__(self, operands: Sequence[Place]) -> None:
         self._held: dict[str, list[tuple[Place, float]]] = {x.name: [(x, 1.0)] for x in operands}
 
     def largest_bound(self, place: Place) -> float:
-        """Return the largest bound within the rectangle; 0 before the first bound is set."""
+        """Return the largest recorded bound in the rectangle `place`; 0 if no bound is recorded for this matrix."""
         found = 0.0
         newer: list[Place] = []
         for held, size in reversed(self._held.get(place.name, [])):

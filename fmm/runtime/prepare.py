@@ -86,7 +86,7 @@ class PreparedCall:
     writes_out: bool = False  # True if the plan can write into `out`, unless `out` overlaps an operand
     flattens_stack: bool = False  # True if a stack times one matrix is one product of all rows of the stack
     offsets: tuple[ByteOffsets, ...] = ()  # byte offsets of A, B and C for each product, on a CUDA device
-    # For each product, the byte offset of its addend in the addend's array; empty if C holds the addend.
+    # Where each product's addend begins in the addend's array, in bytes; empty if C holds the addend.
     addend_offsets: tuple[int, ...] = ()
     spans: tuple[ByteSpan | None, ByteSpan | None, ByteSpan | None] = (None, None, None)
     copies: bool = False  # True if A or B is copied
@@ -431,8 +431,7 @@ def _needs_several_vendor_calls(query: ProblemQuery, work: CallMatrices) -> bool
 
 # ---- the plan and its launches
 
-# Texts in a decision's reason that say how the result gets inf and NaN exactly where the vendor's product has them, on
-# the host (True) and on a device (False).
+# Part of a decision's reason: what fmm does about overflow, inf and NaN on the host (True) and on a device (False).
 NONFINITE_HANDLING_TEXTS = {
     True: "NumPy multiplies if numbers may overflow or are not finite, or if NumPy is set to report underflow",
     False: "if the result has inf or NaN, it is computed again in the classical order",
@@ -511,7 +510,7 @@ def _check_required_plan(
 def launches_on_device(plan: Plan, problem: Problem, device: Device, required: bool) -> LaunchList | None:
     """Return the plan's launches on a device; None on the host, and if the vendor must multiply.
 
-    `required`: True if the caller passed the plan. A required plan runs on any layout, or raises PlanError.
+    `required`: True if the caller passed the plan. If a required plan cannot run, raise PlanError.
     """
     chip = chip_with_tuned_terms(device)
     if (plan == VENDOR and not problem.writes_triangle and not problem.has_factors) or chip is None:

@@ -2,8 +2,8 @@
 
 The built-in calibration is a guess, so a plan that wins by the built-in calibration can be slower than the vendor.
 Before the plan runs, the probe measures the rates in a few tenths of a second. After the probe, the plan is chosen
-again by the measured rates. The measured rates favour the vendor: products are rated by their shortest time, sums by
-their median time, and plans need a margin.
+again by the measured rates. The measured rates favour the vendor: the rate of products comes from their shortest time,
+but the rate of sums from their median time.
 """
 
 from __future__ import annotations
@@ -34,28 +34,29 @@ from fmm.perfmodel.default_calibration import cpu_calibration
 MIN_TIMED_SIDE, MAX_TIMED_SIDE = 256, 4096  # smallest and largest side of the timed products
 MAX_PRODUCT_SECONDS = 0.02  # seconds; the side is doubled unless the next product would take longer
 PRODUCT_TIMINGS, SUM_TIMINGS = 7, 5  # number of timings of each product, number of timings of the sums
-# The side S for which products run at half the asymptotic rate: time = flops / rate * (1 + S / side). Products with
-# sides of 1000 or 2000 run 10 to 20 % below the asymptotic rate, and a level saves about as much time, so predictions
-# need the half-rate side S. The probe does not measure the half-rate side S, because that would take too long: S is a
-# constant here. On two cores with AVX-512, the half-rate side S is 200 to 250 in float64 and 200 to 400 in float32.
-# The half-rate side S is smaller if each of two concurrent products has one thread.
+# HALF_RATE_SIDE is the side of square products that run at half the asymptotic rate: time = flops / rate * (1 +
+# HALF_RATE_SIDE / side). Products with sides of 1000 or 2000 run 10 to 20 % below the asymptotic rate, and a level
+# saves about as much time. HALF_RATE_SIDE is a constant, because its measurement would take too long. On two cores with
+# AVX-512, products of sides from 200 to 250 in float64, and from 200 to 400 in float32, run at half the asymptotic
+# rate. CONCURRENT_HALF_RATE_SIDE is the side for products that run on one thread each.
 HALF_RATE_SIDE, CONCURRENT_HALF_RATE_SIDE = 200.0, 150.0
-# Side of the float64 matrix A in the timed sums. The sums move about 40 MB, more than a core's own caches hold.
+# Side of the float64 matrix A in the timed sums. The timed sums read and write about 40 MB, which is more than a core's
+# own caches hold.
 SUM_OPERAND_SIDE = 1536
 # Rows and columns of A in the product that runs concurrently with the timed sums, and that takes longer than the sums.
 CONCURRENT_SHAPE = (640, 1024)
 # Factors on the measured rate of sums, for plans with sums and products one after the other. Sums in a plan are slower
-# than sums in the probe: the overflow check takes time, and the caches are colder. The factor for float32 is smaller,
-# since float32 products take less time, so slow sums cost a larger fraction of the plan's time.
+# than sums in the probe: the overflow check takes time, and the caches are colder. In float32 the products take less
+# time than in float64, so slow sums cost a larger fraction of a plan's time, and the factor is smaller.
 SUM_RATE_SHARE = {"float64": 0.75, "float32": 0.65}
 # Smallest predicted gain for which a plan is chosen. For sides from 4096 to 7000, plans on two cores with AVX-512 are
-# slower than predicted, by 2 to 5 % in float64 and by 6 to 8 % in float32. Plans lose this time at the start and end
-# of products, and because OpenBLAS's second thread spins after a product.
+# slower than predicted, by 2 to 5 % in float64 and by 6 to 8 % in float32. Plans are slower because of the start and
+# the end of each product, and because OpenBLAS's second thread spins after a product.
 MIN_PREDICTED_GAIN = 0.075
-# Smallest predicted gain of plans that replace a complex product by three real products. Two threads cannot share three
-# products evenly, and OpenBLAS's second thread still spins when the products begin. (27 products with sides from 1300
-# to 6000 on two cores with AVX-512: plans with a predicted gain of 9 to 13 % lost up to 14 %; plans with a larger
-# predicted gain won 5 to 19 %.)
+# Smallest predicted gain of plans that replace a complex product by three real products. Two threads cannot share the
+# three products evenly, and OpenBLAS's second thread still spins when these products begin. (27 products with sides
+# from 1300 to 6000 on two cores with AVX-512: plans with a predicted gain of 9 to 13 % lost up to 14 %; plans with a
+# larger predicted gain won 5 to 19 %.)
 MIN_COMPLEX_GAIN = 0.13
 # Smallest side of the leaf products of a plan that runs two products concurrently. (On two cores with AVX-512, a plan
 # with two levels and leaf products of side 1250 lost 1 %, though a gain of 8 % was predicted.)
@@ -65,8 +66,7 @@ PROBE_SOURCE = "measured in this process"
 
 _lock = ForkSafeLock()
 _callbacks: list[Callable[[], None]] = []
-# The measured calibrations. The key of the outer dictionary is (number of threads, True for single precision). The
-# inner dictionaries have the key True for complex types and the key False for real types.
+# The measured calibrations: `_measured_calibrations[threads, is_single_precision][is_complex]`.
 _measured_calibrations: dict[tuple[int, bool], dict[bool, Calibration]] = {}
 
 
@@ -120,8 +120,8 @@ def _measure_calibration(threads: int, dtypes: tuple[str, ...]) -> Calibration:
 def _product_rate(dtype: np.dtype[Any], pipe: float) -> ProductRate:
     """Return the asymptotic rate in flop/s from the largest product that MAX_PRODUCT_SECONDS permits.
 
-    The model is time = flops / rate * (1 + pipe / side), where `pipe` is the side with half the asymptotic rate. A
-    ProductRate has one such term for each of the sizes m, k and n, each with a third of the half-rate side `pipe`.
+    The model of a square product is time = flops / rate * (1 + pipe / side), so a product of side `pipe` runs at half
+    the asymptotic rate. In the returned ProductRate, each of the sizes m, k and n has a term with a third of `pipe`.
     """
     side, seconds = MIN_TIMED_SIDE, _product_seconds(MIN_TIMED_SIDE, dtype)
     while side < MAX_TIMED_SIDE and seconds * 8 < MAX_PRODUCT_SECONDS:

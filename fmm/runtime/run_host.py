@@ -230,8 +230,8 @@ class _PlanMultiplier:
 
         Before the first write into C, the workspace is allocated, and `has_begun` becomes True.
         """
-        # An overflow in a plan's sums is no overflow of the caller's product, so no warning reports the overflow. For
-        # the vendor's product, NumPy's own warnings are kept.
+        # An overflow in a plan's sums is no overflow of the caller's product, so NumPy's warnings are off while a plan
+        # runs. They stay on for the vendor's product.
         quiet = np.errstate(all="ignore") if self.plan != VENDOR else nullcontext()
         if self.progress is not None:
             self._begin_progress(self.progress, c.size)
@@ -248,8 +248,8 @@ class _PlanMultiplier:
 
     def _multiply_matrices(self, a: Array, b: Array, c: Array, arena: Arena, addend: Array | None) -> None:
         a, b = self._copy_operands_for_blas(a, b, arena)
-        # If `flops` is 0, the backend runs nothing concurrently with a product, so that the leaf of the plan can use
-        # all threads.
+        # NumPy's product and leaves that need scratch memory use all threads; `flops = 0` tells the backend to run
+        # nothing concurrently.
         is_alone = self.plan == VENDOR or self.plan.leaf_use.leaf.host_product_with_scratch is not None
         flops = 0 if is_alone else 2 * a.shape[0] * a.shape[1] * b.shape[1]
         with plan_backend(self.threads.count, flops, self.report) as backend:

@@ -2,10 +2,10 @@
 
 The calibration is from a trusted tuning of the device, else from a probe, else it is a default calibration.
 
-A GPU's relative is the measured GPU that its datasheet names (`relative_of`). A GPU without a tuning uses the shipped
-calibration of its relative, scaled by the two datasheets. A GPU without a relative uses a calibration from its
-datasheet alone. The leaves with portable kernels (kernels that run on any GPU) are added when the first large product
-has measured their rates (fmm.runtime.decisions.first_product).
+The datasheet of a GPU can name a related GPU for which fmm ships a calibration (`relative_of`). A GPU without a tuning
+uses the shipped calibration of its related GPU, scaled by the two datasheets. If a datasheet names no related GPU, the
+calibration is made from this datasheet alone. This calibration gets the rates of portable kernels (kernels for any GPU)
+when the first large product has measured them (fmm.runtime.decisions.first_product).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def untuned_arithmetic_variables(dtype: str, device: Device) -> str:
     Return "" if the variables had the same values in the tuning.
 
     If the values differ from the values in the tuning, the vendor's speed differs from the speed in the calibration.
-    For example, one of the variables lets cuBLAS emulate float64, and cuBLAS's float64 products are then faster. A
-    tuning that was measured with such variables is not valid for a process without them.
+    For example, a variable that lets cuBLAS emulate float64 makes cuBLAS's float64 products faster. A tuning that was
+    measured with this variable is not valid for a process without the variable.
     """
     if device.threads:
         return ""
@@ -105,8 +105,8 @@ def complete_calibration(
 def add_unmeasured_rates(tuned: Calibration, unmeasured: Calibration, failed: tuple[str, ...] = ()) -> Calibration:
     """Return a tuned calibration with added rates of the leaves that the tuning did not measure.
 
-    The added rate is the leaf's rate in `unmeasured`, times the vendor's measured rate, divided by the vendor's rate in
-    `unmeasured`. Rates with names in `failed` are not added.
+    Each added rate is the leaf's datasheet rate, times the vendor's measured rate, divided by the vendor's datasheet
+    rate. Leaves that failed in every trial of the tuning get no rate; `failed` contains the names of their rates.
     """
     rates = dict(tuned.rates)
     for leaf in plan_leaves():
@@ -150,16 +150,16 @@ def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Cal
 def untuned_gpu_calibration(unmeasured: Calibration, problem: Problem, identity: Identity) -> Calibration:
     """Return the calibration of a GPU without a tuning.
 
-    A datasheet can name a measured GPU as the GPU's relative. With a relative, the relative's shipped calibration is
-    scaled to the GPU. Without a relative, the calibration is `unmeasured`, from the datasheet alone, and
-    `calibration_by_first_product` removes the rates of kernels that the first large product has not measured.
+    If the GPU's datasheet names a related GPU, the shipped calibration of the related GPU is scaled to this GPU.
+    Otherwise, return `unmeasured`, the calibration from the datasheet, without the rates of portable kernels that the
+    first large product has not measured.
     """
     scaled = relative_calibration(unmeasured, problem.dtype)
     return scaled or calibration_by_first_product(unmeasured, problem, identity)
 
 
 def relative_calibration(unmeasured: Calibration, dtype: str) -> Calibration | None:
-    """Return the shipped calibration of the GPU's relative, scaled to the GPU's datasheet; None without a relative.
+    """Return the shipped calibration of the related GPU that the datasheet names, scaled to this GPU; None without one.
 
     Shipped calibrations are used only if the shipped config is one of the active configs.
     """
@@ -170,7 +170,7 @@ def relative_calibration(unmeasured: Calibration, dtype: str) -> Calibration | N
 @clear_on_registration
 @lru_cache(maxsize=64)
 def scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
-    """Return the shipped calibration of the GPU's relative, scaled to the GPU; None if fmm ships none."""
+    """Return the related GPU's shipped calibration, scaled to the GPU with this datasheet; None if fmm ships none."""
     relative = datasheet_of(name).relative_of
     if not relative:
         return None

@@ -86,8 +86,8 @@ class Decision:
     calibration: Calibration | None = field(default=None, compare=False, repr=False)  # the model that decided
     limits: Limits | None = field(default=None, compare=False, repr=False)  # the limits that filtered the candidates
     # Bytes that the explained call allocates in addition to A, B and C: the workspace, copies of operands, and on a
-    # device the memory of a CUDA graph. The number of bytes is 0 if the vendor multiplies, and in decisions that
-    # fmm.plan returns.
+    # device the memory of a CUDA graph. `call_bytes` is 0 if the vendor multiplies, and in decisions that fmm.plan
+    # returns.
     call_bytes: int = field(default=0, compare=False)
     measured_speedup: float | None = None  # median measured speedup of the entry that decided
 
@@ -433,7 +433,7 @@ def _hasa_thresholds(recorded: Thresholds, problem: Problem) -> tuple[HasaThresh
 def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> Decision:
     """Return the decision with an OnlineTrial, which times the first products of this shape.
 
-    The decided plan computes one half of these products, the vendor the other half.
+    The decided plan computes half of the timed products, the vendor the other half.
     """
     if decision.plan == VENDOR or problem.writes_triangle or problem.flops < MIN_TUNED_FLOPS:
         return decision
@@ -495,8 +495,8 @@ def plans_with_less_memory(problem: Problem, refused: Plan, limits: Limits, devi
         if plan is None:
             return
         yield plan
-        # The workspace of candidates is an estimate, so the plan can need more bytes than the limit `nbytes`. `min`
-        # makes the limit `nbytes` smaller in each iteration, so that the loop ends.
+        # The workspace of candidates is an estimate, so the plan can need more bytes than the limit `nbytes`. The next
+        # limit is at most the old limit, so that the loop ends.
         nbytes = min(nbytes, peak_workspace(plan, problem))
 
 
@@ -527,9 +527,9 @@ def _ranked_candidates(problem: Problem, limits: Limits, device: Device) -> tupl
 
 # ---- expected times outside a choice
 
-# Largest ratio k / m for which one triangle of an m x k matrix times its adjoint is computed. With a larger ratio the
-# vendor's gemm splits the inner side k among thread blocks, and is fast. The performance model cannot predict whether
-# the vendor's syrk splits k too, so fmm computes the full product.
+# Largest ratio k / m for which one triangle of an m x k matrix times its adjoint is computed. If k / m is larger, the
+# vendor's gemm is fast, since it splits the inner side k among thread blocks. The performance model cannot predict
+# whether the vendor's syrk splits k too, so fmm computes the full product.
 MAX_INNER_SIDE_RATIO = 16
 # Largest number of rows of C for which the vendor's syrk takes about as long on a GPU as its gemm. (On an H200 with
 # 1024 rows and columns, syrk takes 63 us and gemm 59 us in float32; syrk takes 41 us and gemm 42 us in float64.)

@@ -34,10 +34,10 @@ from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, Decision
 # multiply-adds; for 1.2 * 2^30 multiply-adds, a plan takes 42 microseconds and the vendor 31.
 SMALL_MULTIPLY_ADDS, SMALL_MULTIPLY_ADDS_16_BIT, SMALL_MULTIPLY_ADDS_UNALIGNED = 1 << 29, 1 << 33, 5 << 28
 
-# The sizes of A and B in bytes can show that a product has few multiply-adds, since bytes(A) * bytes(B) = (m k n) * k
-# * itemsize^2. If k is below SHORT_INNER_SIDE, most of the product's time is the writing of C, and no plan is faster.
-# If k is at least SHORT_INNER_SIDE and bytes(A) * bytes(B) is below SMALL_BYTES_PRODUCT, the product has fewer
-# multiply-adds than the number above for its type.
+# The sizes of A and B in bytes can show that a product has few multiply-adds, since bytes(A) * bytes(B) = (m k n) * k *
+# itemsize^2. If k is below SHORT_INNER_SIDE, most of the product's time is the writing of C, and no plan is faster. If
+# k is at least SHORT_INNER_SIDE and bytes(A) * bytes(B) is below SMALL_BYTES_PRODUCT, the product has too few
+# multiply-adds for any plan.
 SHORT_INNER_SIDE = 144
 SMALL_BYTES_PRODUCT = SHORT_INNER_SIDE * min(SMALL_MULTIPLY_ADDS * 4**2, SMALL_MULTIPLY_ADDS_UNALIGNED * 2**2)
 
@@ -67,8 +67,8 @@ def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int,
     work = nbytes_product // (k * itemsize * (itemsize if tensors else b.itemsize))
     if work < SMALL_MULTIPLY_ADDS:
         return True
-    # The limits for 16-bit types hold for floats only: tensor cores multiply no 16-bit integers. For tensors the type
-    # is not checked, since torch has no integer products on a GPU.
+    # The limits for 16-bit types hold for floats only: tensor cores multiply no 16-bit integers. Tensors are always
+    # floats here, since torch has no integer products on a GPU.
     is_small_16_bit = itemsize == 2 and work < SMALL_MULTIPLY_ADDS_16_BIT and (tensors or a.dtype.kind not in "iu")
     if is_small_16_bit and (work < SMALL_MULTIPLY_ADDS_UNALIGNED or not (k | b.shape[-1]) & 7):
         return True
@@ -159,8 +159,8 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision, beta:
     if library.processor == "cpu":
         if problem is None:  # torch computes all products of this type, whatever the sizes
             is_remembered = library.is_differentiable and a.shape[1] == b.shape[0]
-        # If the decision's source is "rule", a property of these arrays decided (for example, B is A's transposed
-        # view). The decline is not cached, because other arrays of the same sizes may lack this property.
+        # A decision with the source "rule" follows from a property of these arrays; for example, B is A's transposed
+        # view. Its decline is not cached, because other arrays of the same sizes may not have the property.
         else:
             is_remembered = decision.source != "rule"
         if not is_remembered or 2 * a.shape[0] * a.shape[1] * b.shape[1] < memory.flops:
@@ -177,8 +177,8 @@ CALL_DECLINE_SECONDS = 1.0
 # floats only.
 MAX_DECLINED_FACTOR = 1 << 62
 MAX_REMEMBERED_CALLS = 4096  # largest number of prepared and declined calls in a library's cache
-# Types of alpha and beta in cached declines. bool is not among them, since it is an error; NumPy's scalars are not,
-# since they could change the result's type.
+# Types of alpha and beta in cached declines. A bool is invalid as alpha or beta, and a NumPy scalar could change the
+# result's type.
 PYTHON_NUMBERS = (int, float, complex)
 
 
@@ -203,8 +203,8 @@ def call_key(
 ) -> CallKey | None:
     """Return the key of a call.
 
-    Return None for a traced call. Also return None if the class of an array is not in PLAIN_TYPES, or if the class of
-    alpha or beta is not in PYTHON_NUMBERS.
+    Return None for a traced call, for an array of a class that is not in PLAIN_TYPES, and for an alpha or beta of a
+    class that is not in PYTHON_NUMBERS.
 
     `arrays`: a, b, c and out; a missing array is None. `options`: the operation's name and the other parameters of the
     call.
@@ -237,7 +237,6 @@ class RecurringCall(NamedTuple):
     is_large: bool  # True if the product may take longer than CALL_DECLINE_SECONDS
 
     def cache_run_function(self, cached: Hashable) -> None:
-        """Store how calls with this key are computed."""
         calls = self.key.library.cached_calls
         if len(calls) >= MAX_REMEMBERED_CALLS:
             calls.clear()
@@ -247,7 +246,7 @@ class RecurringCall(NamedTuple):
 class DeclinedGram(NamedTuple):
     """A cached decline of a product of an array and its transposed view.
 
-    `multiply` is the library's function; its result is symmetric bit for bit.
+    The library's function `multiply` computes a result that is symmetric bit for bit.
     """
 
     expiry: float  # time.monotonic() at which the decline expires

@@ -1,17 +1,18 @@
 """Measure fmm's portable kernels by the first large product of a type on an untuned GPU.
 
-The speed of fmm's portable kernels for bytes and float16 planes was measured on Hopper GPUs alone. On another GPU a
-datasheet predicts the speed, and a prediction alone does not let a product use the portable kernels. The first product
-of at least MIN_MEASURED_FLOPS flops therefore runs a measurement first. The measurement compares a plan with the
-vendor, on leading blocks of the operands; the plan is the fastest one by the datasheet.
+The speed of fmm's portable kernels for bytes and float16 planes was measured on Hopper GPUs alone. On another GPU,
+products use the portable kernels only after a measurement there. Before the first product of at least
+MIN_MEASURED_FLOPS flops, fmm times a plan with a portable kernel and the vendor on leading blocks of the operands. The
+datasheet predicts which plan is the fastest, and this plan is timed.
 
-The kernels are compiled before the measurement. The timed products by the plan and by the vendor are predicted to
-take at most MAX_PREDICTED_SECONDS. If the timed products take longer than MAX_MEASURED_SECONDS, the measurement ends
-without a result. The measurement's result is written into the config as an entry, with the versions of the libraries.
-After a change of a version, the type is measured again.
+The kernels are compiled before the measurement. The timed products by the plan and by the vendor are predicted to take
+at most MAX_PREDICTED_SECONDS. If the timed products take longer than MAX_MEASURED_SECONDS, the measurement ends without
+a result. The measurement's result is written into the config as an entry, with the versions of the libraries. If the
+version of a library changes, fmm measures the element type again.
 
-If the plan won, products of at least the measured size may use the measured leaf. The leaf's rate is scaled so that the
-model predicts at most the measured speedup. If the plan lost, the vendor multiplies until `fmm-tune` measures the type.
+If the plan was faster than the vendor, products of at least the measured size may use the plan's leaf. The leaf's rate
+is scaled so that the model predicts at most the measured speedup. If the plan was slower than the vendor, the vendor
+multiplies until `fmm-tune` measures the type.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _is_portable_datasheet(datasheet: str) -> bool:
 
 
 def _portable_rates(datasheet: str) -> dict[str, str]:
-    """Return a dictionary for the leaves with portable kernels: from the names of the leaves' rates to kernel names.
+    """Return a dictionary from the rate name of each leaf with a portable kernel to the name of this kernel.
 
     On data-center Blackwell, the leaf `f16x3` calls the vendor's float16 product, so the dictionary does not contain
     this leaf.
@@ -87,7 +88,7 @@ def calibration_by_first_product(unmeasured: Calibration, problem: Problem, iden
 
 
 def allows_portable_kernels(entry: Entry, problem: Problem) -> bool:
-    """Return True if the measured plan won, and the problem is at least as large as the measured product."""
+    """Return True if the measured plan beat the vendor and the problem is at least as large as the measured one."""
     return entry.plan != str(VENDOR) and prod(problem.size) >= prod(entry.size)
 
 
@@ -142,8 +143,8 @@ def first_product_entry(identity: Identity, dtype: str) -> Entry | None:
 def first_product_trial(problem: Problem, limits: Limits, device: Device) -> online.OnlineTrial | None:
     """Return the OnlineTrial with which this product measures the portable kernels of its type.
 
-    Return None if the type has been measured. Return None for a small product, a triangle, a batch, and a product
-    with alpha, beta or a prepared operand.
+    Return None if the type has been measured already. Small products, triangles, batches, and products with alpha, beta
+    or a prepared operand measure nothing.
     """
     if not has_portable_kernels(device) or environment.tuning_mode() != "cache" or problem.flops < MIN_MEASURED_FLOPS:
         return None

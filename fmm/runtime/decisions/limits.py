@@ -116,7 +116,7 @@ def next_free_memory_read(library: Library, number: int) -> float:
 
 # ---- processes on a GPU, counted by NVML
 
-# NVML's status code if processes use the device and the caller passed no array to receive them
+# NVML's status code if the caller's array is too short for the list of the device's processes
 NVML_INSUFFICIENT_SIZE = 7
 
 

@@ -1,9 +1,9 @@
 """Online measurement: the first products of a large shape are timed, to compare a plan with the vendor.
 
-FMM_TUNING_MODE=online enables online measurement, D'Alberto and Nicolau's dynamic HASA. The model chooses the plan.
-Of every two products, the plan computes one and the vendor the other, in random order. Every measured product is a
-product that the caller needs, and its result is returned. The measurement gives an entry, which decides later
-products of this shape in this process and is written into the config.
+FMM_TUNING_MODE=online enables online measurement, D'Alberto and Nicolau's dynamic HASA. The model chooses the plan. Of
+every two products, the plan computes one and the vendor the other, in random order. Every timed product is a call of
+the user's program, which gets the result. The entry from the measurement decides later products of this shape in this
+process and is written into the config.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ASSUMED_NOISE = 0.01  # assumed noise floor as a fraction, since an online measu
 
 
 class OnlineTrial:
-    """The comparison of one plan with the vendor, by timing the caller's products of one shape; gives `entry`."""
+    """The comparison of a plan with the vendor by timing the caller's products of one shape; the result is `entry`."""
 
     def __init__(self, problem: Problem, device: Identity, plan: Plan, origin: str = "online") -> None:
         self.problem, self.device, self.plan, self.origin = problem, device, plan, origin
@@ -41,9 +41,9 @@ class OnlineTrial:
         self._seconds: list[float] = []  # seconds of the finished products, in the order of `_turns`
 
     def run_product(self, multiply: Callable[[Plan], Any], wait_until_idle: Callable[[], None] = lambda: None) -> Any:
-        """Return one product, computed by the plan or by the vendor, as the list `_turns` says, and timed.
+        """Return a product that the plan or the vendor computes, and time it.
 
-        While a product is timed, products of other threads run by the plan under test and are not timed.
+        While one thread's product is timed, the plan computes the products of other threads without a timing.
         `wait_until_idle` waits until an asynchronous device is idle.
         """
         if self.entry is not None:
@@ -72,9 +72,9 @@ class OnlineTrial:
     ) -> None:
         """Compute all products of the trial in the first call of this method; do nothing in later calls.
 
-        The first products of plan and vendor are not timed, because they compile kernels and capture graphs. The timed
-        products together may take `max_seconds`. If the timed products take longer, or if an exception is raised, the
-        vendor multiplies until this process ends.
+        The first products of plan and vendor are not timed, because they compile kernels and capture graphs. If the
+        timed products take longer than `max_seconds` in all, or if an exception is raised, the vendor multiplies until
+        this process ends.
         """
         if not self._begun.acquire(blocking=False):
             return

@@ -1,9 +1,9 @@
 """Decide how a stack of products is computed: by launches that several products share, by one product after the other,
 or by the vendor's batched product.
 
-All matrices of one launch share the multiprocessors, so small matrices fill the device too. A plan for one matrix was
-compared with the vendor's product of one matrix. For a stack, the vendor's batched product is faster than the vendor's
-separate products, so a stack needs a decision of its own.
+If one launch multiplies several matrices of the stack, even small matrices keep all multiprocessors of the GPU busy.
+The decision for one matrix compares a plan with the vendor's product of one matrix. For a stack, the vendor's batched
+product is faster than the vendor's separate products, so a stack needs a decision of its own.
 """
 
 from __future__ import annotations
@@ -47,9 +47,8 @@ MIN_VENDOR_SECONDS = 25e-6
 # Factor on the predicted time in which the vendor computes the triangles of a stack, one matrix after the other. On an
 # H200, the triangles of 49 float64 matrices of 1626 x 264 take 1.5 times as long as predicted.
 VENDOR_TRIANGLE_SLOWDOWN = 1.5
-# Predicted time in which the library mirrors triangles, for a stack with alpha or beta, or for products A B that are
-# their own adjoints. The library mirrors one triangle of C by about five launches, which read and write C about nine
-# times.
+# The library mirrors one triangle of each C of a stack by about five launches, which take MIRROR_LAUNCH_SECONDS in all
+# and read and write C about MIRROR_PASSES times.
 MIRROR_LAUNCH_SECONDS, MIRROR_PASSES = 25e-6, 9
 # Largest workspace, in bytes, of a group of products that share launches. On an H200, one group of eight float64
 # products of side 4096 is 1 % faster than four groups, and needs four times the memory.
@@ -136,7 +135,7 @@ def _plans_for_stack(problem: Problem, calibration: Calibration, limits: Limits)
 def stack_group_sizes(problem: Problem, plan: Plan) -> list[int]:
     """Return the possible numbers of products in a group, the best first; all groups of a stack have the same number.
 
-    Larger groups are faster, because at the start and at the end of each group the device is not filled.
+    Larger groups are faster, because multiprocessors are idle at the start and at the end of each group.
     """
     leaf, itemsize = plan.leaf_use.leaf, problem.itemsize
     divisors = [count for count in range(problem.batch, 0, -1) if problem.batch % count == 0]

@@ -1,12 +1,12 @@
 """Products of torch tensors, with torch's rules for modes, conjugate bits (`Tensor.is_conj`) and gradients.
 
 Tensors on the host are multiplied as NumPy views of their memory. If an operand requires gradients, fmm computes the
-product and its gradients by these formulas. G is the gradient of C, dX is the gradient of X, and alpha* is the complex
-conjugate of alpha:
+product and its gradients by these formulas. In the formulas, G is the gradient of C, dX is the gradient of X, and
+alpha* is the complex conjugate of alpha.
 
-    C = A B               dA = G B^H               dB = A^H G
-    C = alpha A B + beta D    dA = alpha* G B^H    dB = alpha* A^H G    dD = beta* G
-    C = alpha A^H A       dA = alpha A (G + G^H)
+* The gradients of C = A B are dA = G B^H and dB = A^H G.
+* The gradients of C = alpha A B + beta D are dA = alpha* G B^H, dB = alpha* A^H G and dD = beta* G.
+* The gradient of C = alpha A^H A is dA = alpha A (G + G^H).
 """
 
 from __future__ import annotations

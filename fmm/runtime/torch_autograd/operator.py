@@ -108,7 +108,7 @@ def _operator_gradients(ctx: Any, grad: Any) -> tuple[Any, ...]:
 
 
 def _autocast_operator(kind: str) -> Callable[..., Any]:
-    """Return the operator's function under autocast on this type of device, with the casts of torch.mm."""
+    """Return the operator's function for autocast on this type of device; it casts operands as torch.mm does."""
 
     def multiply(a: Any, b: Any, *limits: Any) -> Any:
         dtype = torch.get_autocast_dtype(kind)
@@ -144,7 +144,7 @@ def _batched_operator_product(
 def _as_stack(x: Any, batch_axis: int | None, axes: int, missing_axis: int | None) -> Any:
     """Return an operand with the batch axis first.
 
-    Axes of length 1 are inserted until `axes` axes follow the batch axis.
+    Axes of length 1 are inserted behind the batch axis, so that `axes` axes follow it.
     """
     x = x if batch_axis is None else x.movedim(batch_axis, 0)
     x = x if missing_axis is None else x.unsqueeze(missing_axis)
@@ -156,8 +156,8 @@ def _as_stack(x: Any, batch_axis: int | None, axes: int, missing_axis: int | Non
 # ---- forward-mode gradients and DTensors, which torch.library does not support
 #
 # torch generates an autograd kernel from the operator's gradients. The generated autograd kernel silently drops the
-# tangents of dual tensors, so a kernel of fmm replaces the generated kernel at torch's autograd keys. In a version of
-# torch without torch.library.get_kernel, the generated kernel stays.
+# tangents of dual tensors, so a kernel of fmm replaces the generated kernel at torch's autograd keys. In versions of
+# torch without torch.library.get_kernel, torch's generated autograd kernel is not replaced.
 
 AUTOGRAD_KEYS = "AutogradCPU", "AutogradCUDA", "AutogradMeta"
 DTENSOR_MODULE = "torch.distributed.tensor"
@@ -195,8 +195,7 @@ def _autograd_kernel(generated: Any, keys: Any, a: Any, b: Any, *rest: Any) -> A
 def _has_tangent(x: Any) -> bool:
     """Return True for a dual tensor (a tensor with a tangent).
 
-    Compiled code does not set the Python variable in which torch stores the current level of forward gradients, so
-    `level=0` is passed.
+    Without the argument `level`, unpack_dual reads a Python variable of torch that compiled code does not set.
     """
     return forward_ad.unpack_dual(x, level=0).tangent is not None
 
