@@ -72,9 +72,9 @@ function) computes the call. Checks 1 to 4 are fast, because they look for no pl
 
    * `matmul.run_with_fallback` declines a call if memory ran out for every plan.
 
-If the caller passed a plan, these checks are skipped: 1, 2, 6, 7, `vendor_advantage`, and the small matrices of check 4.
-`is_plain_call` and checks 5 and 8 then raise PlanError instead of declining the call, except for empty products. Check
-9 then declines a call only because of `may_overflow` or numpy.errstate.
+If the caller passed a plan, checks 1, 2, 6, 7, `vendor_advantage` and the small matrices of check 4 are skipped. Checks
+3, 5 and 8 raise PlanError for a call with a plan, but decline it if the product is empty. Check 9 declines a call with
+a plan only because of `may_overflow` or numpy.errstate.
 
 Host arrays that are streamed through a GPU (`device=`) skip all checks.
 """
