@@ -1,8 +1,7 @@
 """Define the calibration of a device: the numbers in the formula of fmm.perfmodel.predict.
 
-A tuning measures the numbers of a calibration. For a device without a tuning, fmm.perfmodel.default_calibration has
-default values. The fields of Calibration and ProductRate have the names that docs/model.md and the config file use.
-docs/model.md describes all fields in a table.
+A tuning measures the numbers of a calibration; fmm.perfmodel.default_calibration has default values. docs/model.md
+describes all fields of Calibration and ProductRate in a table, by the same names.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ class ProductRate:
     """The rate of products of one element type, and the corrections of this rate for sizes and alignment.
 
     A batch of b products m x k x n by the vendor takes F * (1 + fill / (b m n) + pipe / k + rows / m + cols / n)
-    seconds. F is the batch's flops divided by the field `flops`, with m and n rounded up to whole tiles.
-    fmm.perfmodel.predict describes the whole formula.
+    seconds. F is the batch's flops divided by the field `flops`, with m and n rounded up to whole tiles. docs/model.md
+    has the whole formula.
     """
 
     # flop/s of a very large product: the time to start, to fill the device and to read operands is negligible
@@ -41,25 +40,25 @@ class ProductRate:
     unaligned: float = 1.0
     odd: float = 1.0  # factor on the time of a product if some rows do not begin at multiples of 4 bytes
     alone: float = 1.0  # factor on (unaligned - 1) and (odd - 1) if only the rows of A are unaligned
-    # Factor on the time of a product if unaligned operands are first copied to aligned rows. On an H200 `copied` is
-    # 0.9 in bfloat16, 0.94 in float64 and 0.99 in float32. The factor is below 1, because each measured product follows
-    # the vendor's slow product of the unaligned operands, after which a device at its power limit has higher clocks.
+    # Factor on the time of a product if unaligned operands are first copied to aligned rows. On an H200 `copied` is 0.9
+    # in bfloat16, 0.94 in float64 and 0.99 in float32. `copied` is below 1, because the measured products ran right
+    # after slow products of unaligned operands, which let the clocks of a device at its power limit rise.
     copied: float = 1.0
     batch: float = 1.0  # factor on the time of products that start together as a batch
     tile: float = 1.0  # number of rows and columns of a tile of the kernel; C is computed in whole tiles
     width: float = 0.0  # number of columns of a tile of the kernel; 0: as many columns as rows
-    # The number of tiles that run at a time. If C has fewer tiles than `slots`, the product takes as long as with
-    # `slots` tiles, since one thread block computes a whole tile. `slots` is 0 for the vendor's kernels, which cut a
-    # product along the inner dimension to fill the device.
+    # The number of tiles that the device computes at the same time. If C has fewer tiles, the product takes no less
+    # time, since one thread block computes a whole tile. For the vendor's kernels the number is 0: they cut a product
+    # along the inner dimension to fill the device.
     slots: float = 0.0
-    # The number of multiprocessors. The vendor computes C in tiles of several sizes, one tile on each multiprocessor at
-    # a time. If C takes few waves of tiles (a wave is one tile on each multiprocessor), the model counts whole waves
-    # and ignores `fill`. `sms` is 0 if measured times do not grow by whole waves.
+    # The number of multiprocessors; 0 if measured times do not grow by whole waves (a wave is one tile on each
+    # multiprocessor). The vendor computes C in tiles of several sizes, one tile on each multiprocessor at a time. If C
+    # has few waves of tiles, the model counts whole waves and ignores `fill`.
     sms: float = 0.0
-    # The number of thread blocks that run at a time in the kernel `f16x3` (three float16 products). Each thread block
-    # computes one tile of C after the other. The modelled time of a product is therefore the time of a tile times the
-    # number of waves, which is (number of tiles) / `blocks`, rounded up. If `blocks` is not 0, the model does not use
-    # the fields `fill`, `tile` and `slots` of this class. `blocks` is 0 if the vendor multiplies the planes.
+    # The number of thread blocks that run at a time in the kernel `f16x3` (three float16 products); 0 if the vendor
+    # multiplies the float16 planes. Each thread block computes one tile of C after the other. The time of a product is
+    # therefore the time of a tile times ceil(number of tiles / blocks). For this kernel the model ignores the fields
+    # `fill`, `tile` and `slots` of ProductRate.
     blocks: float = 0.0
     # additional seconds at each start of a leaf with several kernels, since the leaf fills the device slowly
     start: float = 0.0
@@ -71,22 +70,22 @@ class ProductRate:
     # rows.
     tiled_odd: float = 0.0
     waves: float = 0.0  # number of tiles with which the tiled kernel reaches half of its rate
-    # The number of multiply-adds that take as long as one addition inside the tiled kernel, to an operand or to a block
-    # of C.
+    # The time of one addition inside the tiled kernel, to an element of A, B or C, divided by the time of one
+    # multiply-add.
     inside: float = 0.0
     # The time of the vendor's syrk or herk for one triangle of a self-adjoint product, as a share of the whole
     # product's time. (On an H200 the share is 0.50 in float32 and 0.63 in float64.)
     half: float = 0.6
-    # For products with an inner dimension below `half_least`, the time of one triangle is the share `half_below` of the
-    # whole product's time.
+    # For inner dimensions below `half_least`, the vendor's syrk is slower: `half_below` is the time of one triangle as
+    # a share of the whole product's time.
     half_least: float = 0.0
     half_below: float = 1.0
-    # If several triangles are computed one after the other, a triangle of `half_apart` rows takes twice the share
-    # `half` of the whole product's time, since the last wave of tiles has few tiles.
+    # Number of rows of C with which a triangle takes twice the share `half` of the whole product's time, if several
+    # triangles are computed one after the other: the last wave of each triangle has few tiles.
     half_apart: float = 0.0
-    # `half_by_tiles` is the time of a very large triangle by fmm's own kernels, as a share of the whole product's time;
-    # 1 means not measured. For a triangle of `half_edge` rows, the share is twice `half_by_tiles`, because tiles on the
-    # diagonal are computed whole and the last wave of tiles is incomplete.
+    # The time of a very large triangle by fmm's own kernels, as a share of the whole product's time; 1 means not
+    # measured. `half_edge` is the number of rows of C with which a triangle takes twice this share of the whole
+    # product's time, because tiles on the diagonal are computed whole and the last wave of tiles is incomplete.
     half_by_tiles: float = 1.0
     half_edge: float = 0.0
 
@@ -102,8 +101,7 @@ class Calibration:
     """The model of one device: rates by element type, the cost of sums, launches and threads, and the margins.
 
     On a CPU a plan runs `lanes` products concurrently, each on a share of the threads, while other threads compute
-    sums. `ProductRate.batch` is the factor by which concurrent products are slower. Plans of small products run one
-    step at a time.
+    sums. A plan for a small product runs one step at a time.
     """
 
     name: str
@@ -135,7 +133,7 @@ class Calibration:
     # host seconds for plans with levels or with a leaf of several launches: a CUDA graph is replayed with new addresses
     call: float = 0.0
     call_of_leaf: float = 0.0  # host seconds for a leaf of one launch
-    # host seconds for the leaf `small`, which needs one look-up, and one launch without the vendor's library
+    # host seconds for the leaf `small`: its call needs only one look-up in a cache and one launch
     call_of_small: float = 0.0
     # smallest allowed m, k and n of a leaf product; the formula is wrong for leaf products with a shorter side
     least: float = 0.0
@@ -144,15 +142,15 @@ class Calibration:
     spin: float = 0.0  # seconds lost to BLAS threads, which spin on half of a processor after each product
     apart: float = 1.0  # share of `stream` that the sums of small plans reach, since these plans run one step at a time
     # The measured crossovers tau1, tau2 and tau3 that limit the number of levels: one LevelBounds for each baseline (a
-    # plan without its recursion levels). Without a LevelBounds for a plan's baseline, the plan may have any number of
-    # levels. A config file has these crossovers in its field `thresholds`.
+    # plan without its recursion levels). If no LevelBounds has a plan's baseline, the plan may have any number of
+    # levels.
     level_bounds: tuple[LevelBounds, ...] = ()
 
     def matrix_side_for_crossovers(self, problem: Problem) -> float:
-        """Return the effective side, for comparison with tau1, tau2 and tau3; infinity if these do not apply.
+        """Return the effective side in rows for a comparison with tau1 to tau3; infinity if tau1 to tau3 do not apply.
 
-        On a GPU, tau1 to tau3 were measured on aligned rows. On unaligned rows the vendor is slow, and plans with
-        levels win from far smaller sides.
+        On a GPU, tau1 to tau3 were measured on aligned rows. They do not apply to unaligned rows: there the vendor is
+        slow, and plans with levels win from far smaller sides.
         """
         if self.batches and not are_rows_aligned(problem, WIDE_ACCESS_BYTES):
             return inf
@@ -180,8 +178,7 @@ class Calibration:
     def find_rate(self, dtype: str) -> ProductRate | None:
         """Return the rate of an element type, or None if the calibration has no such rate.
 
-        A flop of a real product takes about as long as a flop of a complex product of the same precision. A rate of a
-        complex type also serves its real type, without the tiled kernel's numbers.
+        If a real type has no rate, the rate of its complex type is returned, without the tiled kernel's numbers.
         """
         if (found := self.rates.get(dtype)) is not None:
             return found

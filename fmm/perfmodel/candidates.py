@@ -1,9 +1,8 @@
 """List the candidates: the plans that are compared for a problem when the caller names no plan.
 
-A CandidateForm is a list of text patterns; a level and a leaf are inserted into each pattern, and the text is parsed as
-a plan. Each level has the names of its CandidateForms; an algorithm's file has these names in the line `consider`. A
-leaf's field `forms` has the names of the CandidateForms (lists of text patterns for plans) to which the leaf may be
-appended. New levels and leaves are therefore compared without a change of this module.
+CANDIDATE_FORMS has named lists of text patterns for plans. A level names the lists with patterns into which the level
+may be inserted, and a leaf names the lists with patterns to which the leaf may be appended. New levels and leaves are
+therefore compared without a change of this module.
 
 If the fastest candidate needs too much workspace, `compose_levels` puts further levels above candidates.
 """
@@ -37,9 +36,10 @@ from fmm.problem import Problem
 
 @dataclass(frozen=True)
 class CandidateForm:
-    """A list of text patterns for plans; a level is inserted into each pattern, and a leaf is appended.
+    """A named list of text patterns for plans.
 
-    The level replaces `{a}` in a pattern; the leaf is appended at the end. Texts that are no valid plans are skipped.
+    A level's text replaces `{a}` in a pattern, and ` > ` and a leaf's name are appended. Texts that are no valid plans
+    are skipped.
     """
 
     name: str
@@ -50,7 +50,7 @@ class CandidateForm:
     needs: str | None = None  # name of a Python module that must be importable; None: no module
 
     def plans_with_level_and_leaf(self, level: CandidateLevel, leaf: str) -> Iterator[Plan]:
-        """Yield the plans from this list of patterns that consist of `level` and `leaf`.
+        """Yield the plans that result from inserting `level` and `leaf` into each pattern.
 
         Plans with too many products are not parsed, since parsing takes seconds.
         """
@@ -61,7 +61,8 @@ class CandidateForm:
                     yield Plan.parse(f"{pattern.format(a=level.text)} > {leaf}")
 
 
-# The patterns of a CandidateForm are ordered from the fastest plan to the plan with the smallest workspace.
+# In each list, the pattern of the fastest plan comes first, and the pattern of the plan with the smallest workspace
+# last.
 CANDIDATE_FORMS: Final = (
     CandidateForm(
         "nested",
@@ -83,9 +84,9 @@ CANDIDATE_FORMS: Final = (
         "cuda",
         ("{a}.batched.pad16", "{a}^2.batched.pad16", "{a}^3.batched.pad16"),
         7**3,
-        # If one pass runs several levels, the pass computes every sum separately. In one pass, Winograd's shared sums
-        # save no traffic and need more registers. On an H200 Winograd's levels in one pass are never faster than
-        # Strassen's levels, and three of these levels have half the speed.
+        # If one pass runs several levels, Winograd's shared sums save no traffic and need more registers than separate
+        # sums. On an H200 Winograd's levels in one pass are never faster than Strassen's levels, and three of these
+        # levels have half the speed.
         "one to three levels in one pass with a batch of leaf products: the fewest passes over memory",
     ),
     CandidateForm(
@@ -181,8 +182,8 @@ def vendor_alternative_plans(device: str) -> tuple[Plan, ...]:
 def _plans_below_level(level: CandidateLevel, plans: Sequence[Plan], device: str) -> Iterator[Plan]:
     """Yield each of `plans` below a level that changes the type or scale of numbers, such as `3m` for complex numbers.
 
-    A level with a batch of products is only put above plans without levels. On a CPU no plan has a level with a batch
-    or with extra streams, since a CPU runs the level as if it had neither.
+    A level with a batch of products is only put above plans without levels. A CPU ignores batches and extra streams, so
+    levels with a batch or extra streams are no candidates on a CPU.
     """
     (first,) = Plan.parse(f"{level.text} > {VENDOR}").levels
     if device == "cpu" and (first.is_batched or first.needs_extra_streams):
@@ -205,7 +206,7 @@ def _plan_form_names(device: str) -> tuple[str, ...]:
 
 
 def _plans_with_form_name(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
-    """Return the plans of all CandidateForms with this name; `leaf_forms` returns the names that a leaf allows."""
+    """Return the plans from the pattern lists with this name; `leaf_forms` returns the names of a leaf's lists."""
     leaves = [x for leaf in device_leaves(device) if name in leaf_forms(leaf) for x in leaf.candidate_names]
     if name == "alone":
         return [Plan(leaf=leaf) for leaf in leaves]
@@ -226,11 +227,11 @@ def _plans_with_form_name(name: str, device: str, leaf_forms: Callable[[Leaf], t
 # For each device, the numbers of cuts that candidates try for a self-adjoint product. A CPU's BLAS gains nothing from
 # more cuts into small blocks.
 GRAM_CUT_COUNTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}
-# Blocks of C below the diagonal are general products. Their candidates are the plans of the CandidateForms with these
-# names.
+# Blocks of C below the diagonal are general products. Their candidates come from the pattern lists in CANDIDATE_FORMS
+# with these names.
 GRAM_FORM_NAMES: Final = ("nested", "one pass", "outer")
 GRAM_ALGORITHM_COUNT: Final = 1  # number of algorithms that are tried for the products below the diagonal
-# The name of the CandidateForm for a leaf that computes the whole lower triangle of C, but cannot compute a single
+# The entry in the field `forms` of a leaf that computes the whole lower triangle of C, but cannot compute a single
 # block of the triangle.
 TRIANGLE_ONLY_FORM: Final = "half"
 
@@ -240,10 +241,10 @@ TRIANGLE_ONLY_FORM: Final = "half"
 def gram_candidates(device: str) -> tuple[Plan, ...]:
     """Return the plans that are compared for self-adjoint products, the vendor first.
 
-    A leaf with a kernel for triangles needs no level `gram`. For other leaves, levels `gram` cut the product into
-    blocks. The vendor or a fast plan computes the blocks below the diagonal, and the plan's leaf computes the blocks on
-    the diagonal. If the plan's leaf is the vendor's product, further candidates compute the blocks on the diagonal with
-    a triangle kernel.
+    A leaf with a kernel for triangles needs no level `gram`. For other leaves, levels `gram` cut C into blocks: a plan
+    for general products computes the blocks below the diagonal, and the plan's leaf computes the blocks on the
+    diagonal. If the plan's leaf is `vendor`, further candidates compute the diagonal blocks with a triangle kernel of
+    another leaf.
     """
     inner = [VENDOR, *_plans_with_form_name("alone", device, lambda leaf: leaf.forms)]
     for form in _usable_plan_forms(device):
@@ -313,19 +314,18 @@ def workspace_saving_levels(device: str) -> tuple[Level, ...]:
 
 # ---- levels above candidates, until the workspace suffices
 
-# A level that runs one product after the other holds the temporaries of one product at a time. Below a level that
-# halves all sides, each product has an eighth of the flops. Thousands of compositions of levels are possible.
-# Compositions are built level by level from the outermost level inwards. Of two compositions that leave products of
-# equal size, one is dropped if the other is better in time, workspace and error.
+# A level that runs one product after the other holds the temporaries of one product at a time. Thousands of
+# compositions of levels are possible. They are built level by level from the outermost level inwards. Of two
+# compositions that leave products of equal size, one is dropped if the other is better in time, workspace and error.
 
 MAX_OUTER_LEVELS = 3
 MAX_COMPOSITIONS = 8  # number of compositions for which the whole formula predicts the time
-# If the estimated workspace is above EXACT_COUNT_SHARE of the allowed workspace, the workspace is counted exactly.
-# STEP_TABLE_EXACT_COUNT_SHARE applies to step tables, which need up to 1.4 times the estimate if blocks at the edge are
-# smaller.
+# If the estimated workspace is above EXACT_COUNT_SHARE of the allowed workspace, the workspace is counted exactly. For
+# plans with step tables the share is STEP_TABLE_EXACT_COUNT_SHARE: their workspace is up to 1.4 times the estimated
+# workspace if blocks at a fringe are smaller.
 EXACT_COUNT_SHARE, STEP_TABLE_EXACT_COUNT_SHARE = 0.8, 0.25
 # Outer levels and an inner plan are composed if the product of their error growths exceeds the limit by at most this
-# factor. The error growth of the composed plan may be smaller than the product of both growths.
+# factor. The error growth of the composed plan may be smaller than this product.
 ERROR_GROWTH_TOLERANCE = 1.5
 
 
@@ -337,7 +337,8 @@ class OuterLevels:
     sides: Sides
     products: float = 1.0
     seconds: float = 0.0
-    # seconds that a second stream may hide, included in `seconds`; `InnerPlan.hidden_sum_share` is the hidden share
+    # part of `seconds`: sums that run while another stream multiplies; InnerPlan.hidden_sum_share of this time is
+    # hidden
     overlappable: float = 0.0
     workspace: float = 0.0  # bytes of temporaries
     error_growth: float = 1.0
@@ -345,7 +346,7 @@ class OuterLevels:
     has_tables: bool = False  # True if one of the levels is a step table
 
     def is_dominated_by(self, other: OuterLevels) -> bool:
-        """Return True if `other` is at least as good in every quantity, with and without the overlap of sums."""
+        """Return True if `other` is no worse in time (with and without hidden sums), workspace and error growth."""
         faster = other.seconds <= self.seconds
         faster = faster and other.seconds - other.overlappable <= self.seconds - self.overlappable
         better = faster and other.workspace <= self.workspace and other.streams <= self.streams
@@ -357,8 +358,8 @@ class InnerPlan(NamedTuple):
 
     plan: Plan
     seconds: float
-    overlappable: float  # seconds that a second stream may hide, included in `seconds`
-    hidden_sum_share: float  # share of `overlappable` that is hidden, for this plan and for the outer levels above it
+    overlappable: float  # part of `seconds`: sums that may run while another stream multiplies
+    hidden_sum_share: float  # share of `overlappable` that products hide, for this plan and for the outer levels
     workspace: float
     error_growth: float
 
@@ -382,8 +383,8 @@ def compose_levels(
 ) -> list[Plan]:
     """Return compositions of `levels` and `plans` within the limits of workspace and error, the fastest first.
 
-    The compositions are sorted by a rough estimate of their time. The estimate ignores the alignment of rows and the
-    host's time to start products.
+    The estimated times, by which the compositions are sorted, ignore the alignment of rows and the host's time to start
+    products.
     """
     m, k, n = problem.size
     found: list[LevelComposition] = []
@@ -459,7 +460,7 @@ def _levels_error_growth(levels: tuple[Level, ...], dtype: str) -> float | None:
 
 
 def _drop_dominated_outer_levels(found: Sequence[OuterLevels]) -> list[OuterLevels]:
-    """Return the outer levels that are not dominated by other outer levels with products of the same size."""
+    """Return the outer levels without those that are dominated by outer levels with products of the same size."""
     best: list[OuterLevels] = []
     for x in sorted(found, key=lambda x: (x.seconds, x.workspace, x.error_growth)):
         if not any(x.sides == other.sides and x.is_dominated_by(other) for other in best):

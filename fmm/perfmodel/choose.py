@@ -69,7 +69,7 @@ class Limits:
 
         A limit of 1 on the error growth requires the vendor's accuracy in every entry of C, which no emulation
         guarantees. A limit below 1 on the error growth bounds the error relative to the norms of rows and columns.
-        Plans for errors smaller than the vendor's are allowed only by a limit below 1.
+        Plans that exist for errors smaller than the vendor's are allowed only if the limit is below 1.
         """
         if plan.is_for_smaller_errors and not self.forbids_vendor:
             return False
@@ -142,7 +142,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
 def all_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
     """Return all candidates, ranked with the fastest first; for large products, add compositions of levels.
 
-    Plans for errors smaller than the vendor's are candidates only if the limits forbid the vendor's product.
+    Plans that exist for errors smaller than the vendor's are candidates only if the limits forbid the vendor's product.
     """
     candidates = rank_candidates(problem, calibration)
     if not limits.forbids_vendor:
@@ -164,7 +164,7 @@ def compose_candidates(problem: Problem, calibration: Calibration, limits: Limit
 
 
 def _is_level_allowed_for_type(level: Level, plans: Sequence[Plan], dtype: str) -> bool:
-    """Return True if the element type allows the level above at least one of the plans."""
+    """Return True if the level above at least one of the plans is a valid plan for the element type."""
     if level.types is not None and dtype not in level.types:
         return False
     return any(Plan((level, *plan.levels), plan.leaf).accepts_type(dtype) for plan in plans)
@@ -199,17 +199,17 @@ def _types_slow_on_column_major_b() -> frozenset[str]:
     return frozenset(dtype for leaf in plan_leaves() for dtype in leaf.slow_columns)
 
 
-# Padding makes the sides of leaf products longer by less than a third. A side below UNPADDED_SIDE_SHARE of the shortest
-# allowed side is therefore too short even after padding.
+# Padding makes the sides of leaf products longer by less than a third. A side shorter than UNPADDED_SIDE_SHARE times
+# the shortest allowed side is therefore too short even after padding.
 UNPADDED_SIDE_SHARE = 0.7
-# The shortest allowed sides (m, k, n) of a product on a GPU, in rows. For thinner products the predicted time of the
-# vendor is too long, so that plans seem to win. The shortest sides were measured on an H100, see
+# The shortest allowed sides (m, k, n) of a product on a GPU, in rows. For shorter sides the predicted time of the
+# vendor's product is too long, so that plans seem to win. The shortest sides were measured on an H100, see
 # results/nvidia-h100-80gb-hbm3/thin.json and held-out.jsonl.gz. Level 3m: the formula of a datasheet's calibration
 # ignores that the vendor cuts a long inner side of complex products. For 128 to 240 rows or columns of C the vendor's
 # predicted time is 1.5 to 2.8 times its measured time. Level 3m in complex64 has 0.61 to 1.15 of the vendor's speed for
 # sides below 176. `f16x3`: for 64 to 127 rows of C the vendor's predicted time is 1.2 to 1.4 times its measured time,
 # and `f16x3` has 0.32 to 0.93 of the vendor's speed. For 66 to 127 columns of C the plans chosen by the model have 1.10
-# to 1.73 times the vendor's speed. Few products with less than 64 columns were measured. `tile`: for inner sides below
+# to 1.73 times the vendor's speed. Only few measured products have less than 64 columns. `tile`: for inner sides below
 # 96 the vendor's predicted time is 1.1 to 1.3 times its measured time, and `tile` has 0.93 to 1.18 of the vendor's
 # speed.
 SHORTEST_COMPLEX_SIDES = (176, 176, 176)
@@ -281,7 +281,8 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
     """Return the plan with its requirements on the sides; None if the plan may not be chosen for this type and device.
 
     A leaf may be chosen only for the element types that the leaf lists, and only if the calibration has the leaf's
-    rate. The tiled kernel is no candidate in element types in which it takes about the vendor's time.
+    rate. The tiled kernel is a candidate only in the element types in which the kernel can compute sums inside
+    products.
     """
     leaf, parts = plan.leaf_use.leaf, None
     if plan.has_smaller_products:  # a level without a fixed number of parts does not change `parts`
@@ -302,7 +303,7 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
         return None
     # The products of a batch read only temporaries, which have aligned rows.
     reads_any_rows = plan.is_batched or (tiled and rate.tiled_odd > 0)
-    # The crossovers were measured on whole products, not on blocks of a triangle.
+    # The crossovers tau1 to tau3 were measured on whole products, not on blocks of a triangle.
     levels, bounds = count_levels(plan), None if writes_triangle else calibration.level_bounds_of(plan)
     shortest = min_sides_for_plan(plan, rate) if calibration.batches else (0, 0, 0)
     return EligiblePlan(plan, 1 if reads_any_rows else leaf.alignment, inf, shortest, parts, levels, bounds)
@@ -322,10 +323,10 @@ def min_sides_for_plan(plan: Plan, rate: ProductRate) -> Shape:
 
 
 def _has_needed_column_copies(plan: Plan, dtype: str) -> bool:
-    """Return True if the plan copies operands of diagonal blocks exactly for the leaves that need a copy.
+    """Return True if exactly those leaves on diagonal blocks of C read copied operands that need a copy.
 
-    A leaf needs a copy if it is slow on a column-major B. The plan makes a copy if the leaf's text ends in an operand
-    order, as in `tile.outer`.
+    A leaf needs a copy if it is slow on a column-major B. The plan makes a copy if the leaf's option names an operand
+    order, such as `outer` in `tile.outer`.
     """
     return all((dtype in use.leaf.slow_columns) == (use.order is not None) for use in _leaves_of_diagonal_blocks(plan))
 
@@ -377,8 +378,8 @@ def recurring_call_seconds(prediction: Prediction, calibration: Calibration) -> 
 def host_call_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     """Return the shortest time of the host for one call with the plan, in seconds.
 
-    The host's time for the vendor's own call applies to whole products only, since CuPy and torch have no function for
-    a triangle.
+    The time of a call of torch's or CuPy's own product applies to whole products only: torch and CuPy have no function
+    for a triangle.
     """
     if plan.levels or plan.leaf_use.leaf.launches > 1:
         return calibration.call
@@ -395,40 +396,38 @@ def host_call_seconds(plan: Plan, problem: Problem, calibration: Calibration) ->
 # device the last wave of tiles fills. An H200 computes 132 tiles at a time. On an H200 the error of predicted speedups
 # is 8 to 15 % if C has fewer than 800 tiles, and 4 % from 1600 tiles on.
 FEW_TILES_MARGIN = 45.0
-# For complex types, the number of tiles of C is counted with tiles of at least this number of rows and
-# columns. FEW_TILES_MARGIN was determined with tiles of 128 rows and columns, as in a datasheet's
-# calibration. A fit may find tiles with half of MIN_COMPLEX_TILE_SIDE rows and columns; C would then count four times
-# as many tiles. On an H100 in complex128, `3m.batched > vendor` takes 1.33 times the vendor's time at 368 x 19344 x
-# 1120 (predicted 0.72). With MIN_COMPLEX_TILE_SIDE, the chosen plan takes longer than the vendor for 6 of 220 shapes;
-# without it, for 16 shapes.
+# For complex types, the number of tiles of C is counted with tiles of at least this number of rows and columns.
+# FEW_TILES_MARGIN was determined with tiles of 128 rows and columns. A fit may find tiles of 64 rows and columns; C
+# would then count four times as many tiles, and the margin would be too small. On an H100 in complex128, `3m.batched >
+# vendor` takes 1.33 times the vendor's time at 368 x 19344 x 1120 (predicted 0.72). With MIN_COMPLEX_TILE_SIDE, the
+# chosen plan takes longer than the vendor for 6 of 220 shapes; without it, for 16 shapes.
 MIN_COMPLEX_TILE_SIDE = 128.0
-# The factor on FEW_TILES_MARGIN for types in which the model counts whole waves of tiles (`ProductRate.sms`). In these
-# types predictions are better than in other types, and a missed win costs as much time as a wrong choice. Among 111
-# shapes in float32 without emulation on an H200, fewer shapes get a slow plan with the factor 0.45 than with the factor
-# 1.
+# The factor on FEW_TILES_MARGIN for types in which the model counts whole waves of tiles (`ProductRate.sms`). With
+# whole waves the predictions are better, so that a smaller margin suffices. Among 111 shapes in float32 without
+# emulation on an H200, fewer shapes get a slow plan with the factor 0.45 than with the factor 1.
 COUNTED_ROUNDS_MARGIN_SHARE = 0.45
-# The factor on FEW_TILES_MARGIN for plans that multiply in another type and cut no sides. On an H200 in complex128 with
-# a long inner side, plans for products with 272 rows take 1.12 times the vendor's time (predicted 0.82). For products
-# with 318 rows, plans take 1.02 times the vendor's time (predicted 0.86).
+# The factor on FEW_TILES_MARGIN for plans that multiply in another element type without cutting a side. On an H200 in
+# complex128 with a long inner side, plans for products with 272 rows take 1.12 times the vendor's time (predicted
+# 0.82). For products with 318 rows, plans take 1.02 times the vendor's time (predicted 0.86).
 OTHER_TYPE_MARGIN_SHARE = 0.5
 # Plans that only copy operands to aligned rows have the additional margin THIN_OPERAND_MARGIN / shortest side in rows.
-# The formula of the model is uncertain about the vendor's time of thin products with unaligned rows. On an H200 in
-# TF32, two of 37 plans that only copy operands are slower than the vendor: by 9 % at the shortest side 201, and by 3 %
-# at the shortest side 221.
+# For thin products with unaligned rows, the vendor's predicted time is uncertain. On an H200 in TF32, two of 37 plans
+# that only copy operands are slower than the vendor: by 9 % at the shortest side 201, and by 3 % at the shortest side
+# 221.
 THIN_OPERAND_MARGIN = 12.8
 # In TF32 plans that only copy operands have the additional margin TF32_THIN_OPERAND_MARGIN / (shortest side)^3, if this
-# margin exceeds THIN_OPERAND_MARGIN / shortest side. In TF32 copies to aligned rows save less time, and the model is
-# more optimistic for thinner products. On an H200 in TF32, plans take 1.39 times the vendor's time at the shortest side
-# 129 (predicted 0.70) and 1.03 times at 205 (predicted 0.83); on an H100 1.45 times at 129 (predicted 0.64) and 1.27
-# times at 153 (predicted 0.73). With a shortest side of 207 or more, no TF32 plan is slower than the vendor. In
-# bfloat16 and float16, none of 32 plans with a shortest side of 129 or more is slower than the vendor.
+# margin exceeds THIN_OPERAND_MARGIN / shortest side. The model predicts too large a gain for TF32, and the error grows
+# as the shortest side shrinks. On an H200 in TF32, plans take 1.39 times the vendor's time at the shortest side 129
+# (predicted 0.70) and 1.03 times at 205 (predicted 0.83); on an H100 1.45 times at 129 (predicted 0.64) and 1.27 times
+# at 153 (predicted 0.73). With a shortest side of 207 or more, no TF32 plan is slower than the vendor. In bfloat16 and
+# float16, none of 32 plans with a shortest side of 129 or more is slower than the vendor.
 TF32_THIN_OPERAND_MARGIN = 8e5
-# Plans that cut a self-adjoint product on a GPU have the additional margin TRIANGLE_CUT_MARGIN. The vendor's syrk is
-# faster relative to gemm than the model predicts, and the products below the diagonal are slower than predicted. On an
-# H200 in float64, plans with a cut take 1.09 times the vendor's time at 5048 x 2716 (predicted 0.93) and 0.96 at 8192
-# (predicted 0.87). Plans in which the tiled kernel computes the diagonal blocks from transposed copies have no
-# additional margin, since the model predicts their time well. On an H200 in float32, plans with transposed copies take
-# 0.91 of the vendor's time at 8192 (predicted 0.91) and 0.69 at 32768 (predicted 0.69).
+# Plans that cut a self-adjoint product on a GPU have the additional margin TRIANGLE_CUT_MARGIN. For the vendor's syrk
+# the model predicts too long a time, and for a plan's products below the diagonal of C too short a time. On an H200 in
+# float64, plans with a cut take 1.09 times the vendor's time at 5048 x 2716 (predicted 0.93) and 0.96 at 8192
+# (predicted 0.87). The margin is 0 for plans in which the tiled kernel computes the diagonal blocks of C from
+# transposed copies: the model predicts the time of these plans well. On an H200 in float32, plans with transposed
+# copies take 0.91 of the vendor's time at 8192 (predicted 0.91) and 0.69 at 32768 (predicted 0.69).
 TRIANGLE_CUT_MARGIN = 0.08
 
 
@@ -459,7 +458,7 @@ def required_margin_parts(plan: Plan, problem: Problem, calibration: Calibration
 
 
 def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
-    """Return the additional margin for few tiles of C or thin operands, since the model is fitted to large products."""
+    """Return the additional margin for few tiles of C or a short side: the model is fitted to large products."""
     tile, shortest = calibration.require_rate(problem.dtype).tile, min(problem.size)
     is_whole_by_vendor = plan == VENDOR and not problem.writes_triangle
     if tile <= 1 or not shortest or is_whole_by_vendor or plan.leaf_use.leaf.longest:
@@ -493,7 +492,7 @@ def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:
 def pick_candidate(candidates: Sequence[Candidate], limits: Limits) -> Candidate:
     """Return the fastest candidate that exceeds no limit and beats the vendor by its required margin; else the vendor.
 
-    `candidates` must be sorted by time. The vendor also computes the product if every plan exceeds a limit.
+    `candidates` must be sorted by time. The vendor also computes the product if all plans exceed a limit.
     """
     vendor = next(c for c in candidates if c.plan == VENDOR)
     return next((c for c in _winning_candidates(candidates, limits) if c.fits_workspace(limits.workspace)), vendor)

@@ -26,9 +26,9 @@ from fmm.perfmodel.calibration import Calibration, ProductRate
 
 # ---- CPUs
 
-# The ratio of BLAS's rate to the bandwidth of the sums, in flops per byte. On two cores of a server, the ratio is 9 in
-# float64 and 18 in float32. The values in BLAS_FLOPS_PER_BYTE are higher, so that a chosen plan is also faster on
-# machines with slow memory.
+# The ratio of BLAS's rate to the bandwidth of the sums, in flops per byte. On two cores of a server, 9 flops per byte
+# were measured in float64 and 18 in float32. BLAS_FLOPS_PER_BYTE has higher values, so that a chosen plan is also
+# faster on machines with slow memory.
 BLAS_FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex64": 28.0}
 CPU_STREAM_BANDWIDTH = 10e9  # nominal bytes/s of one thread's sums; choices depend on ratios of rates only
 # NumPy's loops over every second number use no vector instructions: two cores with AVX-512 reach 0.49 to 0.73 of the
@@ -90,10 +90,9 @@ def with_integer_rates(found: Calibration) -> Calibration:
     return replace(found, rates=MappingProxyType(rates))
 
 
-# Costs of concurrent products in seconds, measured on two cores with AVX-512. HAND_OVER_SECONDS is the time to pass one
-# step to another thread. IDLE_SECONDS is the time to begin and end a plan. SPIN_SECONDS is the time lost to OpenBLAS's
-# second thread. After a product, OpenBLAS's second thread spins for 2^28 clock ticks and takes half of a core for 0.1
-# s.
+# Costs of concurrent products, measured on two cores with AVX-512: the seconds to pass one step to another thread, to
+# begin and end a plan, and to wait for OpenBLAS's second thread, which spins for 2^28 clock ticks after a product and
+# takes half of a core for 0.1 s.
 HAND_OVER_SECONDS, IDLE_SECONDS, SPIN_SECONDS = 1e-4, 0.008, 0.025
 
 
@@ -149,8 +148,8 @@ ODD_ROW_TIME_FACTORS = {"float16": 5.7, "bfloat16": 5.7}
 BATCH_TIME_FACTORS = {"tf32": 1.12}
 # The element types in which the vendor's time grows by whole waves of tiles (one tile on each multiprocessor). On an
 # H200, for held-out float32 products of middle size or thin shape, times predicted with whole waves have a median error
-# of 3 % and a third quartile of 7 %. Times predicted without whole waves have a median error of 5 % and a third
-# quartile of 10 %. In float64 and bfloat16, predictions with and without whole waves have equal errors.
+# of 3 % and a third quartile of 7 %. Without whole waves the median error is 5 % and the third quartile 10 %. In
+# float64 and bfloat16, whole waves do not change the errors.
 ROUND_COUNTED_TYPES = ("float32",)
 # A GPU computes C in tiles with TILE_SIDE rows and columns, and a multiprocessor computes TILE_ENTRIES entries of C at
 # a time. A product reaches half of its full rate if C has TILE_ENTRIES / FILLING_TILES_PER_SM entries for each
@@ -164,17 +163,16 @@ SYRK_TIME_SHARES = {"float32": 0.51, "float64": 0.57}
 # for 16933 rows of 355 numbers. Inner dimensions below SYRK_MIN_STEPS were not measured in float64; the model assumes
 # that syrk then takes gemm's time.
 SYRK_MIN_STEPS, SHORT_SYRK_TIME_SHARES = 256.0, {"float32": 2.0}
-# If several triangles with this number of rows run one after the other, each triangle takes twice its share
-# SYRK_TIME_SHARES of gemm's time. The measured time of a float32 triangle is 0.65 of gemm's time with 4096 rows, and
-# 0.69 with 2048 rows.
+# Number of rows of a triangle that takes twice the share SYRK_TIME_SHARES of gemm's time, if several triangles run one
+# after the other. The measured time of a float32 triangle is 0.65 of gemm's time with 4096 rows, and 0.69 with 2048
+# rows.
 SYRK_DOUBLING_ROWS = {"float32": 800.0}
-# For a triangle by fmm's own kernels: the share of the whole product's time for a very large triangle, and the number
-# of rows that doubles this share (`half_by_tiles` and `half_edge` of ProductRate). In bfloat16 a triangle with 4096,
-# 8192 and 16384 rows takes 0.65, 0.52 and 0.53 of gemm's time. In float64 a triangle with 8192 or 16384 rows takes 0.58
-# of gemm's time. In float64 four triangles of 2048 rows take about 0.75 of gemm's time, and 16 triangles of 1024 rows
-# take 0.9. The shares for four and for 16 triangles are computed from measured times of whole products, cut by levels
-# `gram` into these triangles. In float32 two triangles of 4096 rows take 0.52 of gemm's time if they read a copy in the
-# kernel's own layout.
+# The time of a very large triangle by fmm's own kernels as a share of the whole product's time, and the number of rows
+# with which a triangle takes twice this share. In bfloat16 a triangle with 4096, 8192 and 16384 rows takes 0.65, 0.52
+# and 0.53 of gemm's time. In float64 a triangle with 8192 or 16384 rows takes 0.58 of gemm's time. In float64 four
+# triangles of 2048 rows take about 0.75 of gemm's time, and 16 triangles of 1024 rows take 0.9, computed from measured
+# times of products that levels `gram` cut. In float32 two triangles of 4096 rows take 0.52 of gemm's time if A is
+# copied to the layout that the kernel reads fastest.
 KERNEL_TRIANGLE_SHARES = {
     "float32": (0.49, 256.0),
     "float64": (0.55, 600.0),
@@ -276,23 +274,23 @@ PORTABLE_F16X3_PEAK_SHARE, PORTABLE_INT8_PEAK_SHARE = 0.5, 0.5
 SMALL_LEAF_STEP_SECONDS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.38e-6, "bfloat16": 1.38e-6}
 
 # The beginning and end of a tile of the kernel `f16x3` take the time of this number of steps of the inner dimension. On
-# an H200 the beginning and end of a tile take 7 us, and 64 steps take 0.9 us.
+# an H200, beginning and end of a tile together take 7 us, and 64 steps take 0.9 us.
 F16X3_TILE_EDGE_STEPS = 512.0
 # F16X3_START_SECONDS are additional seconds at each start of `f16x3`. F16X3_RATE_FACTOR is the rate of `f16x3` divided
 # by a third of the vendor's float16 rate. F16X3_START_SECONDS and F16X3_RATE_FACTOR are fitted together with the times
 # of tiles in fmm.perfmodel.predict.
 F16X3_START_SECONDS, F16X3_RATE_FACTOR = 7.7e-6, 1.08
-# Factor on the time of `f16x3` for a batch of 7 or 49 products. With this factor of 1.08, the predicted time of a plan
-# with one level is 5 % too long, and the predicted time of a plan with two levels is correct. Three levels with small
-# products take 27 % longer than predicted.
+# Factor on the time of `f16x3` for a batch of 7 or 49 products. With F16X3_BATCH_FACTOR, the predicted time of a plan
+# with one level above `f16x3` is 5 % too long, with two levels correct, and with three levels above small products too
+# short: they take 27 % longer.
 F16X3_BATCH_FACTOR = 1.08
-# The time of a very large triangle by `f16x3` as a share of the whole product's time, and the number of rows that
-# doubles this share.
+# The time of a very large triangle by `f16x3` as a share of the whole product's time, and the number of rows with which
+# a triangle takes twice this share.
 F16X3_TRIANGLE_SHARE, F16X3_TRIANGLE_EDGE_ROWS = 0.5, 256.0
-# The bytes that the kernel of f16_planes.cuh moves for each number of A and of B. A number of A is read once, stays in
-# a register, and its planes are written. A number of B is read twice. The speed of the kernel in bytes per second is
-# PLANES_STREAM_SHARE times the speed of a plan's sums. For 306 products of an H100 and 526 of an H200, the fitted rates
-# are 0.68 and 0.65 of the datasheet's bandwidth for A, and 0.69 and 0.71 for B.
+# The bytes that the kernel of f16_planes.cuh moves for each number of A (one read of 4 bytes, two planes written) and
+# of B (two reads, two planes written). The kernel moves PLANES_STREAM_SHARE times as many bytes per second as a plan's
+# sums. On an H100 (306 products) and an H200 (526 products), the kernel moves A with 0.68 and 0.65 of the datasheet's
+# bandwidth, and B with 0.69 and 0.71.
 LEFT_PLANE_BYTES, RIGHT_PLANE_BYTES, PLANES_STREAM_SHARE = 8.0, 12.0, 0.91
 PLANE_FILL_FACTOR = 12  # factor on `ProductRate.fill` if the vendor multiplies the float16 planes
 
@@ -301,38 +299,38 @@ PLANE_FILL_FACTOR = 12  # factor on `ProductRate.fill` if the vendor multiplies 
 # The number of moduli for products of integers depends on the inner dimension. Default rates of integers assume an
 # inner dimension of MODULI_INNER_DIMENSION.
 MODULI_INNER_DIMENSION = 8192
-# The time to split or join one number, for each number of inner levels, without the traffic of the number's residues.
-# The times are in units of the time in which memory moves one byte. SPLIT_BYTES_PER_NUMBER and JOIN_BYTES_PER_NUMBER
-# were measured in float64 at n = 8192. With two inner levels, splitting and joining take much longer, since a thread
-# computes many sums with few registers.
+# The time to split or join one number, without the traffic of the number's residues, for 0, 1 and 2 inner levels. The
+# unit is the time in which memory moves one byte. SPLIT_BYTES_PER_NUMBER and JOIN_BYTES_PER_NUMBER were measured in
+# float64 at n = 8192. With two inner levels, splitting and joining take much longer, since a thread computes many sums
+# with few registers.
 SPLIT_BYTES_PER_NUMBER, JOIN_BYTES_PER_NUMBER = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
-# For each byte by which a number is shorter than 8 bytes, splitting and joining save this number of bytes of traffic.
-# Numbers of A and B are read two or three times, and numbers of C are written once.
+# The traffic in bytes that splitting and joining save for each byte by which a number is shorter than 8 bytes: the
+# split reads A and B two or three times, and the join writes C once.
 SPLIT_BYTES_SAVED_PER_BYTE, JOIN_BYTES_SAVED_PER_BYTE = 2.5, 1.0
 # The join computes about this number of float64 flops for each number of C and each modulus. On GPUs with few float64
 # units, the flops of the join take longer than the join's memory traffic.
 JOIN_FLOAT64_FLOPS_PER_MODULUS = 12.0
-# RESIDUE_START_SECONDS are the seconds of a product by residues that do not grow with the sides, for each number of
-# inner levels. RESIDUE_START_SECONDS are measured with 14 moduli, except the seconds for two inner levels, which are a
-# guess. Each inner level halves the inner dimension. int8 products lose 13, 5 and 0 % of their rate at inner dimensions
-# of 2048, 4096 and 8192.
+# RESIDUE_START_SECONDS is the part of the time of a product by residues that does not grow with the sides, for 0, 1 and
+# 2 inner levels: measured with 14 moduli for 0 and 1, a guess for 2. Each inner level halves the inner dimension of the
+# int8 products, which lose 13, 5 and 0 % of their rate at inner dimensions of 2048, 4096 and 8192.
 RESIDUE_START_SECONDS, RESIDUE_LEVEL_PIPE_STEPS = (25e-6, 135e-6, 250e-6), 200.0
-# The seconds that a product by residues without inner levels saves on Hopper. On Hopper, one kernel both computes the
-# norms of an operand's rows or columns and splits the operand into residues. On an H200 at n = 1024, this kernel saves
+# The seconds that a product by residues without inner levels saves on Hopper, where a single kernel computes the norms
+# of an operand's rows or columns and splits the operand into residues. On an H200 at n = 1024, the single kernel saves
 # 10 microseconds in complex128, and 18 microseconds in float64.
 LINE_KERNEL_SAVED_SECONDS = 15e-6
 # Number of columns of a tile of int8 products. The kernel for int8 products also has narrower tiles, but two narrow
-# tiles take longer than one wide tile. A model with narrow tiles predicts times that are 10 to 25 % too short for
-# products that fill only half of the last tile.
+# tiles take longer than one wide tile. If the model counted narrow tiles, the predicted times of products that fill
+# only half of the last tile would be 10 to 25 % too short.
 INT8_TILE_COLUMNS = 256.0
-# The same two numbers (`half_by_tiles` and `half_edge`) for triangles by residues, with splitting and joining.
+# The time of a very large triangle by residues (split and join included) as a share of the whole product's time, and
+# the number of rows with which a triangle takes twice this share.
 RESIDUE_TRIANGLE_SHARE, RESIDUE_TRIANGLE_EDGE_ROWS = 0.55, 256.0
 # The ratio of the rate of CuPy's integer kernels (cupy.matmul) to the vendor's float32 rate, by bytes of a number.
 INTEGER_KERNEL_RATE_SHARES = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}
 
 
 def _integer_and_leaf_rates(gpu: Datasheet, rates: Mapping[str, ProductRate], stream: float) -> dict[str, ProductRate]:
-    """Return the rates of integers and of the leaves with their own rates, under the names of `Calibration.rates`."""
+    """Return the rates of integer types and of the leaves with a rate of their own, by name."""
     found = {
         SMALL_RATE.format(t): _small_leaf_rate(gpu, seconds)
         for t, seconds in SMALL_LEAF_STEP_SECONDS.items()
@@ -360,7 +358,7 @@ def _integer_and_leaf_rates(gpu: Datasheet, rates: Mapping[str, ProductRate], st
 def _fmm_f16x3_kernel_rate(three: ProductRate, factor: float, gpu: Datasheet) -> ProductRate:
     """Return the rate of fmm's kernel for `f16x3`.
 
-    `three` is the rate of three float16 products; `factor` is the speed of fmm's kernel relative to this rate.
+    `three` is the rate of three float16 products; the rate of fmm's kernel is `factor` times this rate.
     """
     faster = {name: factor * getattr(three, name) for name in ("flops", "rows", "cols", "half_by_tiles")}
     return replace(three, **faster, start=F16X3_START_SECONDS, blocks=float(gpu.sms))
@@ -380,7 +378,8 @@ def _integer_and_residue_rates(
 
 def _small_leaf_rate(gpu: Datasheet, seconds: float) -> ProductRate:
     """Return the rate of the leaf `small`: one thread block computes each tile on or below the diagonal."""
-    # twice the number of thread blocks that run at a time: the rate counts all tiles of C, but half are skipped
+    # The rate counts all tiles of C, but half of the tiles are skipped: twice as many tiles as thread blocks run at a
+    # time.
     at_once = 2 * SMALL_BLOCKS_PER_SM * gpu.sms
     flops = at_once * SMALL_TILE_SIDE**3 / seconds
     return ProductRate(flops, 0.0, 0.0, tile=SMALL_TILE_SIDE, slots=at_once, half_by_tiles=0.5)
@@ -394,8 +393,8 @@ def _f16x3_rate(float16: ProductRate, stream: float) -> ProductRate:
     flops = float16.flops / 3
     flops_per_byte = flops / DTYPES["float32"].flops / (PLANES_STREAM_SHARE * stream)
     rows, cols = RIGHT_PLANE_BYTES * flops_per_byte, LEFT_PLANE_BYTES * flops_per_byte
-    # The kernel `f16x3` can compute a tile of C as two tiles of half the width. Half as many tiles as the device has
-    # multiprocessors therefore give each multiprocessor one tile of half the width.
+    # A tile of C may be computed as two tiles of half the width. Half as many tiles as multiprocessors therefore
+    # suffice to occupy all multiprocessors.
     slots = float16.fill / TILE_ENTRIES * FILLING_TILES_PER_SM / 2
     found = ProductRate(
         flops, float16.fill, F16X3_TILE_EDGE_STEPS, rows, cols, batch=F16X3_BATCH_FACTOR, tile=TILE_SIDE, slots=slots
@@ -406,9 +405,9 @@ def _f16x3_rate(float16: ProductRate, stream: float) -> ProductRate:
 def f16x3_rate_on_vendor_gemm(float16: ProductRate, stream: float) -> ProductRate:
     """Return the rate of float32 products if the vendor computes the three float16 products.
 
-    C is read and written for every section of the inner dimension, and the device is partly idle at the start and end
-    of each of the vendor's calls. On an H200 at n = 1024, 4096 and 8192, these float32 products have 0.61, 1.79 and
-    2.21 times SGEMM's speed (predicted 0.6, 1.7 and 2.0).
+    One of the three products is cut into sections of the inner dimension. Each of the vendor's calls reads and writes
+    C, and leaves the device partly idle at its start and end. On an H200 at n = 1024, 4096 and 8192, these float32
+    products have 0.61, 1.79 and 2.21 times SGEMM's speed (predicted 0.6, 1.7 and 2.0).
     """
     own, flop = (
         _f16x3_rate(float16, stream),
@@ -426,8 +425,8 @@ def _residue_rates(
 ) -> Iterator[tuple[str, ProductRate]]:
     """Yield the name and the rate of every leaf that runs a whole level of residues.
 
-    The number of moduli for an integer type is large enough for products with a long inner dimension. A floating-point
-    product without inner levels takes `saved_seconds` less time to start than other products.
+    For integer types, the number of moduli suffices for an inner dimension of MODULI_INNER_DIMENSION. Floating-point
+    products without inner levels start `saved_seconds` earlier than other products.
     """
     for row in plan_leaves():
         if (found := residue_leaves().get(row.name)) is not None:
@@ -461,7 +460,7 @@ def _residue_rate(int8: ProductRate, stream: float, moduli: int, levels: int, dt
 
 
 def _rate_with_float64_join_time(rate: ProductRate, stream: float, moduli: int, float64_flops: float) -> ProductRate:
-    """Return the rate with a longer join if the join's float64 flops take longer than its memory traffic."""
+    """Return the rate, with the time of the join's float64 flops if they take longer than the join's memory traffic."""
     if not float64_flops:
         return rate
     seconds = JOIN_FLOAT64_FLOPS_PER_MODULUS * moduli / float64_flops

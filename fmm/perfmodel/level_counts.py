@@ -1,9 +1,8 @@
 """Count the cost of one level of a plan: the level's sums, temporaries and calls of products.
 
-A sum at a fringe is cut into rectangles. In each rectangle an array is either present or absent; absent arrays are
-neither added nor read. If the level cuts all sides into equal blocks, a sum has one rectangle. If the steps of a level
-depend only on the level's cut, the counts are polynomials in the sides of the blocks. The polynomials are computed once
-and cached.
+At a fringe, the blocks of one sum have different sizes. The sum is then counted by rectangles: in each rectangle, only
+the blocks that cover the rectangle are read and added. If a level has the same steps for all sizes, its counts are
+polynomials in the sides of the blocks; the polynomials are cached.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
 RectangleShape = tuple[int, int]  # number of rows and number of columns of a rectangle
-# The number of elements of a rectangle, and True if the elements have the type of the level's products.
+# (number of elements of a rectangle, True if the elements have the type of the level's products)
 MovedElements = tuple[int, bool]
 KeyT = TypeVar("KeyT")
 
-# The function `lower_level` without its cache (lru_cache). Most products whose cost is counted never run. In the cache,
-# the steps of these products would displace the steps of products that run.
+# The function `lower_level` without its lru_cache: most products are only counted and never run, and in the cache their
+# steps would displace the steps of products that run.
 _lower_level_uncached: Callable[..., LevelSteps | None] = lower_level.__wrapped__
 
 
 class LevelCounts(NamedTuple):
-    """The cost of one level without the level's products, and the number of calls of each product."""
+    """The cost of one level's sums and temporaries, and the number of products of each shape."""
 
     additions: int  # number of elements that sums add or subtract
     read: Mapping[MovedElements, int]  # rectangle that sums read -> number of reads
     written: Mapping[MovedElements, int]  # rectangle that sums write -> number of writes
     launches: int  # number of launches of sums
     temporaries: Mapping[RectangleShape, int]  # shape of a temporary -> number of temporaries
-    # plan, shape and parameters of a product -> number of equal products
+    # (plan, shape, parameters) of a product -> number of products with this key
     calls: Mapping[tuple[Plan, Shape, GemmParams], int]
     streams: int  # number of products that may run at a time
 
@@ -148,7 +147,7 @@ def _count_sum(
 def _written_regions(
     reads: Sequence[RectangleShape], writes: Sequence[RectangleShape]
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (top, left, area) of the rectangles into which the edges of all arrays divide the written area."""
+    """Yield (top, left, area) of rectangles that cover the written area; no edge of an array crosses a rectangle."""
     shapes = {*reads, *writes}
     ends = [max(w[axis] for w in writes) for axis in (0, 1)]
     edges = [sorted({0, *(min(shape[axis], ends[axis]) for shape in shapes)}) for axis in (0, 1)]
@@ -160,7 +159,7 @@ def _written_regions(
 def _region_additions_and_inputs(
     program: AdditionProgram, present: tuple[bool, ...], wanted: tuple[bool, ...]
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the additions for each element of a rectangle, and the indices of the inputs that it needs."""
+    """Return the additions for each element of a rectangle, and the indices of the inputs that are read there."""
     left = pruned_program(program, present, wanted)
     used = {v for terms in left.lines for _, v in terms} | set(left.outputs)
     return left.addition_count, tuple(sorted(v for v in used if v < left.inputs))
@@ -170,8 +169,8 @@ def _region_additions_and_inputs(
 
 # A level that cuts a side into p parts has blocks of about q = side // p rows. The counts of a level are polynomials in
 # these three block sizes q, one for each side; the coefficients depend only on the remainders side % p. Kronecker
-# substitution finds all coefficients from the counts of a single problem. The sides q of the counted problem are powers
-# of DIGIT_BASE, so that the coefficients are the digits of the counts.
+# substitution finds all coefficients from the counts of a single problem. The block sizes q of this problem are powers
+# of DIGIT_BASE, so that the coefficients are the digits of the counts in base DIGIT_BASE.
 
 DIGIT_BASE = 1 << 24
 # exponents of DIGIT_BASE for the three sides; products of two sides have the different exponents 4, 10 and 12
@@ -180,9 +179,9 @@ BaseDigits = tuple[tuple[int, int], ...]  # pairs (power of DIGIT_BASE, coeffici
 
 
 def _side_digit_powers(cut: LevelBlockGrid, shape: Shape) -> tuple[int, ...] | None:
-    """Return the power of DIGIT_BASE for each side; None if the cut pads or leaves empty blocks: no polynomials exist.
+    """Return the power of DIGIT_BASE for each side; None if padding or empty blocks rule out polynomials.
 
-    If the level's steps depend on which side of a block is longest, longer sides get larger powers.
+    If the order of a block's sides by length determines the level's steps, the powers have the same order.
     """
     if cut.unit is not None and cut.unit > 1 and not cut.has_equal_blocks(shape):
         return None
@@ -202,7 +201,7 @@ def _block_size_range(side: int, parts: int, unit: int | None) -> tuple[int, int
 
 
 class _LevelPolynomials(NamedTuple):
-    """The counts of a level as polynomials in the block sizes; `evaluate_counts` adds the plan of the products."""
+    """The counts of a level as polynomials in the block sizes."""
 
     size: Shape
     powers: tuple[int, ...]
@@ -235,9 +234,9 @@ class _LevelPolynomials(NamedTuple):
 
 
 def _merge_counts(pairs: Iterator[tuple[KeyT, int]]) -> dict[KeyT, int]:
-    """Return a dict from keys to counts; the counts of equal keys are added up.
+    """Return a dictionary: key -> sum of the counts of all pairs with this key.
 
-    Keys are evaluated polynomials; different polynomials can have the same value at the sizes of the problem.
+    The pairs may contain a key several times: two polynomials can have the same value at the sizes of one problem.
     """
     found: dict[KeyT, int] = {}
     for key, times in pairs:
@@ -258,7 +257,7 @@ def _level_polynomials(
     """Return the counts of a level as polynomials in the block sizes, found from the counts of a single problem.
 
     Side i of the counted problem is p * DIGIT_BASE ** powers[i] + residues[i], where p is the number of blocks into
-    which the level cuts this side. Return None if the level cannot run on the counted problem.
+    which the level cuts this side. The result is None if the level cannot run at these sides.
     """
     assert level.cut is not None
     sides = [p * DIGIT_BASE**power + r for p, power, r in zip(level.cut.parts, powers, residues, strict=True)]

@@ -1,27 +1,8 @@
 """Predict the time of a plan with the formula that docs/model.md describes.
 
-The predicted time is T = P + S + L + E - H, with products P, sums S, launches L, ends E and hidden sums H.
-
-P (products) is the sum of count * max(F * s, M) + count / batch * start over the shapes m x k x n of leaf products. A
-plan has `count` products of a shape, and `batch` products start together. F is the flops of one product divided by
-`rate.flops`. M is the bytes of A, B and C of one product divided by `rate.memory`. s is the slowdown, the factor by
-which one product takes longer than F seconds. For b concurrent products by the vendor's kernels, s is (1 + fill / (b m
-n) + pipe / k + rows / m + cols / n) * (m and n in whole tiles) * factors. Other functions compute s for the tiled
-kernel, for whole waves of tiles, and for the kernel `f16x3`.
-
-S (sums) is (traffic * itemsize + small * passes) / stream. If the fraction p of the traffic moves at r times the rate
-`stream`, the traffic is multiplied by 1 - p + p / r.
-
-H (hidden sums) is overlap * min(P, the part of S below an overlapped level). H is negative if sums delay products.
-
-L (launches) is max(launch * (starts + passes), host * calls - (P + S - H)). The second argument of max is positive if
-the host needs more time to start the products than the device needs for the products and sums.
-
-E (ends) is idle + min(spin, (P + S + idle) (c - 1) / (c + 1)) on a CPU with c products at a time, else 0.
-
-The names in the formula are fields of ProductRate and Calibration; c is `Calibration.lanes`. With c products at a time
-on a CPU, a leaf product counts as one of a batch of c products. With c products at a time, P and S are the times in
-which all threads are busy. The check of A and B for overflow counts as a sum, because the check reads A and B once.
+The predicted time is T = P + S + L + E - H: seconds of leaf products (P), of sums (S), of launches (L), of a plan's
+beginning and end on a CPU (E), less the seconds of sums that are hidden behind products (H). The check of A and B for
+overflow counts as a sum, because the check reads A and B once.
 """
 
 from __future__ import annotations
@@ -148,14 +129,14 @@ def concurrent_product_count(plan: Plan, problem: Problem, calibration: Calibrat
 def hidden_sum_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
     """Return the share of the sums' time that is hidden behind products, for sums below an overlapped level.
 
-    The share is 0 for a leaf with a kernel that occupies every multiprocessor until the kernel's last tile is done. The
-    share was tested on an H200 with 61 plans that take 0.8 to 52 ms, with `f16x3` below overlapped and batched levels.
-    With 0.58, the share for the vendor's products, the median ratio of predicted to measured time is 0.79. With the
-    share 0, the median ratio of predicted to measured time is 0.93 for all plans, and 1.0 for plans that take at least
-    5 ms.
+    The share is 0 if the leaf's kernel occupies every multiprocessor until the kernel's last tile is done. The share 0
+    was tested on an H200 with 61 plans that take 0.8 to 52 ms, with `f16x3` below overlapped and batched levels. If the
+    model hides the share 0.58 of the sums' time, as for the vendor's products, the median ratio of predicted to
+    measured time is 0.79. If the model hides no sums, the median ratio is 0.93 for all plans, and 1.0 for plans that
+    take at least 5 ms.
     """
     rate = calibration.find_rate(plan.rate_name(dtype))
-    # True if fmm's own kernel multiplies the leaf's planes; False if the vendor does
+    # True if fmm's own kernel, not the vendor's, multiplies the planes of A and B
     by_own_kernel = rate is not None and rate.blocks > 0
     return 0.0 if plan.leaf_use.leaf.fills_device and by_own_kernel else calibration.overlap
 
@@ -185,15 +166,15 @@ def weighted_sum_bytes(plan: Plan, problem: Problem, work: PlanWork, calibration
 # If rows of C have this alignment in bytes, `f16x3` writes two numbers at a time.
 PAIRED_WRITE_BYTES = 8
 # Factor on the time of the tiled kernel with a column-major B, for types in which the layout of B matters. On an H200
-# in float32, x x^T has 0.74 of syrk's speed, see results/nvidia-h200/tried-gram.md. Plans for six products other than x
-# x^T take 1.20 to 1.36 times as long with a column-major B as with a row-major B, see tried-choices.md.
+# in float32, x x^T has 0.74 of syrk's speed, see results/nvidia-h200/tried-gram.md. Plans for six products A B with a
+# column-major B take 1.20 to 1.36 times as long as with a row-major B, see tried-choices.md.
 COLUMN_MAJOR_B_FACTOR = 1.36
 
 
 class LeafTerm(NamedTuple):
-    """The term of P for equal leaf products.
+    """The predicted time of all leaf products that have one shape.
 
-    The term is number * max(flops / rate * slowdown, moved / memory) + number / batch * start seconds.
+    The seconds are number * max(flops / rate * slowdown, moved / memory) + number / batch * start.
     """
 
     size: tuple[float, float, float]  # sides (m, k, n) of each product
@@ -209,7 +190,7 @@ class LeafTerm(NamedTuple):
 
     @property
     def batch_count(self) -> float:
-        """The number of starts of batches: `number` products start in batches of `batch` products."""
+        """The number of batches that are started for all products of this shape."""
         return self.number / self.batch
 
     @property
@@ -222,7 +203,7 @@ class LeafTerm(NamedTuple):
 def leaf_time_terms(
     plan: Plan, problem: Problem, work: PlanWork, calibration: Calibration, lanes: int
 ) -> Iterator[LeafTerm]:
-    """Yield the terms of P, one for each shape of leaf products; whole products come before triangles."""
+    """Yield the predicted time of the leaf products of each shape; products with one computed triangle come last."""
     leaf, tiles, dtype = plan.leaf_use.leaf, work.tiles, DTYPES[plan.leaf_type(problem.dtype)]
     rate = calibration.rates.get(plan.rate_name(problem.dtype)) or calibration.require_rate(dtype.name)
     # The time of the vendor's kernels, of aligned copies and of the tiled kernel has a factor for unaligned rows.
@@ -247,7 +228,7 @@ def leaf_time_terms(
                 slowdown *= COLUMN_MAJOR_B_FACTOR if slow_order else 1.0
             elif rate.blocks:
                 slowdown = f16x3_slowdown(rate, m, k, n, together, unpaired)
-                # A product takes at least the time to read the planes once.
+                # The product kernel needs at least the time in which memory delivers the planes of A and B once.
                 slowdown = max(slowdown, planes.rows / m + planes.cols / n)
                 slowdown += split_slowdown(rate, m, k, n, together, has_strips)
                 slowdown = copied * leaf.relative_time * (slowdown * (rate.batch if together > 1 else 1.0))
@@ -262,17 +243,17 @@ def leaf_time_terms(
     yield from _triangle_terms(work, rate, dtype, calibration, lanes)
 
 
-# Number of passes over memory that prepare A (left) and B (right): A is read once and B twice, and then the planes of
-# the operand are written.
+# Number of passes over memory to compute the float16 planes: A (left) is read once, B (right) is read twice, and the
+# planes of each are written once.
 LEFT_PREPARATION_PASSES, RIGHT_PREPARATION_PASSES = 2, 3
 
 
 def _rate_with_operands_from_sums(rate: ProductRate, last: Level) -> ProductRate:
-    """Return a leaf's rate, which is higher if the sums of the level `last` write the float16 planes of the operands.
+    """Return a leaf's rate, with less time for reading A and B if the sums of the level `last` write their planes.
 
-    One pass over the blocks of an operand then replaces the leaf's own passes over the operand. Three levels in one
-    pass cannot write planes, since each thread holds one number. The model ignores that sums cannot write planes for
-    some layouts and coefficients.
+    If the sums write the planes, one pass over the blocks of A and of B replaces the leaf's own passes. The sums of
+    three levels in one pass cannot write planes, since each thread holds only one number. The model ignores that sums
+    cannot write planes for some layouts and coefficients.
     """
     scheme = last.bilinear
     is_complex_split = last.itemsize_below(1) != 1  # sums of real or imaginary parts cannot write planes
@@ -284,7 +265,7 @@ def _rate_with_operands_from_sums(rate: ProductRate, last: Level) -> ProductRate
 
 
 class SplitPassSlowdown(NamedTuple):
-    """One pass over the planes of an m x n product: `rows` / m is the slowdown for B, and `cols` / n for A."""
+    """The time to read or write all planes once, relative to an m x n product: rows / m for B, and cols / n for A."""
 
     rows: float
     cols: float
@@ -304,21 +285,20 @@ def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:
 # ---- s of the vendor's kernels
 
 # The vendor cuts the inner dimension of a product with few tiles and unaligned rows into sections of SPLIT_K_STEPS
-# steps. On an H200 at 1077 x 15493 x 179, the prediction is 1.3 times the measured time in TF32 and 1.1 times in
-# bfloat16. If the model ignored the cut along the inner dimension, the prediction would be 1.7 times the measured time
-# in TF32 and 1.4 times in bfloat16. In measured times of the vendor's other kernels for TF32 and bfloat16, there is no
-# sign of a cut along the inner dimension.
+# steps. On an H200 at 1077 x 15493 x 179, the predicted time is 1.3 times the measured time in TF32 and 1.1 times in
+# bfloat16; without the cut in the model, 1.7 and 1.4 times. The measured times of TF32 and bfloat16 products with
+# aligned rows show no cut along the inner dimension.
 SPLIT_K_STEPS = 4096
 
 
 def vendor_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float, unaligned: float = 1.0) -> float:
     """Return the slowdown s of the vendor's product, which takes s * flops / rate seconds.
 
-    `unaligned` is the factor on the time of multiply-adds with unaligned rows. The terms `rows` and `cols`, for
-    repeated reads of operands, do not grow on unaligned rows. The time of a tile's beginning and end grows by the
-    square root of `unaligned`. For 72 thin products with unaligned rows on an H200, the median error of the predicted
-    times is 5 % in TF32 and 1 % in bfloat16. With the factor `unaligned` instead of the square root, the median errors
-    are 13 % in TF32 and 7 % in bfloat16.
+    `unaligned` is the factor on the time of multiply-adds with unaligned rows. Unaligned rows do not lengthen repeated
+    reads of A and B. They multiply the time of a tile's beginning and end by the square root of `unaligned`. For 72
+    thin products with unaligned rows on an H200, the median error of the predicted times is 5 % in TF32 and 1 % in
+    bfloat16. If `unaligned` itself multiplied the time of the beginning and end, the median error would be 13 % in TF32
+    and 7 % in bfloat16.
     """
     if together * m * n < MAX_COUNTED_ROUNDS * rate.sms * ROUND_TILE_SHAPES[0][0] * ROUND_TILE_SHAPES[0][1]:
         slowdown = unaligned * _whole_round_slowdown(rate, m, k, n, together) + rate.rows / m + rate.cols / n
@@ -338,7 +318,8 @@ def vendor_slowdown(rate: ProductRate, m: float, k: float, n: float, together: f
 # ---- s of the vendor's kernels where C has few tiles: the model counts whole rounds of tiles
 
 # A wave is one tile on each multiprocessor. The model counts whole waves if C has fewer than MAX_COUNTED_ROUNDS waves
-# of tiles. With more waves the last wave leaves little of the device idle, and `fill` predicts the time better.
+# of tiles. For larger C, an incomplete last wave costs little, and the field `fill` of ProductRate predicts the time
+# better.
 MAX_COUNTED_ROUNDS = 3
 # ROUND_TILE_SHAPES are the tiles of the vendor's kernels without tensor cores. Each halving of a tile adds the share
 # SMALLER_TILE_LOSS to the time of an entry of C. ROUND_TILE_SHAPES and SMALLER_TILE_LOSS are fitted to products of five
@@ -346,17 +327,16 @@ MAX_COUNTED_ROUNDS = 3
 ROUND_TILE_SHAPES, SMALLER_TILE_LOSS = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
 # A tile is cut along the inner dimension into at most this number of sections, so that the last wave of tiles leaves
 # fewer multiprocessors idle. For 203 products on H200s, the predicted times have a median error of 4.1 %, and a ninth
-# decile of 9.9 %. In a model without cuts along the inner dimension, the median error is 5.0 %, and the ninth decile is
-# 12.5 %.
+# decile of 9.9 %. In a model without cuts along the inner dimension, the predicted times have a median error of 5.0 %,
+# and a ninth decile of 12.5 %.
 MAX_SPLIT_K_PARTS = 4
 
 
 def _whole_round_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float) -> float:
     """Return the slowdown s for the fastest tile size if each multiprocessor computes one tile at a time.
 
-    A cut along the inner dimension may fill the last wave: tiles are cut into up to MAX_SPLIT_K_PARTS sections. If
-    there are fewer tiles than multiprocessors, a tile may have as many sections as there are multiprocessors for each
-    tile.
+    To fill the last wave, the vendor may cut each tile along the inner dimension into up to MAX_SPLIT_K_PARTS sections.
+    If there are fewer tiles than multiprocessors, the number of sections may be multiprocessors / tiles, rounded down.
     """
     return min(slower * (1 + rate.pipe * parts / k) for slower, parts in _split_k_options(rate.sms, m, n, together))
 
@@ -365,7 +345,7 @@ def _whole_round_slowdown(rate: ProductRate, m: float, k: float, n: float, toget
 def _split_k_options(sms: float, m: float, n: float, together: float) -> tuple[tuple[float, float], ...]:
     """Return pairs (slowdown for a very long k, number of sections of each tile), sorted by the number of sections.
 
-    An option with more sections is left out if it is not faster.
+    A larger number of sections is left out if it makes the product no faster.
     """
     found: list[tuple[float, float]] = []
     for rows, cols in ROUND_TILE_SHAPES:
@@ -384,9 +364,9 @@ def _split_k_options(sms: float, m: float, n: float, together: float) -> tuple[t
 # ---- s of the tiled kernel
 
 # Factor on the time of products that wait for each other, since they add to the same block of C. WAITING_FACTOR was
-# measured on two H200s for products with sums inside, as the ratio of measured to predicted time. With up to 132 tiles,
-# measured times are 1.04 to 1.34 times the predicted times; the median of 12 shapes is 1.14. With more tiles, measured
-# times are 0.95 to 1.11 times the predicted times; the median of 65 shapes is 0.99.
+# measured on two H200s for products with sums inside, as the ratio of measured to predicted time. If C has up to 132
+# tiles, measured times are 1.04 to 1.34 times the predicted times; the median of 12 shapes is 1.14. If C has more than
+# 132 tiles, measured times are 0.95 to 1.11 times the predicted times; the median of 65 shapes is 0.99.
 WAITING_FACTOR = 1.14
 # A thread block writes a tile of C in the time of TILE_WRITE_STEPS steps along the inner dimension. Without
 # TILE_WRITE_STEPS, predicted times of products with 128 to 208 steps are 10 to 30 % too short on an H200.
@@ -397,32 +377,31 @@ def tiled_slowdown(tiles: LeafTiles, rate: ProductRate, m: float, k: float, n: f
     """Return the slowdown s of a product by the tiled kernel, which takes s * flops / rate seconds.
 
     Sums inside the tiled kernel are instructions and not passes over memory. Every row of tiles computes the sums of B
-    again, and every column of tiles computes the sums of A again. If `sms` is not 0, the start of a tile is hidden
-    behind the previous tile on the same multiprocessor.
+    again, and every column of tiles computes the sums of A again. If `rate.sms` is not 0, the time to start a tile is
+    hidden behind the previous tile on the same multiprocessor.
     """
     number = tiles.count_tiles(m, n)
     whole = number * tiles.height * tiles.width / (m * n)
     added = (tiles.left - 1) / tiles.width + (tiles.right - 1) / tiles.height + (tiles.dest - 1) / k
     running = max(together, tiles.together) * number
     start = rate.waves / running + rate.pipe / (k * max(running / (rate.sms or running), 1)) + TILE_WRITE_STEPS / k
-    # The next product begins on multiprocessors that the tiles of one product leave idle. Products that add to the same
-    # block of C must wait for each other.
+    # Two products that add to the same block of C must wait for each other. The waiting shows only if the tiles of one
+    # product leave multiprocessors idle, on which the next product would otherwise begin.
     fewer = ceil(m / TMA_FUSED_SIZES.m_s) * ceil(n / TMA_FUSED_SIZES.n_s) <= rate.sms
     waiting = WAITING_FACTOR if tiles.dest > 1 and fewer else 1.0
     return (rate.tiled or 1.0) * whole * (1 + start + rate.inside * added) * waiting
 
 
-# ---- s of the kernel `f16x3` (three float16 products)
-#
-# The model counts whole waves of the kernel's own tiles. Each thread block computes one tile after the other, so that
-# nothing hides the beginning and end of a tile. The model of the kernel `f16x3` leaves out that clocks fall under load.
+# ---- s of the kernel `f16x3` (three float16 products) Each thread block of `f16x3` computes one tile after the other,
+# so that nothing hides the beginning and end of a tile. The model of the kernel `f16x3` leaves out that clocks fall
+# under load.
 
 WIDE_TILE = F16X3_SIZES[0]
 # A tile of half the width takes NARROW_TILE_STEP_SHARE of a wide tile's time for each step, and NARROW_TILE_END_SHARE
-# of a wide tile's time for its beginning and end. These two constants, UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR and
-# the rate of `f16x3` are fitted to 289 products of an H200. The error of the predicted times is 2.7 % at the median and
-# 7.6 % at the ninth decile. In a model without whole waves and without the fitted constants, the error is 12 % at the
-# median and 31 % at the ninth decile.
+# of a wide tile's time for its beginning and end. Four constants (NARROW_TILE_STEP_SHARE, NARROW_TILE_END_SHARE,
+# UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR) and the rate of `f16x3` are fitted to 289 products of an H200. The
+# predicted times of these 289 products have a median error of 2.7 % and a ninth decile of 7.6 %; without these
+# constants and without whole waves of tiles, 12 % and 31 %.
 NARROW_TILE_STEP_SHARE, NARROW_TILE_END_SHARE = 0.70, 0.41
 # Factor on the time of a tile's beginning and end if rows of C do not begin at multiples of 8 bytes. If rows of C are
 # not aligned to 8 bytes, the kernel writes each number separately.
@@ -457,16 +436,16 @@ def f16x3_slowdown(rate: ProductRate, m: float, k: float, n: float, together: fl
 # of A that is read twice costs REREAD_BYTES more.
 HELD_ROW_LENGTH, REREAD_BYTES, HELD_NUMBER_BYTES = 4 * SPLIT_THREADS * MAX_REGISTER_LOADS, 4.0, 8.0
 # SPLIT_CLUSTER_BLOCKS thread blocks split a strip of PLANE_CHUNK_LENGTH columns of B. Each of these thread blocks moves
-# at most STRIP_BLOCK_BANDWIDTH bytes of B per second. If B has fewer than about 1000 columns, there are too few strips
-# (ranges of columns) to fill the device. STRIP_BLOCK_BANDWIDTH was measured on an H100 for B with 65536 rows and 512
+# at most STRIP_BLOCK_BANDWIDTH bytes of B per second. If B has fewer than about 1000 columns, its strips (ranges of
+# columns) are too few to fill the device. STRIP_BLOCK_BANDWIDTH was measured on an H100 for B with 65536 rows and 512
 # columns.
 STRIP_BLOCK_BANDWIDTH, STRIP_NUMBER_BYTES = 17.5e9, 12.0
 
 
 def split_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float, has_strips: bool = True) -> float:
-    """Return the term of the slowdown s for computing the planes of A and B before the product.
+    """Return the time to compute the planes of A and B before the product, divided by flops / rate.
 
-    `has_strips` is True if the call computes the planes of B from a row-major B, in strips of columns.
+    `has_strips` is True if B is row-major and its planes are computed in strips (ranges of columns).
     """
     reread = 1 + REREAD_BYTES / HELD_NUMBER_BYTES * max(1 - HELD_ROW_LENGTH / k, 0.0)
     streamed = rate.rows / m + rate.cols * reread / n
@@ -481,7 +460,7 @@ def split_slowdown(rate: ProductRate, m: float, k: float, n: float, together: fl
 def _triangle_terms(
     work: PlanWork, rate: ProductRate, dtype: DType, calibration: Calibration, lanes: int
 ) -> Iterator[LeafTerm]:
-    """Yield the terms of leaf products with one computed triangle; the slowdown includes the triangle's time share."""
+    """Yield the predicted time of the leaf products of which only one triangle is computed, for each shape."""
     for x in work.triangles:
         m, k = x.rows, x.k
         if m and k:
@@ -496,11 +475,12 @@ def _triangle_time_share(x: TriangleProducts, work: PlanWork, rate: ProductRate,
     """Return the time of one triangle as a share of the time that the whole product takes on aligned rows."""
     use = leaf_use(x.leaf)
     leaf, relative = use.leaf, use.leaf.relative_time
-    # If the leaf has no triangle kernel that can read and write the rows, the vendor computes the product.
+    # If the leaf's triangle kernel cannot read and write rows with this alignment, the vendor computes the product.
     aligned = not work.triangles_unaligned and not work.triangles_odd
     by_kernel = dtype.name in (*leaf.kernel_triangles, *(leaf.loose_triangles if x.loose and aligned else ()))
     if by_kernel and not is_slow_on_column_major_b(use, dtype.name):
-        # The triangle kernel computes both triangles of the tiles on the diagonal.
+        # Near the diagonal, the triangle kernel computes whole tiles, so that a small triangle takes more than half of
+        # the time.
         return relative * min(rate.half_by_tiles * (1 + rate.half_edge / x.rows), 1.0)
     unaligned = 1 + work.triangles_unaligned * (rate.unaligned - 1) + work.triangles_odd * (rate.odd - 1)
     if dtype.name not in leaf.blas_triangles:  # no BLAS function for a triangle: the leaf computes the whole product

@@ -7,7 +7,7 @@ choices with scaled calibrations were evaluated for shapes that were measured on
 to the H100, the chosen plans have 0.997 (TF32), 0.986 (float32) and 0.988 (float64) of the best speed. With the H100's
 own models the chosen plans have 0.999 (TF32), 0.981 (float32) and 0.991 (float64) of the best speed. With calibrations
 from the datasheet alone, the chosen plans have 0.93 of the best speed in TF32 and 0.96 in float32. The section "Another
-card" of results/nvidia-h200/tried-choices.md has a table of these shares of the best speed.
+card" of results/nvidia-h200/tried-choices.md has the table.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def _scaled_rate(
 ) -> ProductRate:
     """Return the measured rate with each number multiplied by the ratio of the two datasheets' numbers.
 
-    `bandwidth` and `multiprocessors` are the ratios for numbers that a datasheet's calibration does not have.
+    `bandwidth` and `multiprocessors` are the new device's numbers divided by the measured device's numbers.
     """
-    # `rows` and `cols` are sides of C for which reading an operand takes as long as multiplying. `reads` is the ratio
-    # of these sides on the two devices.
+    # A side of C for which reading an operand takes as long as multiplying (`rows`, `cols`) grows with flops /
+    # bandwidth.
     reads = of_relative.flops / of_measured.flops / bandwidth
     without_datasheet = {"memory": bandwidth, "rows": reads, "cols": reads, "waves": multiprocessors}
     scaled = {}
@@ -84,8 +84,7 @@ def _scaled_bounds(
 ) -> LevelBounds | None:
     """Return tau1 to tau3 times the ratio of the devices' alpha / pi, as in Equation 3 of D'Alberto and Nicolau.
 
-    The result is None if the baseline has no rate. NEVER_WINS_SIDE, the crossover recorded for a number of levels that
-    never wins, is not scaled.
+    NEVER_WINS_SIDE, the crossover recorded for a number of levels that never wins, is not scaled.
     """
     rate = Plan.parse(bounds.baseline).rate_name(dtype)
     if rate not in rates:

@@ -1,13 +1,12 @@
 """Compute the error of a plan before the plan runs: a bound in the maximum norm, and the expected growth on average.
 
-The bound f means |C^ - C| <= f u |A| |B| + O(u^2), with the computed result C^ and the unit roundoff u. |X| is the
-largest absolute entry of X. A walk over the sums that a plan runs computes f from the rounding, the order and the
-sharing of additions. The walk is Brent's analysis, extended to any plan. The bound f on the error says nothing about
-the average error. Winograd's variant, with the factor 18 for each level, is worse than Strassen's algorithm (12) by
-every measure of this module. The variant `dps` has the factor 13, but is better than Strassen's algorithm by two other
-measures. On independent random data, the error grows 1.47 times with each level of `dps`, and 1.73 times with each
-level of Strassen's algorithm. In the Frobenius norm, the factors by which a level increases the error bound are 12.2
-for `dps` and 14.8 for Strassen's algorithm.
+The bound on the error is f u |A| |B| + O(u^2), where u is the unit roundoff and |X| the largest absolute entry of X. A
+walk over the sums that a plan runs computes the factor f from the rounding, the order and the sharing of additions. The
+walk is Brent's analysis, extended to any plan. The bound says nothing about the average error. Winograd's variant, with
+the factor 18 for each level, is worse than Strassen's algorithm (12) by every measure of this module. The variant `dps`
+has the factor 13, but is better than Strassen's algorithm by two other measures. On independent random data, the error
+grows 1.47 times with each level of `dps`, and 1.73 times with each level of Strassen's algorithm. In the Frobenius
+norm, the factors by which a level increases the error bound are 12.2 for `dps` and 14.8 for Strassen's algorithm.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from fmm.problem import Fill, Operation
 
 
 def classical_error_bound(n: int) -> int:
-    """Return n^2, the bound f of the classical product: n products of at most |A| |B| in a sum of n terms."""
+    """Return n^2, the factor f in the error bound f u |A| |B| of the classical n x n product."""
     return n * n
 
 
@@ -59,9 +58,9 @@ class _SymbolicBlock:
 
 
 class _ErrorWalk:
-    """Arithmetic on blocks as linear combinations of input blocks and products, called atoms.
+    """Arithmetic on symbolic blocks, which are linear combinations of atoms (input blocks and products).
 
-    An atom is an input block or a product, and has a bound on its magnitude and a bound on its error.
+    Each atom has a bound on its magnitude and a bound on its error.
     """
 
     def __init__(self) -> None:
@@ -97,7 +96,7 @@ class _ErrorWalk:
         )
 
     def multiply_values(self, left: _SymbolicBlock, right: _SymbolicBlock, k: float, inner: float) -> _SymbolicBlock:
-        """Return the product of two values over the inner size k by an algorithm with the bound `inner`."""
+        """Return the product of two values over k terms, computed with the factor f = `inner` in its error bound."""
         x, y = self.magnitude_bound(left), self.magnitude_bound(right)
         error = inner * x * y + k * (left.rounding * y + x * right.rounding)
         return self.add_block_with_bounds(("product", len(self.atoms)), k * x * y, error)
@@ -105,7 +104,7 @@ class _ErrorWalk:
     def run_sum_program(
         self, program: AdditionProgram, values: Sequence[_SymbolicBlock], aliases: tuple[tuple[int, int], ...]
     ) -> list[_SymbolicBlock]:
-        """Return the outputs of a sum program after the same calls as in the NumPy backend."""
+        """Return the outputs of a sum program, added up in the same order as in the NumPy backend."""
         count = len(program.outputs)
         plan = schedule_elementwise_calls(program, (True,) * program.inputs, (True,) * count, aliases)
         slots = [*values, *[_SymbolicBlock({})] * (count + plan.scratch)]
@@ -145,7 +144,7 @@ class _ErrorWalk:
         return max(errors.values())
 
     def read_block(self, place: Place) -> _SymbolicBlock:
-        """Return the value of a place; if the place covers several blocks, the value with the largest error."""
+        """Return the block at a place; if the place covers several blocks, the block with the largest error."""
         place = place.untransposed_place
         if place.name in ("A", "B"):
             return self.add_block_with_bounds(place.origin)
@@ -164,9 +163,9 @@ class _ErrorWalk:
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def error_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", fill: Fill = "full") -> float:
-    """Return the bound f for C = A B by a plan; the walk covers every level, fringe and addition of the NumPy backend.
+    """Return the factor f in the error bound f u |A| |B| of C = A B, computed by a plan with the NumPy backend.
 
-    Blocks at a fringe count as whole blocks, so that the bound f is too large rather than too small.
+    Blocks at a fringe count as whole blocks, so that f is too large rather than too small.
     """
     if min(m, k, n) < 0:
         raise ValueError(f"sizes must not be negative: m = {m}, k = {k}, n = {n}")
@@ -177,7 +176,7 @@ def error_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", f
 
 
 def scheme_error_bounds(scheme: Scheme, k: float, inner: float) -> list[float]:
-    """Return the bounds f on the error of C's blocks for one level of a scheme; each product has the bound `inner`."""
+    """Return the factors f in the error bounds of C's blocks for one level of a scheme; products have f = `inner`."""
     walk, p = _ErrorWalk(), scheme.addition_programs
     lefts = walk.run_sum_program(p.left, [walk.add_block_with_bounds(("A", i)) for i in range(p.left.inputs)], ())
     rights = walk.run_sum_program(p.right, [walk.add_block_with_bounds(("B", i)) for i in range(p.right.inputs)], ())
@@ -194,18 +193,17 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
     """Return the expected (root mean square) error of a plan as a multiple of the error of the vendor's product.
 
     The data are assumed to be random numbers of equal size, and the rounding errors independent. If numbers of one sign
-    have a larger error growth, the result is the larger growth. Numbers of one sign have the larger growth in two
-    cases: for Strassen's levels on a CPU (Scheme.same_sign_error_growth), and for complex products from three real
-    products. The growth does not depend on the sizes: the rows and columns of a fringe are counted as if they also had
-    the larger error. In types that are summed up in their own precision, the growth is the product of the levels'
-    growths (Scheme.error_growth). The growths of levels include the rounding inside the products. In types that are
-    summed up in a wider type, the rounding inside products is small compared with the rounding of stored numbers.
+    have a larger error growth, the result is the larger growth. Numbers of one sign have the larger growth for
+    Strassen's levels on a CPU (Scheme.same_sign_error_growth), and for complex products from three real products. The
+    growth does not depend on the sizes: the rows and columns of a fringe are counted as if they also had the larger
+    error. In types that are summed up in their own precision, the growth is the product of the levels' growths
+    (Scheme.error_growth). In types that are summed up in a wider type, the rounding inside products is small compared
+    with the rounding of stored numbers.
 
     `in_pieces` is True if the vendor's product adds up a long sum in several partial sums, as BLAS does on a CPU. With
     partial sums the vendor's error grows slowly with k, so that the shorter products of a plan gain less accuracy. With
-    OpenBLAS, three levels of Winograd's variant in float32 at n = 4096 have a measured error growth of 14.4. The
-    expected error growth of these three levels is 18.5 if the vendor's partial sums are modelled (`in_pieces`), and 9.5
-    if not.
+    OpenBLAS, three levels of Winograd's variant in float32 at n = 4096 have a measured error growth of 14.4. The result
+    for these three levels is 18.5 if `in_pieces` is True, and 9.5 if not.
     """
     if DTYPES[dtype].exact:
         return 1.0  # integer arithmetic is exact
@@ -234,15 +232,15 @@ class _ErrorGrowthPair(NamedTuple):
 # shorter partial sums. At k = 32 to 2048, a complex product from four real products has up to 1.6 times the vendor's
 # error on random numbers. On positive numbers, a complex product from four real products has up to 2.3 times the
 # vendor's error. A complex product from three real products has up to 5.9 times the vendor's error on positive numbers.
-# These multiples of the vendor's error on positive numbers are largest at k = 291, where a complex product adds up two
-# partial sums and a real product has a single sum.
+# On positive numbers, both multiples are largest at k = 291, where a complex product adds up two partial sums and a
+# real product has a single sum.
 SHORTER_PIECES_GROWTH: Final = _ErrorGrowthPair(1.6, 2.7)
 
 
 def is_error_measured(plan: Plan) -> bool:
-    """Return True if the plan's expected error growth was measured: the largest error, in the Frobenius norm.
+    """Return True if the plan's expected error growth is the largest measured error, in the Frobenius norm.
 
-    The errors of leaves that emulate are measured; the error of a bilinear level is a root mean square by the model.
+    The errors of leaves that emulate were measured; the error of a bilinear level is a root mean square by the model.
     """
     return plan.leaf_use.leaf.emulates and not any(level.bilinear for level in plan.levels)
 
@@ -250,8 +248,8 @@ def is_error_measured(plan: Plan) -> bool:
 def _error_variance(plan: Plan, level: Callable[[_VarianceShares, float], float]) -> float:
     """Return the variance of a plan's error as a multiple of the vendor's variance, computed from the leaf outwards.
 
-    The function `level` returns the variance of one level from the scheme's _VarianceShares and the variance of its
-    products.
+    `level` is a function of a scheme's _VarianceShares and of the variance of the level's products; it returns the
+    level's variance.
     """
     variance = plan.leaf_use.leaf.relative_error**2
     for x in reversed(plan.levels):
@@ -290,7 +288,7 @@ class _VarianceShares(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _variance_shares(scheme: Scheme) -> _VarianceShares:
-    """Return the variance shares of a scheme; the shares of a composition are the products of its factors' shares."""
+    """Return the variance shares of a scheme; for a composed scheme, multiply the shares of its factors."""
     if scheme.factors:
         parts = [_variance_shares(f) for f in scheme.factors]
         every, left, right, _ = (prod(column) for column in zip(*parts, strict=True))

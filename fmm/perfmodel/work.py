@@ -81,7 +81,8 @@ class PlanWork:
     alone: bool = False  # True if A has unaligned rows and B has aligned rows
     tiles: LeafTiles | None = None  # tiles of the tiled kernel; None if another kernel multiplies
     triangles: tuple[TriangleProducts, ...] = ()
-    # The fractions `unaligned` and `odd` of the triangle products, which read A, B and C and no temporaries.
+    # Fractions of the products in `triangles` with unaligned rows: all rows at multiples of 4 bytes
+    # (`triangles_unaligned`), or some rows not even at multiples of 4 bytes (`triangles_odd`).
     triangles_unaligned: float = 0.0
     triangles_odd: float = 0.0
 
@@ -170,7 +171,8 @@ def _batch_size(plan: Plan) -> float:
 class _SumTraffic:
     """Running totals of a plan's sums, updated level by level from the outermost level inwards.
 
-    The fields in TRAFFIC_SHARE_FIELDS are numbers of elements here, and fractions of the traffic in `PlanWork`.
+    Fields with names in TRAFFIC_SHARE_FIELDS are numbers of elements; `PlanWork` has the same fields as fractions of
+    the traffic.
     """
 
     traffic: float = 0.0  # number of elements that sums read and write
@@ -185,7 +187,7 @@ class _SumTraffic:
 
 
 def _sum_traffic(plan: Plan, problem: Problem, estimates: Sequence[LevelWorkEstimate]) -> tuple[_SumTraffic, float]:
-    """Return the counts of the sums, and the share of leaf products that read or write A, B or C itself."""
+    """Return the counts of the sums, and the share of leaf products that read A or B or write C."""
     found, direct, below_overlapped = _SumTraffic(), 1.0, False
     itemsize = problem.itemsize
     for level, f in zip(plan.levels, estimates, strict=True):
@@ -249,7 +251,7 @@ def are_rows_aligned(problem: Problem, unit: int) -> bool:
 
 
 def aligned_operands(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
-    """Return a flag for each of A, B and C: True if all rows begin at multiples of `unit` bytes when the first does."""
+    """Return for each of A, B and C: True if the length of a row in bytes is a multiple of `unit`."""
     b = problem.n * problem.itemsize % unit == 0
     return problem.k * problem.itemsize % unit == 0, b, b
 
@@ -279,16 +281,16 @@ def _vendor_row_alignment(itemsize: int) -> int:
 def _row_alignment_work_fields(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
     """Return the fields of PlanWork that depend on the alignment of rows and on tiles.
 
-    `direct` is the share of leaf products that read or write A, B or C itself. A batch of products reads only
-    temporaries, and temporaries have aligned rows.
+    `direct` is the share of leaf products that read A or B or write C, and not only temporaries. A batch of products
+    reads only temporaries, which have aligned rows.
     """
     vectors, words = (
         aligned_operands(problem, _vendor_row_alignment(problem.itemsize)),
         aligned_operands(problem, WORD_BYTES),
     )
     if plan.levels and all(level.is_complex_split for level in plan.levels):
-        # The real products multiply matrices of real and imaginary parts, which have the complex product's sides and no
-        # padding.
+        # Below a level such as `3m`, real products multiply matrices of real and imaginary parts with the complex
+        # product's sides and no padding.
         parts, direct = replace(problem, dtype=plan.leaf_type(problem.dtype)), 1.0
         vectors = aligned_operands(parts, _vendor_row_alignment(parts.itemsize))
     elif plan.is_batched:
@@ -362,7 +364,7 @@ def _gram_work(plan: Plan, problem: Problem) -> PlanWork:
 def _weighted_averages(
     names: Sequence[str], parts: Sequence[tuple[float, PlanWork]], min_divisor: float
 ) -> dict[str, float]:
-    """Return the weighted averages of the fields `names` over the parts; the divisor is at least `min_divisor`."""
+    """Return, for each field in `names`, its weighted average over the parts, divided by at least `min_divisor`."""
     whole = max(sum(weight for weight, _ in parts), min_divisor) or 1.0
     return {name: sum(weight * getattr(work, name) for weight, work in parts) / whole for name in names}
 
@@ -373,16 +375,16 @@ class _GramWorkParts:
     def __init__(self) -> None:
         self.traffic = self.passes = 0.0
         self.held = 0.0  # largest number of elements in temporaries at a time, inner levels included
-        # (plan, size, number of products that start together) -> number of equal products
+        # (plan, size, number of products in a batch) -> number of products
         self.products: Counter[tuple[Plan, Shape, int]] = Counter()
-        # (size, number of products that start together, leaf, True if the other triangle may be overwritten) -> number
-        # of equal triangles
+        # (size, number of products in a batch, leaf, True if the leaf may overwrite the other triangle) -> number of
+        # products
         self.triangles: Counter[tuple[Shape, int, str, bool]] = Counter()
 
     def add_steps_of_product(self, plan: Plan, size: Shape, params: GemmParams, together: int = 1) -> None:
         """Add the products, triangles and sums into which the plan cuts a product.
 
-        A batch has `together` products of this size, which start together.
+        `together` products of this size start as one batch.
         """
         steps = lower_level(plan, *size, *params) if params.op != "product" else None
         if params.op == "product":
