@@ -165,7 +165,7 @@ def order_lines_by_use(program: AdditionProgram) -> AdditionProgram:
 
 
 def _append_program(program: AdditionProgram, values: Sequence[int], total: int, lines: list[Terms]) -> list[int]:
-    """Append a program's lines with `values` as its inputs; return the numbers of the program's outputs."""
+    """Append a program's lines to `lines`, with the value numbers `values` as its inputs; return its output numbers."""
     names = list(values)
     for terms in program.lines:
         lines.append(tuple((c, names[v]) for c, v in terms))

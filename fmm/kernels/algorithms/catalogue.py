@@ -124,7 +124,8 @@ def _read_scheme(name: str) -> Scheme:
     return found
 
 
-# How a scheme is derived for another order of the sizes: order -> (True to transpose first, number of rotations).
+# How to derive a scheme for another order of its sizes m, k, n: transpose the scheme if the first value is True, and
+# then rotate it as often as the second value says.
 _SIZE_PERMUTATIONS = {
     "mkn": (False, 0),
     "knm": (False, 1),

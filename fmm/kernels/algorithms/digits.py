@@ -9,22 +9,20 @@ multiplies planes block by block.
 Integer types keep only the lowest bits of a product: C modulo 2^bits. (In two's complement, an unsigned integer can be
 read as the signed integer with the same bits.)
 
-Digits are signed. Digit i of x has w_i bits and the offset o_i, the sum of the widths of all lower digits. To find the
-digits of x, the sum of 2^(w_i - 1) 2^(o_i) over all digits except the last is added to x, and the bits of the result
-are cut at the offsets o_i. Digit i is the field of w_i bits at o_i, minus 2^(w_i - 1), so its magnitude is at most
-2^(w_i - 1). The last digit is all bits from the last offset o on; its magnitude is at most |x| / 2^o + 1, and at most
-2^(bits - 1 - o). The sum of all digits, weighted by 2^(o_i), is x modulo 2^bits.
+Digits are signed: a digit of w bits has a magnitude of at most 2^(w - 1). To cut a number into digits, 2^(w - 1) is
+added at the place of each digit except the last, the bits of the sum are cut into fields, and 2^(w - 1) is subtracted
+from each field. The last digit has all remaining upper bits. If the lower digits have o bits together, the magnitude of
+the last digit of x is at most |x| / 2^o + 1, and at most 2^(bits - 1 - o).
 
 Two digits by two digits, (a_0 + 2^w a_1) (b_0 + 2^w b_1), need three products instead of four by Karatsuba's identity:
 a_0 b_1 + a_1 b_0 = (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1.
 
-Three digits by three digits would be nine products of digits. For 64-bit integers, digits of 22, 20 and 22 bits are
-chosen. With digits of these widths, a_1 b_2, a_2 b_1 and a_2 b_2 have a weight of 2^64 or more and vanish modulo 2^64.
-Five products remain: a_0 b_0, a_1 b_1, (a_0 + a_1) (b_0 + b_1), a_0 b_2 and a_2 b_0. The products a_0 b_2 and a_2 b_0
-have equal weights: if the planes of a_0 and a_2 are adjacent, and also the planes of b_2 and b_0, one BLAS call of
-twice the inner length computes a_0 b_2 + a_2 b_0. Polynomials modulo x^3 over a field cannot be multiplied with fewer
-than five products. Residues would need seven products modulo primes of 21 bits, because residues must determine all 128
-+ log2 k bits of a product.
+Three digits by three digits would be nine products. Digits of 64-bit integers have 22, 20 and 22 bits, from the lowest
+digit a_0 to the highest digit a_2, so that a_1 b_2, a_2 b_1 and a_2 b_2 vanish modulo 2^64. Karatsuba's identity leaves
+five products: a_0 b_0, a_1 b_1, (a_0 + a_1) (b_0 + b_1), a_0 b_2 and a_2 b_0. One BLAS call of twice the inner length
+computes a_0 b_2 + a_2 b_0, because the planes of a_0 and a_2 are adjacent in memory, and the planes of b_2 and b_0 too.
+Residues would need seven products modulo primes of 21 bits, because residues must determine all 128 + log2 k bits of a
+product of 64-bit integers.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ from functools import lru_cache
 from typing import Final, Literal
 
 RealType = Literal["float32", "float64"]
-# all integers of at most this number of bits are exact in the type
+# The type represents all integers of at most this number of bits exactly.
 MANTISSA_BITS: Final[dict[RealType, int]] = {"float32": 24, "float64": 53}
-# time of a product of planes of this type, as a multiple of the time of a float64 product
+# Time of a product of planes in this type, as a multiple of the time of a float64 product.
 RELATIVE_TIME: Final[dict[RealType, float]] = {"float32": 0.5, "float64": 1.0}
 # Adding a product of planes to C takes as long as multiplying planes with this inner dimension.
 ADDITION_COST_IN_TERMS: Final = 80
@@ -47,7 +45,7 @@ DigitSum = tuple[int, ...]  # indices of the digits that are added to form a pla
 
 @dataclass(frozen=True)
 class OperandPlanes:
-    """The digits of an operand: the width in bits of every digit except the last, and the planes in memory order."""
+    """The digits of an operand: the bits of every digit except the last, and the planes in their order in memory."""
 
     widths: tuple[int, ...] = ()
     order: tuple[DigitSum, ...] = ((0,),)
@@ -126,7 +124,7 @@ def _two_digit_product(bits: int) -> DigitProducts:
 
 
 def _karatsuba_product(left: int, right: int) -> DigitProducts:
-    """Return the product modulo 2^64 by Karatsuba's identity, for A of `left` and B of `right` digits (2 or 3)."""
+    """Return the product modulo 2^64 by Karatsuba's identity; A has `left` digits and B has `right` digits (2 or 3)."""
     widths = {2: (LOW_BITS,), 3: (LOW_BITS, MIDDLE_BITS)}
     x: tuple[DigitSum, ...] = ((0,), (2,), (1,), (0, 1)) if left == 3 else ((0,), (1,), (0, 1))
     y: tuple[DigitSum, ...] = ((2,), (0,), (1,), (0, 1)) if right == 3 else ((0,), (1,), (0, 1))

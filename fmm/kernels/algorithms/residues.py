@@ -1,39 +1,33 @@
 """Residues: products of integer matrices, computed modulo pairwise coprime moduli (Chinese remainder theorem).
 
-Let M be the product of pairwise coprime moduli p_1, ..., p_r. If M > 2 bound, the residues modulo p_1, ..., p_r
-determine an integer c with |c| <= bound. Proof: two integers with equal residues differ by a multiple of M. Two
-integers of magnitude at most `bound` differ by at most 2 bound < M, so they are equal if their residues are equal. For
-C = A B with |a| <= 2^x, |b| <= 2^y and inner dimension k, `bound` is k 2^(x + y).
+If |a| <= 2^x and |b| <= 2^y for all entries of A and B, an entry of A B is at most k 2^(x + y) in magnitude, with inner
+dimension k. The residues of an entry determine the entry if the product of all moduli is more than twice this bound:
+integers with equal residues differ by a multiple of the product of all moduli.
 
-The integer c is reconstructed from its residues c_i as follows. Let M_i = M / p_i, and let e_i be the inverse of M_i
-modulo p_i. The weight w_i = M_i e_i is 1 modulo p_i, and 0 modulo every other p_j. The sum s of all c_i w_i therefore
-has the same residues as c, and c = s - q M for an integer q. Since s / M = q + c / M, rounding s / M gives q, if |c /
-M| is below 1/2 by a margin larger than the error of the computed s / M. `moduli_count_for_bound` requires M >= 2 bound
-(1 + 2^-8); the margin is then 2^-10. In float64, the error of s / M, where s is the sum of all c_i w_i, is below 2^-29.
-Proof: s / M is a sum of at most 48 terms. Each term is w_i / M, which is below 1, times a residue of at most 2^7 or a
-sum of residues below 2^12. The additions therefore round by at most 48^2 2^12 2^-53.
+An entry is reconstructed from a weighted sum of its residues. The weight of a modulus is 1 modulo this modulus, and 0
+modulo all other moduli, so the weighted sum s differs from the entry by a multiple of M, the product of all moduli.
+Rounding s / M to an integer gives the factor of this multiple, if the rounding error of s / M is small enough.
+`moduli_count_for_bound` leaves a margin of 2^-10 for this error. In float64, the rounding error of s / M is below
+2^-29: at most 48 terms, each below 2^12, are added, so the additions round by at most 48^2 2^12 2^-53.
 
 Matrices of float64 become integers by scaling rows and columns with powers of two; the bound on their products is
 proved in kernels/cuda/device_code/residue_planes.cuh.
 
-Integer types keep only the lowest 64 bits of a product. For integer types, s - q M can be computed modulo 2^64, from
-w_i and M modulo 2^64. Unsigned integers are read as signed integers with the same bits: the values differ by a multiple
-of 2^bits.
+Products of integer types wrap around modulo 2^bits, so integers are reconstructed with weights modulo 2^64. Unsigned
+integers are read as signed integers with the same bits: the values differ by a multiple of 2^bits.
 
 The moduli are at most 256, so that residues fit into 8 signed bits (-128 to 127) for the tensor cores of GPUs. The
 largest pairwise coprime moduli are chosen greedily: 256, 255, 253, 251, 247, ..., as in Ozaki's scheme II (Ozaki,
 Uchino, Imamura, 2025).
 
 Complex numbers need two products for each modulus instead of three (the scheme 2M of arXiv 2609.05419). The moduli for
-complex numbers have only prime factors that are 1 modulo 4. Modulo such a modulus p, there is an integer j with j^2 =
--1. For Gaussian integers A = Ar + i Ai and B = Br + i Bi, let A+ = Ar + j Ai and A- = Ar - j Ai, and B+ and B-
-likewise. Modulo p, the map i -> j preserves sums and products, because j^2 = -1, and so does the map i -> -j. Therefore
-C = A B becomes C+ = A+ B+ and C- = A- B-, and Cr = (C+ + C-) / 2 and Ci = (C+ - C-) / (2j). In these formulas, 2 and j
-have inverses modulo p, since p is odd and j (-j) = 1. The residues of C+ and C- determine the residues of Cr and Ci,
-and Cr and Ci are reconstructed from their residues as above. The factors 1 / 2 and 1 / (2j) are part of the weights:
-c_i is C+ + C- in the sum for Cr, and C+ - C- in the sum for Ci. The real and imaginary parts of C have the same bound
-as real products, because |sum a b| <= |a| |b| also holds for complex vectors and their 2-norms. Conjugating an operand
-exchanges its planes A+ and A-.
+complex numbers have only prime factors that are 1 modulo 4, so an integer j with j^2 = -1 exists modulo each modulus.
+A complex matrix X becomes two integer matrices, X+ = Re X + j Im X and X- = Re X - j Im X. For C = A B, the two
+products modulo each modulus are C+ = A+ B+ and C- = A- B-, because j^2 = -1. From C+ and C-, the real part of C is
+(C+ + C-) / 2, and the imaginary part is (C+ - C-) / (2j). (2 and j have inverses modulo each modulus, because the
+modulus is odd and j (-j) = 1.) The factors 1 / 2 and 1 / (2j) are part of the weights of the reconstruction. The real
+and imaginary parts of C have the same bound as real products, because |sum a b| <= |a| |b| also holds for complex
+vectors and their 2-norms. To conjugate A, the matrices A+ and A- are exchanged.
 """
 
 from __future__ import annotations
@@ -46,9 +40,10 @@ from typing import Final
 
 LARGEST_MODULUS: Final = 256  # the largest modulus, with residues from -128 to 127
 MAX_MODULI_COUNT: Final = 48  # largest number of moduli for which the error bound in the module's docstring holds
-# The product of the moduli must be at least 2 bound (1 + ROUNDING_MARGIN), so that rounding errors cannot change c.
+# The product of the moduli is at least 1 + ROUNDING_MARGIN times twice the bound of the entries, so that rounding
+# errors cannot change a reconstructed entry.
 ROUNDING_MARGIN: Final = Fraction(1, 256)
-# upper bound of the norms of scaled rows or columns; a sum of four scaled numbers then has 62 bits
+# Upper bound of the norm of a scaled row or column, so that sums of four scaled numbers fit into 64-bit integers.
 MAX_NORM: Final = 2.0**60
 MAX_WEIGHT_PIECES: Final = 4  # largest number of pieces of a weight, as in residue_join.cuh
 FLOAT64_EXACT_BITS: Final = 52  # number of bits of an integer that float64 stores exactly
@@ -85,7 +80,7 @@ def first_moduli(count: int, for_complex: bool = False) -> tuple[int, ...]:
 
 
 def moduli_count_for_bound(bound: int) -> int:
-    """Return how many moduli determine integers of magnitude up to `bound`, with the margin ROUNDING_MARGIN."""
+    """Return the number of moduli that determine integers up to the magnitude `bound`, with ROUNDING_MARGIN."""
     needed, modulus_product = 2 * bound * (1 + ROUNDING_MARGIN), 1
     for count, modulus in enumerate(_coprime_moduli(), 1):
         modulus_product *= modulus
@@ -109,10 +104,9 @@ class RemainderWeights:
 
     @property
     def complex_weights(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the weights of C+ + C- for the real part of C, and of C+ - C- for the imaginary part.
+        """Return the weights for the real and for the imaginary part of a complex entry.
 
-        Modulo moduli[i], weight i is 1 / 2 for the real part and 1 / (2j) for the imaginary part. All weights are at
-        least 0 and below the product of the moduli.
+        Modulo moduli[i], weight i is 1 / 2 for the real part and 1 / (2j) for the imaginary part, where j^2 = -1.
         """
         real = (w * pow(2, -1, p) for w, p in zip(self.weights, self.moduli, strict=True))
         imaginary = (w * pow(2 * imaginary_unit(p), -1, p) for w, p in zip(self.weights, self.moduli, strict=True))
@@ -139,10 +133,9 @@ def symmetric_residue(value: int, modulus: int) -> int:
 def max_scaled_norm(moduli: int, k: int, for_complex: bool = False) -> float:
     """Return the largest norm that a row of A or a column of B may have after scaling.
 
-    The scalar product of an integer row of norm x and an integer column of norm y is at most x y (Cauchy-Schwarz). This
-    scalar product must be smaller than M / 2, where M is the product of all moduli, so each norm must be smaller than
-    sqrt(M / 2). Rounding to integers changes each of the k numbers of a row or column by at most 1/2, and so increases
-    the norm. A complex row or column has 2k real numbers.
+    The scalar product of a row and a column is at most the product of their norms (Cauchy-Schwarz). This scalar product
+    must be smaller than M / 2, where M is the product of all moduli, so each norm must be smaller than sqrt(M / 2).
+    Rounding to integers then changes each real number of a row or column by at most 1/2, and so increases the norm.
     """
     half = float(isqrt(remainder_weights(moduli, for_complex).product // 2))
     return min(half * (1 - 2.0**-20) - sqrt(k * (1 + for_complex)), MAX_NORM)
@@ -150,7 +143,7 @@ def max_scaled_norm(moduli: int, k: int, for_complex: bool = False) -> float:
 
 @dataclass(frozen=True)
 class CrtWeightPieces:
-    """The weights of the Chinese remainder theorem, cut into pieces of few bits, so that float64 sums are exact."""
+    """The weights of the Chinese remainder theorem, cut into groups of bits (pieces) so that float64 sums are exact."""
 
     moduli: int
     levels: int
@@ -163,22 +156,21 @@ class CrtWeightPieces:
 
     @property
     def piece_bits(self) -> int:
-        """Number of bits in a piece of a weight.
+        """Return the number of bits in each piece of a weight, so that a sum of pieces times residues is exact.
 
-        A piece is multiplied by a residue of 7 bits. Each level of Strassen's algorithm adds four residues, so the sum
-        has 2 more bits. For complex numbers, the residues of two planes are added or subtracted, which needs 1 more
-        bit. The sum over all moduli needs log2(number of moduli) more bits.
+        A residue has 7 bits. Each level of Strassen's algorithm adds four residues, so the sum has 2 more bits. For
+        complex numbers, the residues of two planes are added or subtracted, which needs 1 more bit. The sum over all
+        moduli needs log2(number of moduli) more bits.
         """
         return FLOAT64_EXACT_BITS - 7 - 2 * self.levels - self.for_complex - (self.moduli - 1).bit_length()
 
     @property
     def weight_piece_count(self) -> int:
-        """Number of pieces of a weight."""
         return -(-self.numbers.product.bit_length() // self.piece_bits)
 
     @property
     def inverse_product(self) -> float:
-        """2^(piece_bits (weight_piece_count - 1)) / (product of the moduli), rounded to float64."""
+        """Return the unit of the most significant pieces divided by the product of the moduli, in float64."""
         return float(2 ** (self.piece_bits * (self.weight_piece_count - 1)) / self.numbers.product)
 
     def split_number(self, x: int) -> list[float]:

@@ -19,8 +19,8 @@ import numpy as np
 from fmm.kernels.algorithms import additions as programs
 from fmm.kernels.algorithms.additions import AdditionProgram, Matrix, Rational, chain_programs, renumber_inputs
 
-# Factor by which the rounding of a level's additions increases the error. The factor is fitted: without it, the error
-# measured on products with a short inner dimension is 1 % above the predicted error.
+# Factor by which the rounding of a level's additions increases the error, fitted to measured errors of products with a
+# short inner dimension.
 ADDITIONS_ERROR_FACTOR = 1.02
 
 
@@ -143,8 +143,8 @@ class Scheme:
     def error_growth_blocked_sums(self) -> float:
         """Return the error growth for blocked sums, as a CPU's BLAS computes them, averaged over the blocks of C.
 
-        BLAS computes short sums first, and then adds their results. The error of such a blocked sum of length k grows
-        like sqrt(k).
+        BLAS computes short sums first, and then adds their results, so the error of a sum of length k grows like
+        sqrt(k).
         """
         if self.factors:
             return prod(f.error_growth_blocked_sums for f in self.factors)
@@ -155,10 +155,10 @@ class Scheme:
     def same_sign_error_growth(self) -> float:
         """Return the expected relative error of one level on entries of one sign, as a multiple of the classical error.
 
-        If all entries have one sign, partial sums grow with their length. The error of a sum of length k therefore has
-        a variance like k^3. If an operand of a product is a sum of blocks, the entries of the operand are proportional
-        to the sum of the blocks' coefficients. The result is 1.22 for Strassen's scheme. For Winograd's scheme, the
-        result is 0.5, because the sums of blocks cancel the mean of the entries.
+        If all entries have one sign, partial sums grow with their length, so the variance of the error of a sum of
+        length k is proportional to k^3. If an operand of a product is a sum of blocks, the entries of the operand are
+        proportional to the sum of the blocks' coefficients. The result is 1.22 for Strassen's scheme. For Winograd's
+        scheme, the result is 0.5, because the sums of blocks cancel the mean of the entries.
         """
         if self.factors:
             return prod(f.same_sign_error_growth for f in self.factors)
@@ -168,8 +168,8 @@ class Scheme:
     def same_sign_error_growth_blocked(self) -> float:
         """Return the error growth on entries of one sign for blocked sums, as a CPU's BLAS computes them.
 
-        With blocked sums and entries of one sign, the error of a sum of length k has a variance like k. The result is
-        2.45 for Strassen's scheme and 1.0 for Winograd's.
+        With blocked sums and entries of one sign, the variance of a sum's error is proportional to the sum's length.
+        The result is 2.45 for Strassen's scheme and 1.0 for Winograd's.
         """
         if self.factors:
             return prod(f.same_sign_error_growth_blocked for f in self.factors)
@@ -179,10 +179,7 @@ class Scheme:
 
     @property
     def _block_error_variances(self) -> list[Fraction]:
-        """Return the variance of the error of each block of C.
-
-        The unit is the variance of the error of a product of one block of A and one block of B.
-        """
+        """Return the error variance of each block of C, in units of the error variance of one block product."""
         left, right = _column_square_sums(self.u), _column_square_sums(self.v)
         return [sum((c * c * x * y for c, x, y in zip(row, left, right, strict=True)), Fraction(0)) for row in self.w]
 
@@ -277,8 +274,8 @@ def _compose_operand_programs(
 ) -> AdditionProgram:
     """Return the program that forms the outer scheme's sums, and then the inner scheme's sums for every outer product.
 
-    Each block of the outer grid consists of a grid of inner blocks. The sums of the outer scheme are formed separately
-    for each position of an inner block in its outer block.
+    Each block of the outer scheme is a grid of inner blocks. The outer sums are formed once for each position in this
+    grid.
     """
     places = prod(inner)
     wiring = [[(place, r) for place in range(places)] for r in range(rank)]
@@ -289,10 +286,7 @@ def _compose_operand_programs(
 def _compose_output_programs(
     first: AdditionProgram, second: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
 ) -> AdditionProgram:
-    """Return the program that forms each product of the outer scheme from inner products, and then forms C from them.
-
-    The program `first` forms a product of the outer scheme; the program `second` forms the blocks of C.
-    """
+    """Return the program that forms the outer scheme's products from inner products, and then the blocks of C."""
     wiring = [[(r, place) for r in range(rank)] for place in range(prod(inner))]
     program = chain_programs([first] * rank, [second] * prod(inner), wiring)
     order = _blocks_by_inner_position(outer, inner)
@@ -305,8 +299,7 @@ def _compose_output_programs(
 def _blocks_by_inner_position(outer: GridSize, inner: GridSize) -> list[int]:
     """Return the row-major indices of all blocks of the composed grid, sorted by inner position, then by outer block.
 
-    A block of the outer grid consists of smaller blocks. The inner position of a smaller block is its position in its
-    outer block.
+    The inner position of a block is its position in the block of the outer grid that contains it.
     """
     columns = outer[1] * inner[1]
     return [

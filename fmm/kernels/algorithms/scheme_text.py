@@ -1,13 +1,6 @@
 """Read the text form of a scheme: a head (values such as `size 2 2 2`), products M1, M2, ..., and the blocks of C.
 
-When a text is read, the Brent equations prove the scheme. An example:
-
-name    strassen
-source  V. Strassen, Gaussian elimination is not optimal, Numer. Math. 13 (1969) 354-356
-size    2 2 2
-M1 = (A11 + A22)(B11 + B22)
-...
-C11 = M1 + M4 - M5 + M7
+When a text is read, the Brent equations prove the scheme. The file schemes/strassen.txt is an example.
 """
 
 from __future__ import annotations
@@ -56,7 +49,7 @@ def _read_scheme(text: str) -> Scheme:
 
 
 def _read_sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return two dicts: word of the head -> its value, and left side of an equation -> its right side."""
+    """Return the values of header lines by their first word, and the right sides of equations by their left sides."""
     head: dict[str, str] = {}
     equations: dict[str, str] = {}
     for line in filter(None, (line.split("#")[0].strip() for line in text.splitlines())):
@@ -79,7 +72,7 @@ def _read_factors(name: str, equation: str) -> tuple[str, str]:
 
 
 def _read_sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]:
-    """Return a sum of blocks as a dict: index of a block -> its coefficient."""
+    """Return a sum of blocks as a dict from the index of each block to its coefficient."""
     terms: dict[int, Fraction] = {}
     position = 0
     while position < len(text.rstrip()):

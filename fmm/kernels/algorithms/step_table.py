@@ -62,7 +62,7 @@ class TableKernel:
 
     @cached_property
     def read_blocks(self) -> tuple[str, ...]:
-        """Return the blocks among the kernel's parameters from which the assignments read old values."""
+        """Return the kernel's parameters that an assignment reads before any assignment writes them."""
         written: set[str] = set()
         seen: dict[str, None] = {}
         for target, terms in self.assignments:
@@ -167,10 +167,7 @@ class TableStep:
 
     @property
     def overwritten_operands(self) -> tuple[str, ...]:
-        """Return the operands of the step's product that the step also writes.
-
-        A table is wrong if a step overwrites an operand of the step's own product.
-        """
+        """Return the operands of the step's product that the step overwrites; a correct table has none."""
         return tuple(
             sorted({self.blocks_by_formal_parameter[f] for f in self.kernel.product or ()} & set(self.written_blocks))
         )
@@ -246,7 +243,7 @@ class TableKernelCall(NamedTuple):
 
 
 class ParsedTable(NamedTuple):
-    """The parsed lines of a table: the head, a dict from words to values, and the calls of kernels in order."""
+    """The parsed lines of a table: the calls of kernels in order, and the head (a dict from words to values)."""
 
     head: Mapping[str, str]
     calls: tuple[TableKernelCall, ...]
@@ -322,7 +319,7 @@ def _check_step(step: TableStep, declared: set[str], inputs: set[str], written: 
 
 # ---- the bilinear algorithm of a step table
 
-# A linear combination of blocks of A, of blocks of B, or of products: name -> coefficient.
+# A linear combination of blocks of A, of blocks of B, or of products: a dict from names to coefficients.
 BlockCombination = Mapping[str, Fraction]
 
 

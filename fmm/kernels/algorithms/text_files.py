@@ -16,7 +16,7 @@ from fmm.kernels.registry import RowRegistry
 
 DEFAULT_PLAN_FORMS = ("nested", "one pass")
 FORM_ABOVE_CANDIDATES = "above"  # the algorithm is a level above a candidate that needs too much workspace
-# as FORM_ABOVE_CANDIDATES, but only for a level without options in its text
+# The algorithm is a level above a candidate that needs too much workspace, but only without options.
 FORM_ABOVE_WITHOUT_OPTIONS = "above as it is"
 FORM_SEARCH_ONLY = "searched"  # the algorithm is a candidate in the tuner's search, but not in the model's choice
 PLAN_FORM_NAMES = (
@@ -58,7 +58,7 @@ class RegisteredText(NamedTuple):
 class AlgorithmTexts:
     """The texts of algorithms: the .txt files of a folder, named without the suffix, and registered texts.
 
-    `except_for` is the name of a file in the folder that holds no algorithm.
+    The file named `except_for` is in the folder, but is no algorithm.
     """
 
     def __init__(self, folder: str, algorithm_kind: str, except_for: str = "") -> None:
