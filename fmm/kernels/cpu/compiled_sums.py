@@ -1,10 +1,10 @@
 """Compute sums in compiled loops that load and store every element once. The compiler is llvmlite, a part of Numba.
 
-NumPy adds two arrays in each call. A sum of more terms therefore passes through the cache repeatedly, and each cache
-line of a result is fetched before it is written. This module compiles a schedule of elementwise calls to one LLVM
-function. The function loads a 64-byte cache line of each array, computes in registers, and stores the results. Results
-that are larger than the caches, and aligned to cache lines, are stored directly to memory. The operations have the same
-order as in NumPy, so the results equal NumPy's bit for bit.
+NumPy adds two arrays in each call, so a sum of three or more terms is written to the cache and read again after each
+addition. Each cache line of a result is also fetched from memory before it is overwritten. This module compiles a
+schedule of elementwise calls to one LLVM function. The function loads a 64-byte cache line of each array, computes in
+registers, and stores the results. Results that are larger than the caches, and aligned to cache lines, are stored
+directly to memory. The operations have the same order as in NumPy, so the results equal NumPy's bit for bit.
 
 If a sum uses both the real and the imaginary parts of a complex matrix, both parts are loaded together, separated in
 registers, and combined again before a store.
@@ -80,7 +80,7 @@ def _compiled_tasks(
 def complex_part_pairs(views: Mapping[int, Array], results: Container[int]) -> SlotPairs:
     """Return pairs of array indices (slots): the real parts and the imaginary parts of the same complex matrix.
 
-    Both arrays of a pair are read, or both are written.
+    A pair consists of two inputs or of two results.
     """
     parted = {i: x for i, x in views.items() if x.strides[1] == 2 * x.itemsize and x.dtype.kind == "f"}
     starts = {i: x.__array_interface__["data"][0] for i, x in parted.items()}
@@ -194,7 +194,7 @@ class _SumFunction:
         from llvmlite import ir
 
         self.ir, self.schedule, self.count, self.past_caches = ir, schedule, count, past_caches
-        # index of an array of real or imaginary parts -> index of the array of the matrix's other parts
+        # Index of an array of real (imaginary) parts -> index of the array of the same matrix's imaginary (real) parts.
         self.other = {a: b for pair in pairs for a, b in (pair, pair[::-1])}
         self.real_parts = {first for first, _ in pairs}
         self.number = {"float32": ir.FloatType(), "float64": ir.DoubleType()}[kind]
@@ -276,7 +276,8 @@ class _SumFunction:
     def _emit_load(self, slot: int, places: dict[int, Any], kind: Any) -> dict[int, Any]:
         """Emit the load of a cache line or element of an array; return a dict from array index (slot) to loaded value.
 
-        If the array holds the real or the imaginary parts of a complex matrix, the dict has both parts.
+        For an array of real or imaginary parts of a complex matrix, one load serves both parts, so the dict has two
+        items.
         """
         if kind is self.number or slot not in self.other:
             return {slot: self.builder.load(places[slot], align=self.size)}
@@ -286,7 +287,7 @@ class _SumFunction:
         return {x: self._emit_shuffle(both, both, order) for x, order in zip((first, second), parts, strict=True)}
 
     def _emit_shuffle(self, one: Any, other: Any, order: Iterable[int]) -> Any:
-        """Return a vector of elements of two cache lines; `order` has the indices of the elements."""
+        """Return a vector of elements chosen from two cache lines; `order` lists the indices of the chosen elements."""
         chosen = list(order)
         mask = self.ir.Constant(self.ir.VectorType(self.ir.IntType(32), len(chosen)), chosen)
         return self.builder.shuffle_vector(one, other, mask)

@@ -47,7 +47,10 @@ TilePart = tuple[slice, slice]
 
 
 def exact_workspace_bytes(m: int, k: int, n: int, batch: int) -> int:
-    """Return the bytes of workspace for planes and tiles, enough for any type; all products of a batch share them."""
+    """Return the bytes of workspace for planes and tiles, enough for any type.
+
+    The products of a batch use the same workspace one after the other.
+    """
     rows, cols = _equal_part_length(m, BLOCK_SIDE), _equal_part_length(n, BLOCK_SIDE)
     depth = min(MAX_PLANES * k, PLANE_DEPTH)
     tiles = max(

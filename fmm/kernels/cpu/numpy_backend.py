@@ -114,7 +114,7 @@ def _array_covers_window(x: Array, window: Window) -> bool:
 
 
 def _regions_with_equal_coverage(reads: Sequence[Array], writes: Sequence[Array]) -> Iterator[Window]:
-    """Yield rectangles that each array covers either completely or not at all."""
+    """Yield rectangles in which each array has either all elements or none, because arrays can differ in size."""
     rows, cols = (max(w.shape[axis] for w in writes) for axis in (0, 1))
     edges = [
         sorted({0, *(min(x.shape[axis], side) for x in (*reads, *writes))}) for axis, side in ((0, rows), (1, cols))
@@ -124,7 +124,10 @@ def _regions_with_equal_coverage(reads: Sequence[Array], writes: Sequence[Array]
 
 
 def _cache_sized_panels(window: Window, slots: Sequence[Array | None]) -> Iterator[Window]:
-    """Yield the panels of a rectangle. Panels are wide rather than tall, so that NumPy's inner loops are long."""
+    """Yield parts of a rectangle, with at most about PANEL_BYTES bytes.
+
+    The parts are wide rather than tall, because NumPy's inner loop runs along a row.
+    """
     elements = PANEL_BYTES // next(x.itemsize for x in slots if x is not None)
     rows, cols = (s.stop - s.start for s in window)
     width = cols if cols <= 2 * MIN_PANEL_COLUMNS else -(-cols // max(cols // MIN_PANEL_COLUMNS, 1))
@@ -167,7 +170,7 @@ ZERO_EXPONENT = -(1 << 20)  # exponent of the number zero, smaller than all othe
 def rescale_arrays(step: LineExponents | RescaledCopy, reads: Sequence[Array], dest: Array) -> None:
     """Compute an exponent for each row or each column, or scale rows and columns by 2^exponent.
 
-    In symbolic proofs, all exponents are 0.
+    In symbolic proofs the arrays hold symbols, which have no magnitude, so all exponents are 0.
     """
     if isinstance(step, LineExponents):
         dest[0, :] = 0 if dest.dtype == object else _exponents_of_lines(step, reads)

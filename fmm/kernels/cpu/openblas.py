@@ -1,8 +1,8 @@
 """Control the threads of NumPy's OpenBLAS, and find its syrk and herk.
 
 `single_threaded_blas` temporarily limits each BLAS product to the thread that calls BLAS, so that two products can run
-concurrently. The limit of one thread applies to the whole process, also to products of other threads. Only one call of
-fmm at a time sets this limit.
+concurrently. The limit of one thread applies to the whole process, also to products of other threads. At most one call
+of fmm at a time limits BLAS.
 
 `counted_plan_product` counts the products that plans compute now, in all threads of the program. If several threads of
 the program compute products by plans at the same time on two processors, each product and its sums use one thread.
@@ -51,7 +51,7 @@ _is_limited_by_products = False
 
 
 def paused_blas_threads() -> int:
-    """Return how many threads BLAS used before a running call of fmm limited BLAS to one; 0 if no call limits BLAS."""
+    """Return BLAS's number of threads from before fmm limited BLAS to one thread; 0 if BLAS is not limited now."""
     return _paused_threads
 
 

@@ -37,11 +37,11 @@ MAX_QUEUED_TASKS = 32  # largest number of unfinished tasks, enough for a level'
 # because little work is wasted if the check fails.
 SMALL_PRODUCT_DIVISOR = 32
 BANDS_PER_SUM = 4  # number of bands of rows in a sum; a band can start as soon as its own rows are ready
-# Smallest number of rows in a half of a divided product. With fewer rows, the halves are slower, because BLAS packs the
-# right operand again for each half.
+# Smallest number of rows in each half of a product that two threads divide. BLAS packs the right operand for each half,
+# so two halves with fewer rows are slower than the whole product.
 MIN_PART_ROWS = 384
-# Products are divided at multiples of this number of rows, at the edges of BLAS's tiles. The divided product therefore
-# equals the undivided product bit for bit.
+# The first half has a multiple of this number of rows and so ends at an edge of BLAS's tiles. The two halves therefore
+# equal the undivided product bit for bit.
 PART_ROW_UNIT = 192
 
 
@@ -90,7 +90,8 @@ ByteSpan = tuple[int, int, Array]
 def _byte_span(x: Array) -> ByteSpan:
     """Return the address of the array's first byte, the address after its last byte, and the array.
 
-    Comparing address ranges is fast. Only arrays with overlapping address ranges are then compared element by element.
+    `_byte_spans_overlap` compares the addresses first, and compares two arrays element by element only if their
+    addresses overlap.
     """
     low = high = x.__array_interface__["data"][0]
     if not x.size:
@@ -284,7 +285,7 @@ def plan_backend(count: int, flops: int, on_progress: ProgressCallback | None = 
 def _backend_with_workers(
     queue: TaskQueue, count: int, threads_per_product: int, on_progress: ProgressCallback | None
 ) -> Iterator[NumpyBackend]:
-    """Yield a backend that adds tasks to a queue; `count` workers run the tasks, and the exit waits for the workers."""
+    """Yield a backend that adds tasks to a queue, which `count` workers run; at the end, wait for the workers."""
     workers: list[WorkerJob] = start_on_workers(count, queue.run_tasks)
     if not workers:
         yield NumpyBackend(ThreadGroup(threads_per_product), on_progress=on_progress)
@@ -303,16 +304,16 @@ def _backend_with_workers(
 
 
 # ---- the times of sums and products
-# The tuner and the probe of an untuned machine time sums by the following code. Sums are timed within a plan, because
-# the product that runs at the same time changes the time of a sum: the sum has one thread only, and the product uses
-# part of the cache.
+# The tuner, and the probe of a machine without a tuning, measure the time of sums with `measure_step_times`. Sums are
+# timed within a plan, because the product that runs at the same time changes the time of a sum: the sum has one thread
+# only, and the product uses part of the cache.
 
 
 @dataclass
 class StepTimes:
     """Seconds of the products, and seconds of all other steps (`sums`).
 
-    If two threads run the steps at the same time, each number is half of the threads' CPU seconds.
+    If two threads run the steps at the same time, both values are the CPU seconds of the two threads divided by two.
     """
 
     sums: float = 0.0

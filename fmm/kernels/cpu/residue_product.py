@@ -1,10 +1,10 @@
 """Compute products by residues on the CPU, with the same bits as the kernels of a GPU.
 
 The steps are those of kernels/cuda/device_code/residue_planes.cuh and residue_join.cuh: scale rows of A and columns of
-B by powers of two, round to integers, multiply modulo each modulus, and join by the Chinese remainder theorem. The
-squares in the norm of a row or column are summed in the order of its numbers. Where the order of additions could change
-a power of two, the GPU kernel adds in the same order. All other sums are exact. The bits of C therefore do not depend
-on the size of blocks, on the number of threads or on the BLAS.
+B by powers of two, round to integers, multiply modulo each modulus, and join by the Chinese remainder theorem. The norm
+of a row or column determines its power of two. The squares in a norm are added in the order of the row or column, and
+the GPU kernel uses another order only where the power of two stays the same. All other sums are exact, so the bits of C
+do not depend on the size of blocks, on the number of threads or on the BLAS.
 
 BLAS multiplies residues in float32. A sum of SUM_LENGTH products of two residues is at most 2^24, which float32 holds.
 C is computed in blocks, which limits the memory of the residues. In all steps except BLAS's products, each thread
@@ -28,8 +28,8 @@ BLOCK_SIDE: Final = 2048  # largest number of rows and of columns of a block of 
 SUM_LENGTH: Final = 1024  # number of products of residues, each at most 2^14, that one float32 sum adds
 PANEL_NUMBERS: Final = 1 << 15  # numbers of a panel, whose float64 temporaries fit in a cache
 LOW_BITS: Final = 30  # scaled integers are cut into a low part of this number of bits and a high part
-# Numbers beyond these limits are scaled before they are squared, and their squares are summed separately, as in struct
-# Squares of residue_planes.cuh.
+# In the norm of a row, numbers larger than LARGE or smaller than SMALL in magnitude are scaled before they are squared,
+# and their squares are summed separately, as in struct Squares of residue_planes.cuh.
 LARGE, SMALL = 2.0**480, 2.0**-480
 MAX_NORM_OF_LINE: Final = 2.0**1023  # a line with a larger norm, or with inf or NaN, has no exponent
 MAX_EXPONENT_STEP: Final = 1000  # largest exponent of one multiplication by a power of two
@@ -90,7 +90,10 @@ class _BlockedProduct:
         return found
 
     def _scaled_integer_lines(self, lines: Array, exponents: Array) -> Array:
-        """Return [real parts], or [real parts, imaginary parts], scaled and rounded to whole float64 numbers."""
+        """Return scaled rows of A, or columns of B, rounded to integers in float64.
+
+        The first dimension of the result has the real parts and, for complex products, the imaginary parts.
+        """
         found = np.empty((1 + self.pieces.for_complex, *lines.shape))
 
         def scale_band(band: slice) -> None:
@@ -106,7 +109,7 @@ class _BlockedProduct:
         return found
 
     def _weighted_sums(self, x: Array, y: Array) -> Array:
-        """Return the sums of C's residues times each piece of their weights, for real and imaginary parts."""
+        """For each piece of the CRT weights, return the sum over all moduli of C's residues times this piece."""
         numbers, pieces = self.pieces.numbers, self.pieces
         weights = numbers.complex_weights if pieces.for_complex else (numbers.weights,)
         (_, m, k), n = x.shape, y.shape[1]
@@ -235,7 +238,10 @@ def times_power_of_two(x: Array, exponents: Array) -> Array:
 
 
 def _store_residues(lines: Array, p: int, root: int, plane: Array, band: slice) -> None:
-    """Store the residues modulo p of x, or for complex numbers of re + root im, with magnitudes up to 128."""
+    """Store the residues modulo p of scaled rows or columns as float32 numbers of magnitude at most 128.
+
+    A complex number re + im i becomes re + root * im, where root^2 = -1 modulo p.
+    """
     total = _smaller_congruent_integers(lines[0, band], p)
     if len(lines) > 1:
         imaginary = _smaller_congruent_integers(lines[1, band], p)
@@ -268,7 +274,7 @@ def _reduce_modulo(x: Array, p: int) -> None:
 
 
 def _add_partial_product(part: Array, total: Array, first: bool, p: int, band: slice) -> None:
-    """Add the product over one block of the inner dimension to `total`; if p is not 0, reduce `total` modulo p."""
+    """Add a product over one block of the inner dimension to `total`; then reduce `total` modulo p, unless p is 0."""
     if first:
         np.copyto(total[band], part[band])
     else:
@@ -278,7 +284,7 @@ def _add_partial_product(part: Array, total: Array, first: bool, p: int, band: s
 
 
 def _add_weighted_residues(found: Array, split: Sequence[Sequence[float]], sums: Array, band: slice) -> None:
-    """Add residues times the pieces of one modulus's weights; all sums are exact."""
+    """Add C's residues modulo one number times the pieces of this modulus's CRT weights; all sums are exact."""
     values = [x[band] for x in found]
     if len(values) == 2:
         values = [values[0] + values[1], values[0] - values[1]]
@@ -290,7 +296,10 @@ def _add_weighted_residues(found: Array, split: Sequence[Sequence[float]], sums:
 
 
 def integers_from_residue_sums(sums: Array, pieces: CrtWeightPieces) -> Array:
-    """Return each entry modulo M (the product of the moduli), from the sums of residues times weight pieces."""
+    """Return the integers that belong to sums of residues times pieces of CRT weights.
+
+    The integers are reduced modulo M, the product of the moduli.
+    """
     unit = 2.0**pieces.piece_bits
     multiples = np.rint((sums[0] + sums[1] / unit) * pieces.inverse_product)
     high = low = np.zeros_like(multiples)

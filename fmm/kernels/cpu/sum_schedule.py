@@ -80,7 +80,7 @@ class _ScheduleBuilder:
         return ElementwiseSchedule(tuple(self.calls + self.finally_), self.next_scratch - self.first_scratch)
 
     def _copy_input(self, output: int, value: int) -> None:
-        """Schedule a final copy of an input to an output; if a sum overwrites the input, first copy it to scratch."""
+        """Schedule a final copy of an input to an output; copy an overwritten input to scratch first."""
         source = value
         if value in self.overwritten:
             source = self._allocate_scratch_slot()
@@ -99,10 +99,10 @@ class _ScheduleBuilder:
             self._free_after_last_use(value, number)
 
     def _can_overwrite_output_now(self, output: int, number: int, terms: Terms) -> bool:
-        """Return True if the line may be written to the output immediately.
+        """Return True if a sum (a line of the program) may be written directly to the output.
 
-        The result is False if a later line reads an input that shares memory with the output, or if this line reads two
-        inputs that share memory with the output.
+        The result is False if a later line reads an input that shares memory with the output, or if the sum itself has
+        two terms that share memory with the output.
         """
         overwritten = self.aliases.get(output, set())
         needed_later = any(self.last_use.get(read, -1) > number for read in overwritten)
@@ -143,7 +143,7 @@ class _ScheduleBuilder:
         return self.next_scratch - 1
 
     def _free_after_last_use(self, value: int, line: int) -> None:
-        """Free a value's scratch panel if this line is the last to read it and no final copy needs it."""
+        """Free the scratch panel of a value that neither a later line of the program nor a final copy reads."""
         slot = self.slot[value]
         copied = any(call.first == slot for call in self.finally_)
         if slot >= self.first_scratch and self.last_use[value] == line and not copied:

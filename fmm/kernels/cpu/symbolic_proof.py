@@ -1,9 +1,10 @@
 """Prove plans by running them on symbols that do not commute: each entry of AB must be exact.
 
 The arrays hold polynomials: sums of words such as a01*b12. The same code runs plans on polynomials and on numbers. New
-temporaries hold None, so reading unwritten memory raises an error. All rows and columns of a block are processed alike,
-and so are all rows and columns of a block's fringe. A proof therefore needs only one row and one column of a block and
-of its fringe: the sizes 2 and 3 in each dimension represent all sizes.
+temporaries hold None, so reading unwritten memory raises an error. A plan computes all rows and columns of a block by
+the same operations. This also holds for the fringe, the rows and columns that remain at the edge if the block size does
+not divide the matrix. A proof therefore needs only one row and one column of each block and of the fringe: the sizes 2
+and 3 in each dimension represent all sizes.
 """
 
 from __future__ import annotations
@@ -127,7 +128,10 @@ def is_correct_with_unequal_blocks(table: str) -> bool:
 
 
 def prove_fringe(table: str) -> str:
-    """Return the best fringe for which a step table is proved; raise PlanError if the table does not compute AB."""
+    """Return the fringe of a step table: "unequal" if the table is proved for blocks of unequal size, else "pad".
+
+    Raise PlanError if the table does not compute AB.
+    """
     if is_correct_with_unequal_blocks(table):
         return "unequal"
     plan = Plan((scheme_level(table, "sequential", "pad"),))

@@ -98,8 +98,8 @@ def _run_on_workers(tasks: Sequence[Job], count: int) -> None:
 
 
 def _run_queue(queue: deque[Job]) -> None:
-    # Each thread has its own setting for NumPy's warnings. Warnings are off here: if the result overflows, the vendor
-    # computes the product again.
+    # NumPy's warnings are set for each thread separately. Tasks run without warnings: if the result overflows, the
+    # vendor computes the whole product again.
     with np.errstate(all="ignore"):
         before = np.setbufsize(NUMPY_BUFFER_ELEMENTS)
         try:
@@ -180,7 +180,7 @@ def _acquire_workers(count: int) -> list[Worker]:
 def _assign_job(worker: Worker, task: Job, shares: list[WorkerJob]) -> None:
     """Give the worker a job, and append the job to the list `shares`.
 
-    The list `shares` gets the job first, so that an interrupted caller still waits for the job.
+    The job is in `shares` before the worker gets the job, so that an interrupted caller still waits for the job.
     """
     share = WorkerJob(task)
     shares.append(share)

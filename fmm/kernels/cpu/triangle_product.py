@@ -22,12 +22,12 @@ from fmm.kernels.cpu.worker_threads import run_uninterrupted
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.sums import Mirror, Place
 
-# values of the enumerations in cblas.h
+# Values of the enumerations in cblas.h for layout, triangle and transposition.
 ROW_MAJOR, UPPER, LOWER, NOT_TRANSPOSED, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113
 RANK_FUNCTIONS = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}
 TRANSPOSED_ROWS = 128  # largest number of rows that are transposed at once
-# Number of rows that one task mirrors, and largest number of columns of a mirrored tile. A tile of this size is so
-# small that each cache line stays in the cache until all its bytes are written.
+# One task mirrors this number of rows, in tiles of at most this number of columns. A tile is so small that each cache
+# line stays in the cache until all its bytes are written.
 MIRROR_BAND_ROWS = 1024
 PANEL_ROWS = 64  # number of rows in a panel of `hermitian_product`
 # From this number of complex multiply-adds on, computing one triangle in panels is faster than the whole product.
@@ -218,10 +218,10 @@ def above_diagonal_mask(rows: int) -> Array:
 
 # ---- exactly Hermitian products of a complex matrix with few rows and its adjoint
 #
-# numpy.matmul's whole product A A^H is not exactly Hermitian. Therefore the lower triangle is computed in panels of
-# rows, and each panel is mirrored while it is in a cache. If the inner dimension is short, writing the result takes
-# most of the time. herk of BLAS and a separate mirror step take longer, because the result then passes through the
-# caches three times.
+# numpy.matmul rounds the entries (i, j) and (j, i) of A A^H differently, so its product is not exactly Hermitian.
+# Therefore the lower triangle is computed in panels of rows, and each panel is mirrored while it is in a cache. If the
+# inner dimension is short, writing the result takes most of the time. herk of BLAS and a separate mirror step take
+# longer, because the result then passes through the caches three times.
 
 
 def uses_triangle_panels(side: int, inner: int) -> bool:

@@ -168,8 +168,9 @@ def _python_lock_functions() -> Any:
 class UninterruptibleGate:
     """A lock that one thread releases once; another thread waits for the release without running signal handlers.
 
-    `wait` and `open` are C functions. In the `acquire` method of a Python lock, signal handlers would run, and could
-    raise. The locks are reused, except the lock of an interrupted task: the few bytes of this lock are never freed.
+    `wait` is a C function that runs no signal handler. The `acquire` method of a Python lock would run signal handlers,
+    which could raise an exception. The locks are reused, except the lock of an interrupted task: the few bytes of this
+    lock are never freed.
     """
 
     def __init__(self) -> None:

@@ -299,7 +299,7 @@ def uses_portable_f16x3(chip: Chip) -> bool:
 
 
 def select_plane_preparation(op: GemmOp, target: ChipTarget) -> PreparationLaunches:
-    """Return the launch that writes a prepared operand's float16 planes, and 0 as its bytes of workspace."""
+    """Return the launch that writes a prepared operand's float16 planes, and the bytes of workspace: always 0."""
     chip = target.chip
     if not (chip.has_warpgroups or uses_portable_f16x3(chip)):
         return (), 0
@@ -309,10 +309,9 @@ def select_plane_preparation(op: GemmOp, target: ChipTarget) -> PreparationLaunc
 
 
 def fuse_plane_sums(ops: Sequence[OpT], target: ChipTarget) -> list[OpT | PlaneSums]:
-    """Return the operations; the sums directly before a batch of f16x3 products now write float16 planes.
+    """Return the operations, changed so that sums directly before f16x3 products write float16 planes.
 
-    Of the last two operations before a batch of products, one forms the sums of A's blocks, the other those of B's
-    blocks.
+    The last two operations before a batch of products can be the sums of A's blocks and the sums of B's blocks.
     """
     changed: list[Any] = list(ops)
     separate = not (target.chip.has_warpgroups or uses_portable_f16x3(target.chip))

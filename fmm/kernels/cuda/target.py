@@ -1,4 +1,4 @@
-"""Describe the target of a recorded plan: a chip, the alignment of addresses, and whether kernels raise the flag."""
+"""Describe the target of a recorded plan: a chip, the alignment of addresses, and whether kernels flag inf and NaN."""
 
 from __future__ import annotations
 

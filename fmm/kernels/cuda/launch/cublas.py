@@ -65,7 +65,7 @@ _Pointer = ctypes.c_void_p
 def vendor_call(op: GemmOp | RankUpdateOp, alignment_by_base: Mapping[str, int]) -> GemmCall:
     """Return the vendor's call for a product.
 
-    `alignment_by_base` maps each base to a power of two that divides its address.
+    `alignment_by_base` maps each base (A, B, C, workspace) to a power of two that divides the base's address.
     """
     element = DTYPES[op.dtype]
     if isinstance(op, RankUpdateOp):
@@ -402,5 +402,5 @@ class CandidateCall:
 
 
 def operand_row_alignment(x: GemmOperand, itemsize: int, base_alignment: int) -> int:
-    """Return a power of two that divides the address of each line of an operand."""
+    """Return a power of two that divides the address of every column of a column-major operand."""
     return gcd(base_alignment, x.offset, x.leading * itemsize, x.stride * itemsize)

@@ -1,8 +1,8 @@
 """Capture recurring calls into CUDA graphs, and replay a graph on other arrays.
 
-`GraphCaptures` decides which calls are captured, and `GraphCache` limits the number of captures. The runtime passes the
-function `capture_call`, which captures a call. A capture keeps no array of the captured call alive. The key of a
-capture contains everything on which the capture depends. A call with an equal key uses the capture.
+`GraphCaptures` decides which calls are captured, and `GraphCache` limits the number of captures. A capture keeps no
+array of the captured call alive. The key of a call contains everything on which the call's graph depends, so calls with
+equal keys use the same capture.
 
 `UpdatableGraph` sets new parameters of fmm's kernels in a captured graph, so one graph serves all arrays of the same
 shape. A node of the graph belongs to one of fmm's kernels if the node has the kernel's function and the same bytes of
@@ -83,9 +83,9 @@ class GraphCaptures:
         self.counts: dict[Hashable, int] = {}  # number of calls for each key without a capture
 
     def find_capture(self, key: Hashable, *arguments: Any) -> Any:
-        """Return the capture for this key. If the key has recurred often enough, the call is first captured.
+        """Return the capture for this key; None if the call must be made without a graph.
 
-        Return None if the call must be made without a graph.
+        The call is captured now if it is call number `calls_before_capture` with this key.
         """
         captured = self.captured.get(key, _NOT_CAPTURED)
         return captured if captured is not _NOT_CAPTURED else self._capture_after_enough_calls(key, arguments)
@@ -167,8 +167,8 @@ class UpdatableGraph:
     def __init__(self, graph: Any, kernels: Iterable[KernelNode], driver: _DriverFunctions | None = None) -> None:
         """Find the nodes of fmm's kernels in the graph.
 
-        `kernels` yields fmm's kernels with their captured parameters. Each item is valid until the iterator yields the
-        next item.
+        `kernels` yields fmm's kernels with their captured parameters; the memory of these parameters may be reused for
+        the next kernel that is yielded.
         """
         self.graph, self.executable = graph, graph.graphExec
         self.driver = driver or _driver_functions()

@@ -1,8 +1,8 @@
 """Run a launch list on a CUDA device: store the addresses, prepare the calls, then make all calls in order.
 
 A signal handler can raise between two bytecodes of this code, but not between the calls, because a single C function
-(`run_bound_calls`) makes all calls. After an exception, the streams are synchronized; all launches of the product are
-made, or none of them has changed C. Only the leading sums are launched before `run_bound_calls`: the first launches of
+(`run_bound_calls`) makes all calls. After an exception, the streams are synchronized, and either all launches of the
+product are made or C is unchanged. Only the leading sums are launched before `run_bound_calls`: the first launches of
 the list, if they run on the caller's stream and write only to the workspace.
 
 fmm takes device memory, streams and compiled code from CuPy, so that both libraries share these resources.
@@ -60,8 +60,8 @@ MAX_LOOP_SLOTS = 32  # largest number of addresses that a Python loop stores fas
 # contains the flag, because all kernels of sums receive the flag's address, but only kernels that write C raise the
 # flag.
 BASES_WITHOUT_C = frozenset(("A", "B", "W", ADDEND, FLAG))
-# For each base, the index of its address in the list of a call's addresses. In the list of a call's addresses, the
-# addresses of counters follow after the addresses of the bases.
+# For each base, the index of its address in the list of a call's addresses. In this list, the addresses of counters
+# follow the addresses of the bases.
 ADDRESS_INDICES = {base: i for i, base in enumerate((*ADDRESS_BASES, FLAG, HOST_COUNT, ADDEND))}
 
 
@@ -86,9 +86,9 @@ class Addresses(NamedTuple):
 
     @property
     def is_aligned(self) -> bool:
-        """True if the addresses of operands and workspace have the alignment that array libraries use.
+        """True if the addresses of the operands and the workspace are multiples of ALLOCATOR_ALIGNMENT.
 
-        Array libraries allocate memory at multiples of this number of bytes.
+        Arrays that CuPy and torch allocate begin at multiples of this size.
         """
         return not (self[0] | self[1] | self[2] | self[3] | self[6]) % ALLOCATOR_ALIGNMENT[0]
 
@@ -99,7 +99,7 @@ class Addresses(NamedTuple):
 
 
 class _KernelLaunch(NamedTuple):
-    """A launch of an fmm kernel on the stream with this index."""
+    """A launch of one of fmm's kernels; `stream` is the index of its stream, 0 for the caller's stream."""
 
     stream: int
     bind: BindLaunch
@@ -107,7 +107,7 @@ class _KernelLaunch(NamedTuple):
 
 
 class _VendorProduct(NamedTuple):
-    """A product by the vendor's library on the stream with this index."""
+    """A product by the vendor's library; `stream` is the index of its stream, 0 for the caller's stream."""
 
     stream: int
     call: GemmCall
@@ -133,9 +133,9 @@ class _LaunchParameters:
 class _SpareParameterBlocks(threading.local):
     """The unused parameter blocks of one thread.
 
-    A call removes a parameter block from `free`, and appends the block again when all kernels are launched. A signal
-    handler that runs the same launch list during the call therefore takes another parameter block. If a call is
-    interrupted, its parameter block is never used again.
+    A call removes a parameter block from `free`, and appends the block again when all kernels are launched. If a signal
+    handler runs the same launch list in the meantime, the handler's call takes another parameter block. The parameter
+    block of an interrupted call is never used again.
 
     A thread that takes over an ended thread's graph may have no current CUDA context. The driver crashes if a thread
     without a current context sets a graph's parameters. To prevent a crash of the driver, the constructor, which runs
@@ -171,9 +171,10 @@ class Player:
         self._only_vendor_call = only.call if isinstance(only, _VendorProduct) else None
 
     def _set_address_slots(self) -> None:
-        """Store three numbers for each parameter word that holds an address.
+        """Prepare the list of parameter words in which each call stores an address.
 
-        The numbers are the index of the word, the index of the address, and the offset in bytes.
+        An item of the list has three numbers: the index of the word in the parameters of all launches, the index of the
+        address among the call's addresses, and an offset in bytes that is added to the address.
         """
         slots: list[tuple[int, int, int]] = []
         start = counting = 0
@@ -280,11 +281,7 @@ class Player:
         return calls + restoring
 
     def _parameters_with_addresses(self, addresses: Addresses, counters: tuple[int, ...]) -> _LaunchParameters:
-        """Return a spare parameter block that holds the addresses of this call.
-
-        `filled_with` is None while the words are being written. Therefore a parameter block that was only partly
-        written, because of an interrupt, never counts as complete.
-        """
+        """Return a spare parameter block that holds the addresses of this call."""
         wanted = (*addresses, *counters)
         try:
             parameters = self._spare.free.pop()

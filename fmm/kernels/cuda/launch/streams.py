@@ -41,9 +41,9 @@ def acquire_streams(launches: LaunchList, device: int, stream: int) -> list[Stre
 def thread_cublas_handle(device: int) -> int:
     """Return the calling thread's cuBLAS handle on the current device; `device` is the index of this device.
 
-    CuPy's own handle of a thread is not used: CuPy destroys that handle and waits for the device when the thread ends.
-    Driver 580.159 crashes if another thread ends while CuPy waits. After a thread has ended, another thread uses the
-    fmm handle of the ended thread.
+    CuPy's own handle is not used: when a thread ends, CuPy destroys the thread's handle and waits for the device, and
+    driver 580.159 crashes if another thread ends during this wait. fmm never destroys a handle: a new thread takes over
+    the handle of an ended thread.
     """
     streams = _thread_streams.own.by_device.get(device)
     first = streams[0] if streams and streams[0].handle else _streams_of_thread(device, 1, 1)[0]
@@ -66,7 +66,7 @@ def stream_sync_calls(sync: StreamSync, streams: list[StreamContext]) -> list[Bo
 class _PooledStream:
     """A stream with its own event and cuBLAS handle.
 
-    The caller's stream uses the event and the handle of a thread's first pooled stream.
+    Stream 0 of a launch list is the caller's stream, with the event and the handle of the thread's first pooled stream.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ _cached_counters: dict[tuple[int, int, int], int] = {}
 
 
 def stream_counters(device: int, stream: int, count: int) -> int:
-    """Return the address of a stream's counters. Launches on one stream run in order, so all use the same counters."""
+    """Return the address of a stream's counters, which all launches on the stream use one after the other."""
     key = device, stream, 1 << (count - 1).bit_length()
     found = _cached_counters.get(key)
     return found if found is not None else _cached_counters.setdefault(key, new_counters(key[2], stream))
