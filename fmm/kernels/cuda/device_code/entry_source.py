@@ -1,7 +1,7 @@
 """Generate the CUDA source of a kernel: headers of this folder, and a short entry point that calls their functions.
 
-The compiler gets one text that contains all headers. CuPy's disk cache uses the complete text as the key, so kernels
-are compiled again after a header has changed.
+The compiler gets one text that contains all headers. The cache of compiled kernels on disk uses the complete text as
+the key, so kernels are compiled again after a header has changed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def entry_source(
 def entry_point_lines(
     parameters: str, body: EntryBody, bounds: Sequence[object], *, clusters: int = 0, entry: str = ENTRY_NAME
 ) -> tuple[str, ...]:
-    """Return the lines of one entry point; `entry_source` describes the arguments."""
+    """Return the lines of one entry point; the arguments mean the same as in `entry_source`."""
     cluster = f"__cluster_dims__({clusters}, 1, 1) " if clusters else ""
     attributes = f'extern "C" __global__ void {cluster}__launch_bounds__({", ".join(map(str, bounds))})'
     signature = f"{entry}(const __grid_constant__ {parameters} p) {{"
@@ -57,7 +57,7 @@ def source_with_headers(header: str, lines: Iterable[str]) -> str:
 
 @lru_cache(maxsize=512)
 def inline_headers(text: str) -> str:
-    """Return a source in which the text of each header replaces the header's first `#include`."""
+    """Return the source with the text of each header in place of its first `#include`, and without later ones."""
     seen: set[str] = set()
 
     def header_text_once(match: re.Match[str]) -> str:

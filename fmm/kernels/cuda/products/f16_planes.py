@@ -2,12 +2,11 @@
 
 The kernels are in f16_planes.cuh and f16_spread.cuh. Each row of A and each column of B has one exponent e. A number x
 in a row or column with the exponent e becomes hi = float16(x 2^e) and lo = float16(2048 (x 2^e - hi)). `OperandPlanes`
-describes where the planes and exponents of an operand are stored; the launch of `plane_split_launch` computes both. For
-componentwise products, the kernel also records how much the magnitudes in a row or column differ (`BalancedPlanes`). If
-they differ too much, the operands are split a second time.
+describes where the planes and exponents of an operand are stored; the launch of `plane_split_launch` computes planes
+and exponents. For componentwise products, the kernel also records how much the magnitudes in a row or column differ
+(`BalancedPlanes`). If the magnitudes differ too much, the operands are split a second time.
 
-A line of an operand is contiguous in memory. If an operand is contiguous along the inner dimension, its lines are the
-rows of A or the columns of B.
+A line of an operand is contiguous in memory: a row or a column of A or B.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from fmm.kernels.plans.memory_layout import round_up
 
 OPERAND_SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # names of the kernel's operands A and B
 SPLIT_THREADS = 256  # number of threads in a thread block of the split kernels
-# Number of thread blocks in a cluster. If an operand is contiguous along the outer dimension, a cluster splits 64
-# rows of A or 64 columns of B.
+# Number of thread blocks in a cluster of the split kernels. A cluster splits 64 rows of A or 64 columns of B of an
+# operand that is contiguous along the outer dimension.
 SPLIT_CLUSTER_BLOCKS = 8
 STRIP_POSITIONS = 16  # without clusters: number of rows of A, or of columns of B, that one thread block splits
 WARP_THREADS = 32
@@ -46,9 +45,9 @@ MAX_REGISTER_LOADS = 16  # largest number of a line's loads that a thread holds 
 # With the rule "default", chunks of PLANE_CHUNK_LENGTH numbers of plane hi and of plane lo alternate in memory. With
 # the rule "separate", the complete plane hi precedes plane lo, as cuBLAS needs, and the splitting kernel uses no
 # clusters. The rule "recorded" is like "default", but the splitting kernel also records the spread of each row or
-# column: the fraction of large numbers, and whether any number is small. The rule "balanced" is like "default", but if
-# the recorded magnitudes differ too much, each position of the inner dimension is also scaled. SCALING_RULES maps each
-# rule to a C++ type; the braces stand for the number of thread blocks of a cluster.
+# column: the fraction of large numbers, and whether any number is small. The rule "balanced" is like "default", but the
+# splitting kernel also scales each position of the inner dimension. SCALING_RULES maps each rule to a C++ type; the
+# braces stand for the number of thread blocks of a cluster.
 ScalingRule = Literal["default", "separate", "recorded", "balanced"]
 SCALING_RULES: Mapping[ScalingRule, str] = {
     "default": "LineScaling<fmm::planes::Alternating, {}>",
@@ -60,11 +59,12 @@ SCALING_RULES: Mapping[ScalingRule, str] = {
 
 @dataclass(frozen=True)
 class SplitKernel:
-    """A variant of the split kernel; `group` and `register_loads` are 0 if lines run along the outer dimension."""
+    """A compiled variant of the kernel that splits an operand into planes."""
 
     along: ContiguousAxis
-    group: int  # number of threads that split one line
-    register_loads: int  # number of a line's loads that a thread holds in registers
+    group: int  # number of threads that split one line; 0 if lines run along the outer dimension
+    # number of a line's loads that a thread holds in registers; 0 if lines run along the outer dimension
+    register_loads: int
     wide: bool  # True if each load reads 16 bytes
 
     def cpp_split_function_name(self, rule: ScalingRule, cluster: int) -> str:
@@ -78,7 +78,7 @@ class SplitKernel:
 class OperandPlanes:
     """The memory layout of an operand's planes and exponents for a batch; the exponents follow the planes.
 
-    The planes are in the workspace. Planes that `fmm.prepare` has stored follow the operand's matrix in memory.
+    Planes are in the workspace, except the planes that `fmm.prepare` has stored behind the operand's matrix.
     """
 
     source: GemmOperand
@@ -125,7 +125,7 @@ class OperandPlanes:
         return self.exponents_offset + exponent_bytes(self.count * self.outer_size)
 
     def split_kernel(self, alignment: Mapping[str, int]) -> SplitKernel:
-        """Return the variant of the split kernel: a thread block splits a long line, and a warp splits a short line."""
+        """Return the kernel that splits this operand: a thread block splits a long line, a warp splits a short line."""
         wide = all(x * FLOAT32_BYTES % VECTOR_BYTES == 0 for x in (self.source.leading, self.source.stride))
         wide = wide and self.source.offset % VECTOR_BYTES == 0 and alignment[self.source.base] % VECTOR_BYTES == 0
         if self.along == "outer":
@@ -154,7 +154,7 @@ class OperandPlanes:
         return struct.pack("<6q4i", 0, 0, 0, x.leading, x.stride, self.line_pitch, *counts)
 
     def address_slots(self, first: int) -> tuple[AddressSlot, ...]:
-        """Return an AddressSlot for operand, planes and exponents, in a struct Operand that starts at word `first`."""
+        """Return the AddressSlots of a struct Operand that starts at word `first`: operand, planes, exponents."""
         x = self.source
         return (
             AddressSlot(first, x.base, x.offset),
@@ -182,8 +182,8 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
     after = op.scratch if a.is_prepared else a.end_offset
     b = _reuse_prepared_planes(op, OperandPlanes(second, along[1], *right, op.count, after))
     # In a Gram product the rows of A are the columns of B, so both operands share one set of planes. A componentwise
-    # product scales the positions of the inner dimension of A and of B differently, so a componentwise Gram product
-    # needs two sets of planes.
+    # product may scale column k of A and row k of B by different factors, so a componentwise Gram product needs two
+    # sets of planes.
     gram = op.triangle is not None and op.triangle.gram
     shared = (
         gram
@@ -194,7 +194,7 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
 
 
 def _reuse_prepared_planes(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
-    """Return the layout of the prepared planes if `fmm.prepare` has stored planes of this operand, else `x`."""
+    """Return the layout of the planes that `fmm.prepare` has stored for the operand; without stored planes, `x`."""
     if op.prepared.prepared_matrix is None or op.prepared.prepared_matrix != x.source.base or op.checked:
         return x
     return replace(x, base=op.prepared.prepared_matrix, offset=padded_matrix_bytes(x.lines, x.length))
@@ -245,10 +245,9 @@ def plane_split_launch(
     """Return the launch that computes the exponents and planes of these operands.
 
     `alignment` maps the name of a base, such as A or C, to the largest power of two that divides the base's address.
-    `cluster` is the number of thread blocks in a cluster; 1 means no clusters, because only compute capability 9.0 and
-    newer has clusters. The first thread blocks of the grid split the operand that has more elements for each thread
-    block. For example, a matrix B with few columns is split by few thread blocks, and each of these thread blocks takes
-    long. If the thread blocks of B start first, the many short thread blocks of A run at the same time.
+    `cluster` is the number of thread blocks in a cluster; 1 on GPUs without clusters (before compute capability 9.0).
+    Thread blocks that split the most elements come first in the grid, so that a few long thread blocks (for a matrix B
+    with few columns) run at the same time as many short ones.
     """
     names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
     operands = sorted(operands, key=lambda x: -x.numbers_per_block(x.split_kernel(alignment), cluster))
@@ -268,11 +267,11 @@ BALANCE_BLOCKS_PER_SM = 2  # number of thread blocks of the balance kernel for e
 
 @dataclass(frozen=True)
 class BalancedPlanes:
-    """The planes of both operands of a componentwise product, and the memory for scaling the inner dimension.
+    """The planes of both operands of a componentwise product, and the memory that balances the inner dimension.
 
-    From `offset` on, the workspace holds the largest exponent at each position of the inner dimension, first for A and
-    then for B. After these exponents, the workspace holds a number that is not zero if the inner dimension is balanced:
-    column k of A is multiplied by a power of two, and row k of B is divided by it.
+    To balance the inner dimension, each column k of A is multiplied by a power of two, and row k of B is divided by
+    this power. From `offset` on, the workspace holds the largest exponent of each column of A, then of each row of B.
+    The balance flag follows: a number that is not zero if the inner dimension is to be balanced.
     """
 
     left: OperandPlanes
@@ -281,17 +280,17 @@ class BalancedPlanes:
 
     @property
     def right_exponents_offset(self) -> int:
-        """Offset of the largest exponents of B in the workspace, in bytes."""
+        """Offset in the workspace of the largest exponents of B's rows, in bytes."""
         return self.offset + exponent_bytes(self.left.count * self.left.inner_size)
 
     @property
     def balance_flag_offset(self) -> int:
-        """Offset in bytes of the number that is not zero if the inner dimension is balanced."""
+        """Offset of the balance flag in the workspace, in bytes."""
         return self.right_exponents_offset + exponent_bytes(self.right.count * self.right.inner_size)
 
     @property
     def end_offset(self) -> int:
-        """Offset in the workspace of the first byte after the number at `balance_flag_offset`."""
+        """Offset in the workspace of the first byte after the balance flag and its padding."""
         return self.balance_flag_offset + PLANE_ALIGN_BYTES
 
     def pack_parameters(
@@ -317,7 +316,7 @@ class BalancedPlanes:
 
 @lru_cache(maxsize=16)
 def balance_decision_kernel_source(left: ContiguousAxis, right: ContiguousAxis) -> str:
-    """Return the CUDA source of the kernel that decides whether the inner dimension is balanced (`ENTRY_NAME`)."""
+    """Return the CUDA source of the kernel that decides whether the operands must be split again (`ENTRY_NAME`)."""
     along = ", ".join(str(x == "inner").lower() for x in (left, right))
     call = f"fmm::planes::balance<{along}>(p);"
     return entry_source("fmm::planes::Balance", call, "f16_spread.cuh", (SPLIT_THREADS,))
@@ -328,7 +327,8 @@ def balanced_split_launches(
 ) -> tuple[Launch, Launch, Launch]:
     """Return three launches: a split that records magnitudes, a decision, and a second split.
 
-    The second launch decides whether the inner dimension is balanced; if not, the third launch does nothing.
+    The decision sets the balance flag if the magnitudes in a row or column differ too much. The second split scales the
+    inner dimension, or does nothing if the flag is zero.
     """
     kernels = x.left.split_kernel(alignment), x.right.split_kernel(alignment)
     parameters, slots = x.pack_parameters(kernels, cluster)

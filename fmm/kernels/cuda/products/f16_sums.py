@@ -3,9 +3,9 @@
 The kernels are in f16_sums.cuh. Without the kernels of f16_sums.cuh, a level would need two passes: the first writes
 float32 sums of blocks (submatrices), and the second writes the planes of the sums. The power of two that scales a sum
 depends on the sum's largest number, which is unknown before the sum is formed. In place of the sum's largest number,
-the kernels use an upper bound: the sum of the largest numbers of the added blocks. There are three launches. The first
-launch finds the largest magnitude in each row of A's blocks, or in each column of B's blocks. The second launch
-computes the exponents of all sums. The third launch forms the sums and writes their planes.
+the kernels use an upper bound: the sum of the largest numbers of the added blocks. The first of three launches finds
+the largest magnitude in each row of A's blocks, or in each column of B's blocks. The second launch computes the
+exponents of all sums. The third launch forms the sums and writes their planes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
 from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS, SumKernel, program_struct_lines
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_STRUCT_BYTES, MAX_GRID_BLOCKS, BlockArray, SumOp
 
-# The same numbers as in f16_sums.cuh: threads of a thread block, threads of a warp, and positions of the inner
-# dimension that a thread block reads if the lines run along the outer dimension.
+# As in f16_sums.cuh: threads of a thread block, threads of a warp, and the number of A's rows (or B's columns) for
+# which a thread block finds the largest magnitudes if the lines run along the outer dimension.
 EXTENT_THREADS, WARP_THREADS, STRIP_POSITIONS = 256, 32, 32
 MAX_BLOCKS_IN_SUM = 64  # largest number of blocks in a sum, because a 64-bit mask selects the blocks
 
@@ -70,10 +70,7 @@ class PlaneSums:
 
     @cached_property
     def sum_kernel(self) -> SumKernel:
-        """The kernel that forms the sums of blocks.
-
-        If the lines (rows or columns) of the planes are padded, the kernel checks all array bounds.
-        """
+        """The kernel that forms the sums of blocks; if the planes' lines are padded, it checks all array bounds."""
         kernel = self.split.kernel
         return kernel if self.planes.line_pitch == self.split.cols else replace(kernel, unchecked=frozenset())
 
@@ -81,9 +78,9 @@ class PlaneSums:
 def find_plane_sums(
     split: SumOp, product: GemmOp, alignment: Mapping[str, int], separate: bool = False
 ) -> PlaneSums | None:
-    """Return the sums `split` as an operation that writes planes for a batch of products.
+    """Return the operation that writes the sums of `split` as planes of an operand of `product`, which is a batch.
 
-    Return None if the sums `split` are no operand of the batch, or if the sums cannot be written as planes.
+    Return None if no operand of the batch consists of these sums, or if the kernel cannot write the sums as planes.
     """
     plain = product.alpha == 1 and not product.beta and not product.checked
     if product.count < 2 or not plain or product.left == product.right:
@@ -98,7 +95,7 @@ def find_plane_sums(
 
 
 def _can_write_planes(split: SumOp, x: OperandPlanes) -> bool:
-    """Return True if the sums `split` write exactly this operand, and no sum contains a block twice."""
+    """Return True if the operand consists of the sums of `split`, and the kernel can write these sums as planes."""
     kernel = split.kernel
     if split.scalars or kernel.column_major or kernel.in_parts or kernel.element != "float32" or len(split.arrays) != 2:
         return False
@@ -162,7 +159,7 @@ def plane_sum_launches(x: PlaneSums, alignment: Mapping[str, int]) -> tuple[Laun
 def _maxima_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
     """Return the launch that finds the largest magnitude in each row of A's blocks, or in each column of B's blocks.
 
-    The largest numbers are stored in the memory that float32 sums would use.
+    The memory for the level's float32 sums holds these magnitudes, because no kernel writes float32 sums.
     """
     a, (down, across) = x.source_array, x.block_counts
     parameters = struct.pack(
@@ -193,7 +190,7 @@ def _exponent_launch(x: PlaneSums) -> Launch:
 
 
 def _maxima_slot(x: PlaneSums, word: int) -> AddressSlot:
-    """Return the AddressSlot of the word that holds the address of the blocks' largest numbers."""
+    """Return the AddressSlot for the address of the blocks' largest magnitudes, in word `word` of the parameters."""
     return AddressSlot(word, x.planes.source.base, x.planes.source.offset)
 
 

@@ -1,8 +1,8 @@
 """Compute a float32 product as three products of float16 planes: hi hi + (hi lo + lo hi) / 2048.
 
 On Hopper GPUs, `f16x3_op` describes a GEMM for the kernel of gemm_f16x3.cuh, and `f16x3_launch` returns the launch. On
-other GPUs cuBLAS multiplies the planes, and `vendor_f16x3_steps` returns the steps. The launches of f16_planes.py and
-f16_sums.py compute the planes.
+data-center Blackwell GPUs, cuBLAS multiplies the planes, and `vendor_f16x3_steps` returns the steps. The module
+f16x3_mma.py is for other GPUs. The launches of f16_planes.py and f16_sums.py compute the planes.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class F16x3Op:
 
 
 def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
-    """Describe a GEMM as a product of planes. The planes are in the leaf's workspace, or `fmm.prepare` has stored them.
+    """Describe a GEMM as a product of planes.
 
     Return None if alpha or beta has an imaginary part, or if a batch has a separate addend.
     """
@@ -217,13 +217,13 @@ def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
     return Launch("product", label, kernel, op.grid, op.parameter_bytes, tuple(slots), maps)
 
 
-# ---- GPUs without warpgroups: cuBLAS multiplies the planes
+# ---- cuBLAS multiplies the planes
 #
 # Tensor cores truncate the numbers that they add to their accumulators, so the error of a long sum grows. To limit the
 # error of a sum, the inner dimension is divided into ranges. For each range, one call of cuBLAS computes the product hi
-# hi, and adds the product to the float32 numbers of C in memory. The products hi lo and lo hi are so small that their
-# truncation does not matter, so one call computes hi lo and one call computes lo hi. At the end, a kernel of fmm undoes
-# the scaling of C.
+# hi, and adds the product to the float32 numbers of C in memory. The products hi lo and lo hi are so small that
+# truncation does not matter: one call computes the complete hi lo, and one call the complete lo hi. At the end, a
+# kernel of fmm undoes the scaling of C.
 
 LO_PLANE_SCALE = 2048.0  # plane lo is this factor times the remainder x - hi
 FLOAT16_BYTES = 2
@@ -257,7 +257,7 @@ def vendor_f16x3_steps(
 
 
 def _plane_products(k: int) -> list[PlaneProduct]:
-    """Return the products hi lo and lo hi over the complete inner dimension, then a product hi hi for each range."""
+    """Return the products hi lo and lo hi, then a product hi hi for each VENDOR_PIECE_LENGTH positions."""
     first = PlaneProduct(0, k, lo_of_b=True, factor=1 / LO_PLANE_SCALE, keep=0.0)
     second = PlaneProduct(0, k, lo_of_a=True, factor=1 / LO_PLANE_SCALE)
     pieces = range(0, k, VENDOR_PIECE_LENGTH)
@@ -267,8 +267,7 @@ def _plane_products(k: int) -> list[PlaneProduct]:
 def _vendor_call(op: GemmOp, a: OperandPlanes, b: OperandPlanes, x: PlaneProduct) -> VendorCall:
     """Return cuBLAS's call for one product of planes. The left operand of the call is B of the row-major product.
 
-    The call has the purpose "sums" and not "product", because its result is still scaled; the last launch undoes the
-    scaling.
+    The purpose of the call is "sums" and not "product": rows and columns of its result are still scaled.
     """
     left, right = _plane_factor(b, op.left, x.start, x.lo_of_b), _plane_factor(a, op.right, x.start, x.lo_of_a)
     whole = replace(op.as_vendor_gemm, dtype="float16", dest_dtype="float32")

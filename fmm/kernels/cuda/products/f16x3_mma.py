@@ -1,7 +1,7 @@
 """Compute a float32 product as three products of float16 planes on GPUs without Hopper's instructions.
 
 The kernel is in gemm_f16x3_mma.cuh, for compute capability 8.0 and newer. The planes and the result are the same as in
-f16x3.py. Two things differ from f16x3.py: the kernel that multiplies, and the launch that splits, without clusters.
+f16x3.py. The kernels that split operands use no clusters.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ def f16x3_mma_kernel_source(kernel: F16x3MmaKernel) -> str:
 
 
 def f16x3_mma_launches(op: GemmOp, chip: Chip, alignment: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
-    """Return the launches that split the operands and multiply their planes; none if alpha or beta is complex."""
+    """Return the launches that split the operands and multiply their planes.
+
+    Return no launches if alpha or beta has an imaginary part, or if a batch has a separate addend.
+    """
     if complex(op.alpha).imag or complex(op.beta).imag or (op.addend is not None and op.count > 1):
         return ()
     a, b = operand_planes(op)

@@ -34,7 +34,7 @@ class ProductBlocks(NamedTuple):
 
 
 class FusedLaunches:
-    """The launches of a fused level; `written` holds the indices of C's blocks that earlier launches have written."""
+    """The launches that compute the products and sums of a fused level."""
 
     def __init__(
         self,
@@ -45,19 +45,16 @@ class FusedLaunches:
         alpha: float,
         beta: float,
     ) -> None:
-        # If the caller passes no strategy, or a strategy of the TMA kernel, all products of the level form one
-        # `TileGroup`: a device with TMA computes all these products in one launch.
+        # On a device with a copy engine (TMA), one launch computes all products of the level, unless the plan names a
+        # strategy of another kernel.
         self.one_launch = strategy is None or tma_strategy(strategy.name) is not None
         self.scheme, self.tasks, self.strategy = level.scheme, level.tasks, strategy or FUSED_SIZES[dtype]
         self.dtype, self.blocks, self.alpha, self.beta = dtype, blocks, alpha, beta
-        self.written: set[int] = set()
+        self.written: set[int] = set()  # indices of the blocks of C that the launches so far have written
 
     @property
     def adds_atomically(self) -> bool:
-        """True if launches add to C atomically.
-
-        With atomic additions, C must be multiplied by beta before the first launch.
-        """
+        """True if launches add to C atomically; C must then be multiplied by beta before the first launch."""
         return "atomic" in self.tasks
 
     def launches_by_stage(self) -> Iterator[list[list[TileOp | TileGroup]]]:
@@ -127,8 +124,8 @@ def tile_op_on_block_sums(
     # The kernel forms sums one tile ahead of the product, so a pipeline of more than two stages is not faster.
     epilogue = adding_epilogue(len(dest), update)
     kernel = TileKernel(replace(s, stages=2), dtype, len(left), len(right), epilogue, along)
-    # In the kernel, the first block of a sum has the coefficient 1. Therefore each sum is divided by its first
-    # coefficient, and the product is multiplied by both first coefficients (`own`).
+    # In the kernel, the first block of a sum has no coefficient. Therefore the sum of A's blocks and the sum of B's
+    # blocks are divided by their first coefficients, and the product is multiplied by both first coefficients.
     own = left[0][0] * right[0][0]
     a, b = (tuple(_row_major_block(x, transposed, c / terms[0][0]) for c, x in terms) for terms in (left, right))
     into = tuple(_row_major_block(x, transposed, own * c, 1) for c, x in dest)
@@ -169,14 +166,11 @@ def tile_op_with_fused_sums(
 
 
 def _contiguous_axis(x: DeviceView, inner: int, transposed: bool) -> ContiguousAxis:
-    """Return the dimension along which an operand is contiguous.
-
-    `inner` is 0 for the kernel's operand A, and 1 for B.
-    """
+    """Return the dimension along which the kernel's operand A (if `inner` is 0) or B (if 1) is contiguous."""
     by_rows = (x.right == 1) != transposed
     return "inner" if by_rows == (inner == 0) else "outer"
 
 
 def _row_major_block(x: DeviceView, transposed: bool, factor: float, keep: float = 0) -> BlockTerm:
-    """Return a block as a row-major term of a tiled product; a column-major block is described as its transpose."""
+    """Return a block as a row-major BlockTerm; if `transposed`, the block is column-major and described transposed."""
     return BlockTerm(x.base, x.offset, *((x.cols, x.rows) if transposed else (x.rows, x.cols)), factor, keep)

@@ -29,11 +29,11 @@ class TileSizes:
     warp_m: int
     warp_n: int
     stages: int = 2  # depth of the pipeline: number of tiles of each operand that shared memory holds
-    # number of thread blocks that one multiprocessor must have enough registers for; 0: the compiler decides
+    # minimum number of resident thread blocks per multiprocessor, for `__launch_bounds__`; 0: no minimum
     blocks: int = 0
     rate: float = 1.0  # measured speed divided by the block model's speed (float32, H200); corrects the block model
-    # True if sums of K-major blocks (contiguous along the inner dimension) are stored transposed in shared memory. For
-    # each strategy, `transposed_sums` has the value that causes fewer register bank conflicts.
+    # True if sums of K-major blocks (contiguous along the inner dimension) are stored transposed in shared memory. Each
+    # strategy uses the value, True or False, that causes fewer register bank conflicts.
     transposed_sums: bool = True
     types: tuple[str, ...] = ("float32", "float64")  # element types for which a thread's registers suffice
     mma_depth: int = 8  # depth of one float64 mma instruction along the inner dimension
@@ -53,7 +53,7 @@ class TileSizes:
         return self.threads_m * self.threads_n
 
 
-# The strategies of CUTLASS 0.1, from Figure 3 of Huang, Yu and van de Geijn.
+# The tile sizes of CUTLASS 0.1, from Figure 3 of Huang, Yu and van de Geijn.
 STRATEGIES = (
     TileSizes("Small", m_s=16, n_s=16, k_s=16, m_r=2, n_r=2, warp_m=4, warp_n=8),
     TileSizes("Medium", m_s=32, n_s=32, k_s=8, m_r=4, n_r=4, warp_m=4, warp_n=8),
@@ -79,8 +79,8 @@ H200_STRATEGIES = tuple(
 )
 # Strategies for gemm_tma.cuh, where the copy engine (TMA) loads the tiles. Products with fused sums are fastest with
 # many pipeline stages and a small k_s (Long), and products without sums with few stages and a large k_s (Deep). `rate`
-# is the strategy's flops per second, divided by those that the block model predicts for the strategy Square. The values
-# of `rate` are 5 % smaller than measured for large products.
+# is the strategy's flops per second, divided by the flops per second that the block model predicts for the strategy
+# Square. The values of `rate` are 5 % smaller than measured for large products.
 TMA_SIZES = tuple(
     replace(s, types=("float32",))
     for s in (
@@ -95,8 +95,8 @@ TMA_SIZES = tuple(
 GPU8_SIZES = TileSizes("GPU8", m_s=16, n_s=128, k_s=32, m_r=16, n_r=1, warp_m=1, warp_n=32)
 # Strategies for float64 on the tensor cores. The threads of a warp form a grid of 8 rows and 4 columns, so a warp
 # computes 64 x 32 or 48 x 32 elements of C. Smaller tiles read more bytes for each element of C, and the L2 cache
-# limits the total rate of these reads. `rate` is the strategy's flops per second, divided by those of the strategy
-# Solo. The values of `rate` are calculated from the bytes that each strategy reads, and are not measured yet.
+# limits the total rate of these reads. `rate` is the strategy's flops per second, divided by the flops per second of
+# the strategy Solo. The values of `rate` are calculated from the bytes that each strategy reads, and are not measured.
 FLOAT64_SIZES = tuple(
     replace(s, types=("float64",))
     for s in (
@@ -129,9 +129,9 @@ def tma_strategy(name: str) -> TileSizes | None:
 FUSED_SIZES = {"float32": named_strategy("Half"), "float64": named_strategy("Solo")}
 TMA_FUSED_SIZES = named_strategy("Long")
 
-# The kernel of gemm_small.cuh computes products of these element types, and triangles of a C with at most this number
-# of rows. For a triangle of 480 rows, each of the 120 tiles has an H200's multiprocessor to itself. For a triangle of
-# 512 rows, some tiles share a multiprocessor: the float64 triangle takes 35 us, and cuBLAS's syrk takes 16 us.
+# The leaf `small` computes a triangle of a Gram product with at most MAX_SMALL_ROWS rows. For 480 rows, each of the 120
+# tiles has one of an H200's 132 multiprocessors to itself. For 512 rows, tiles share multiprocessors: the float64
+# triangle takes 35 us, and cuBLAS's syrk takes 16 us.
 SMALL_TYPES = ("float16", "bfloat16", "float32", "float64")
 MAX_SMALL_ROWS = 480
 
@@ -141,8 +141,8 @@ MAX_SMALL_ROWS = 480
 PLANE_CHUNK_LENGTH = 64  # number of elements in a chunk; chunks of hi and lo alternate along a line
 PLANES_PER_OPERAND = 2  # number of float16 planes of one float32 operand: hi and lo
 FLOAT32_BYTES = 4  # bytes of a float32 number, of hi and lo together, and of an exponent
-# Largest inner dimension of one product of planes by cuBLAS. With more than 256 positions, the error on uniform random
-# data would be larger than SGEMM's.
+# Largest inner dimension of one product hi hi by cuBLAS. If the inner dimension of one product were longer than 256,
+# the error of f16x3 on uniform random data would be larger than SGEMM's.
 VENDOR_PIECE_LENGTH = 256
 PLANE_ALIGN_BYTES = 256  # alignment in bytes of planes and exponents in the workspace
 
@@ -165,7 +165,7 @@ def padded_matrix_bytes(lines: int, length: int) -> int:
 def prepared_plane_bytes(itemsize: int, lines: int, length: int) -> tuple[int, int]:
     """Return the sizes in bytes of a padded matrix and of its prepared planes with their exponents.
 
-    Either each line or each position in a line has an exponent; the size is that for the larger number of exponents.
+    The size suffices for one exponent of each line, and for one exponent of each position in a line.
     """
     return padded_matrix_bytes(lines, length), plane_bytes(lines, length) + exponent_bytes(max(lines, length))
 

@@ -19,8 +19,8 @@ TILE_LINE_BYTES = 128  # bytes of a line of a tile in shared memory, as LINE_BYT
 LINES_STRUCT_BYTES = 32  # bytes of struct Lines in mma_tiles.cuh
 MAX_STAGES = 4  # largest number of stages: more stages were not faster
 TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile together take as long as computing this number of columns
-# A multiprocessor has registers for two thread blocks with narrow tiles. If a multiprocessor runs only one thread block
-# with a narrow tile, a column of the tile takes this factor times as long as a column of the largest tile.
+# Time for one column of a narrow tile, divided by the time for one column of the largest tile, if a multiprocessor runs
+# a single thread block with a narrow tile. (A multiprocessor has registers for two thread blocks with narrow tiles.)
 ALONE_SLOWDOWN = 1.3
 
 
@@ -32,7 +32,7 @@ class MmaSizes:
     n_s: int
     m_w: int
     n_w: int
-    blocks: int = 1  # number of thread blocks that one multiprocessor has enough registers for
+    blocks: int = 1  # number of resident thread blocks per multiprocessor
     slowdown: float = 1.0  # time for one element of C on a full device, divided by the time with the largest tile
     stages: int = 2  # number of tiles of each operand in shared memory
 
@@ -47,7 +47,6 @@ class MmaSizes:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory of a thread block."""
         return self.stages * self.stage_bytes
 
     def cpp_sizes_type(self, triangle: str | None) -> str:
@@ -70,9 +69,9 @@ def count_tiles(m: int, n: int, s: MmaSizes, triangle: bool) -> int:
 
 
 def tile_rows_per_band(s: MmaSizes) -> int:
-    """Return how many rows of tiles are computed together.
+    """Return how many rows of tiles are computed together, so that the tiles share data in the L2 cache.
 
-    The number of matrix rows in these tiles is a multiple of n_s.
+    The total height of these rows of tiles, in matrix rows, is a multiple of the tile width n_s.
     """
     return next(rows for rows in range(RASTER_ROWS, 0, -1) if rows * s.m_s % s.n_s == 0)
 
@@ -80,10 +79,7 @@ def tile_rows_per_band(s: MmaSizes) -> int:
 def best_mma_sizes(
     m: int, n: int, count: int, chip: Chip, among: tuple[MmaSizes, ...], triangle: bool = False
 ) -> MmaSizes:
-    """Return the tile sizes with the earliest predicted end of the last thread block.
-
-    The sizes have as many pipeline stages as fit in shared memory.
-    """
+    """Return the tile sizes with the earliest predicted end of the last thread block, and the most pipeline stages."""
 
     def last_block_end_time(s: MmaSizes) -> float:
         at_once = chip.multiprocessors * s.blocks
@@ -98,7 +94,7 @@ def best_mma_sizes(
 
 
 def _with_max_pipeline_stages(s: MmaSizes, chip: Chip) -> MmaSizes:
-    """Return the sizes with as many stages as shared memory holds for all thread blocks of a multiprocessor."""
+    """Return the sizes with as many stages as fit in shared memory together with all resident thread blocks."""
     fitting = chip.shared_bytes_per_block // s.blocks // s.stage_bytes
     return replace(s, stages=max(2, min(fitting, MAX_STAGES)))
 

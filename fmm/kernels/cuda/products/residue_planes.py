@@ -33,8 +33,8 @@ RESIDUE_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster
 TRANSPOSED_POSITIONS, TRANSPOSED_POSITIONS_OF_16_BYTES = 64, 32
 # Number of positions of the inner dimension that a thread block without a cluster reads and transposes together.
 TRANSPOSED_POSITIONS_ALONE = 16
-# The second argument of `__launch_bounds__` of the split kernel, for 0, 1 and 2 levels of Strassen's algorithm: the
-# smallest number of thread blocks on a multiprocessor. With the empty text, the kernel has no second argument.
+# Minimum number of resident thread blocks of the split kernel per multiprocessor, for `__launch_bounds__`: with 0, 1
+# and 2 levels of Strassen's algorithm. The empty text means no minimum.
 MIN_SPLIT_BLOCKS_PER_SM = "4", "", "2"
 # A warp finds the norm of a line of at most MAX_WARP_LINE_BYTES bytes; a thread block finds the norm of a longer line.
 WARP_THREADS, MAX_WARP_LINE_BYTES = 32, 4096

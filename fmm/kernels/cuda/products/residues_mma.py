@@ -25,11 +25,11 @@ from fmm.kernels.cuda.products.mma_tiles import (
 )
 from fmm.kernels.cuda.products.residue_planes import moduli_table
 
-# The slowdown of narrow tiles was not measured for bytes. The value 1.16 was measured for the leaf f16x3: a column of a
-# narrow tile takes 1.16 times as long as a column of a wide tile.
+# The slowdown 1.16 (time for a column of a narrow tile, divided by the time for a column of a wide tile) was measured
+# for float16, in the leaf `f16x3`. For bytes the slowdown was not measured.
 RESIDUE_MMA_SIZES = (MmaSizes(128, 256, 64, 64), MmaSizes(128, 128, 64, 64, blocks=2, slowdown=1.16))
-# The kernel reduces its sums modulo p each time after this number of steps (gemm_residues_mma.cuh). One step is 128
-# positions of the inner dimension, and a product with fewer steps needs no reduction before its end.
+# The kernel of gemm_residues_mma.cuh reduces its sums modulo p after every MAX_UNREDUCED_STEPS steps, because longer
+# sums could exceed 32 bits. One step is 128 positions of the inner dimension.
 MAX_UNREDUCED_STEPS = 512
 
 

@@ -1,8 +1,8 @@
 """Generate the CUDA source of a tiled product with fused sums, for the kernels of gemm_simt.cuh and gemm_mma_f64.cuh.
 
-The generated source contains everything that depends on a scheme: the number of blocks in each sum, and the epilogue
-for each element of C. The blocks and their coefficients are parameters of the launch. Therefore each variant in Figure
-6 of Huang, Yu and van de Geijn needs only one compiled kernel. The sums of a step table are generated as code.
+The generated source contains the number of blocks in each sum, and the epilogue for each element of C. The blocks and
+their coefficients are parameters of the launch, so products with equal numbers of blocks use the same compiled kernel
+(one for each variant in Figure 6 of Huang, Yu and van de Geijn). The sums of a step table are generated as code.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ ASYNC_PATHS: tuple[CopyPath, CopyPath] = ("async", "async")
 # The source orders the multiply-adds so that no register bank conflicts occur. Above -O1, ptxas would change the order
 # of the multiply-adds, and each multiply-add would take a third of a cycle longer.
 COMPILER_OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
-# The float64 mma instruction computes 16 rows and 8 columns of C. The instruction has a depth of 4, 8 or 16 along the
-# inner dimension; MMA_DEPTH is the smallest depth.
+# The float64 mma instruction computes 16 rows and 8 columns of C. Its length along the inner dimension (depth) is 4, 8
+# or 16; MMA_DEPTH is the smallest depth.
 MMA_ROWS, MMA_COLUMNS, MMA_DEPTH = 16, 8, 4
 
 
 class LaunchScalar(NamedTuple):
-    """A coefficient that the launch sets for a destination: `factor` multiplies the product, `keep` the old value."""
+    """A coefficient of a destination block, set by the launch: of the product ("factor") or the old value ("keep")."""
 
     name: Literal["factor", "keep"]
     dest: int
@@ -58,14 +58,13 @@ class LaunchScalar(NamedTuple):
 class Epilogue:
     """The computation that updates each element of the destination blocks with an element of the product.
 
-    The inputs of `program` are the product and the old values of the destinations `reads`. The outputs of `program` are
-    stored to the destinations `writes`, or added to these destinations atomically. A destination may be in `reads` but
-    not in `writes`.
+    The inputs of `program` are the product and the old values of the blocks `reads`. The outputs of `program` are
+    stored to the blocks `writes`, or added to these blocks atomically.
     """
 
     program: AdditionProgram  # the sums to compute; coefficients may be LaunchScalars
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
+    reads: tuple[int, ...]  # indices of destination blocks
+    writes: tuple[int, ...]  # indices of destination blocks
     atomic: bool = False
 
     def __post_init__(self) -> None:
@@ -99,11 +98,11 @@ DEFAULT_EPILOGUE = adding_epilogue(1)
 
 @lru_cache(maxsize=256)
 def to_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
-    """Return an `adding_epilogue` that computes the same as `e`, and a pair (factor, keep) for each destination.
+    """Return an `adding_epilogue` equivalent to the epilogue `e`, and a pair (factor, keep) for each destination.
 
-    Return `e` if no `adding_epilogue` computes the same, for example because a destination's new value depends on
-    another destination's old value. Most products of step tables therefore use the same compiled kernel. For example,
-    the step tables' operations mulIncInc and mulStoreDec differ only in coefficients that the launch sets.
+    Return `e` if no `adding_epilogue` does that, for example because a destination's new value depends on another
+    destination's old value. An `adding_epilogue` saves compilations: the step tables' operations mulIncInc and
+    mulStoreDec, for example, use the same kernel and differ only in coefficients that the launch sets.
     """
     every = range(e.destination_count)
     rows = dict(zip(e.writes, e.program.coefficient_matrix(), strict=True))
@@ -123,7 +122,7 @@ class TileKernel:
 
     The left operand is a sum of `left` blocks of A, and the right operand a sum of `right` blocks of B. A kernel that
     uses the flag receives the flag's address in the parameters. A kernel that runs only if the flag is raised also
-    receives the address of the number of recomputed products in host memory (recompute_tiled.cuh).
+    receives the address of a counter of recomputed products, in host memory (recompute_tiled.cuh).
     """
 
     strategy: TileSizes
@@ -149,7 +148,7 @@ class TileKernel:
         s, (rows, columns) = self.strategy, (MMA_ROWS, MMA_COLUMNS)
         if self.element != "float64" or self.flag == "obeys" or s.m_r * s.warp_m % rows or s.n_r * s.warp_n % columns:
             return 0
-        # Sums and copies through registers leave fewer registers to the mma instruction, so the smallest depth is used.
+        # Sums of blocks, and copies of tiles through registers, leave fewer registers to the mma instruction.
         return min(s.mma_depth, MMA_DEPTH) if self.has_sums or self.paths != ASYNC_PATHS else s.mma_depth
 
     @property
@@ -159,7 +158,7 @@ class TileKernel:
 
     @property
     def min_resident_blocks(self) -> int:
-        """Number of thread blocks that one multiprocessor must have enough registers for; 0: the compiler decides."""
+        """Minimum number of resident thread blocks per multiprocessor, for `__launch_bounds__`; 0: no minimum."""
         # If an operand is a sum, the shared memory of a multiprocessor suffices for one thread block only.
         return 1 if self.has_sums and self.mma_depth else self.strategy.blocks
 
@@ -222,9 +221,7 @@ def simt_kernel_source(kernel: TileKernel, access: MemoryAccess) -> str:
 def _product_call(kernel: TileKernel, name: str, variant: str, tile: str) -> list[str]:
     """Return the lines of C++ that call the product function.
 
-    If the kernel can use mma instructions, the returned C++ contains two calls: one with mma instructions, and one
-    without, for devices that have no mma instruction for float64. The two calls of the product function use the same
-    shared memory.
+    A kernel with float64 mma instructions contains a second call without them, for devices before compute capability 8.
     """
     arguments = f"    p, reinterpret_cast<Number*>(memory){tile});"
     by_threads = [f"fmm::{name}<Product, Number, Sizes, {variant}>(", arguments]

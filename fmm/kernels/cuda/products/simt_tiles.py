@@ -47,7 +47,7 @@ BLOCK_STRUCT_FORMATS = {4: "<q2i2f", 8: "<q2i2d"}
 class TileOp:
     """A launch of `count` products (sum of a_i A_i)(sum of b_j B_j), where A_i and B_j are blocks of A and B.
 
-    The epilogue computes C_d = keep_d * C_d + c_d * product for each destination C_d, or the sums of a step table.
+    The epilogue adds the product to destination blocks (blocks of C or temporaries), or computes a step table's sums.
     """
 
     kernel: TileKernel
@@ -72,12 +72,12 @@ class TileOp:
 
     @property
     def ops(self) -> tuple[TileOp, ...]:
-        """A tuple that contains only this product. Callers can thus treat a TileOp like a TileGroup."""
+        """A tuple with only this product, for callers that accept a TileOp or a TileGroup."""
         return (self,)
 
     @property
     def largest_product(self) -> TileOp:
-        """This product itself. Callers can thus treat a TileOp like a TileGroup."""
+        """This product itself, for callers that accept a TileOp or a TileGroup."""
         return self
 
     @property
@@ -123,14 +123,14 @@ class TileOp:
 
     @cached_property
     def access(self) -> MemoryAccess:
-        """ "vector" if all lines of all blocks are aligned whenever the base addresses are aligned, else "scalar"."""
+        """16-byte accesses ("vector") if these are aligned for aligned base addresses; else one element at a time."""
         fits = all(x * self.itemsize % VECTOR_BYTES == 0 for lines in self.lines for x in lines)
         return "vector" if fits and all(p.offset % VECTOR_BYTES == 0 for p in self.pieces) else "scalar"
 
 
 @dataclass(frozen=True)
 class TileGroup:
-    """Several tiled products; if one kernel can compute all of them, one launch computes all.
+    """Several tiled products, which one launch computes if one kernel can compute all of them.
 
     `order` is the order in which the products write blocks of C. "free": each block is written by one product only.
     "turns": if several products write a block, they write it in the order of `ops`. "atomic": the products add to C
@@ -147,8 +147,8 @@ class TileGroup:
     def fits_one_launch(self) -> bool:
         """True if one launch can compute all products.
 
-        All products must use the same variant of the kernel, `order` must not be "turns", and the parameters of all
-        products together must have at most MAX_PARAMETER_BYTES bytes.
+        All products must have the same kernel, strides and batch size. `order` must not be "turns", and the parameters
+        of all products together must have at most MAX_PARAMETER_BYTES bytes.
         """
         alike = len({(op.kernel, op.lines, op.count) for op in self.ops}) == 1
         return alike and self.order != "turns" and len(self.parameter_bytes) <= MAX_PARAMETER_BYTES
@@ -227,40 +227,40 @@ def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
     )
 
 
-# The epilogue of a product with a separate addend: C_0 = factor_0 * product + keep_1 * C_1. Destination 1 is the
-# addend; the kernel reads the addend and never writes it.
+# The epilogue of a product with a separate addend: C = factor * product + keep * addend. The addend is destination 1,
+# which the kernel reads and never writes.
 _ADDEND_SUM: Terms = ((LaunchScalar("keep", 1), 1), (LaunchScalar("factor", 0), 0))  # type: ignore[assignment]
 ADDEND_EPILOGUE = Epilogue(AdditionProgram(2, (_ADDEND_SUM,), (2,)), (1,), (0,))
 
 
 def with_addend(op: TileOp, addend: DeviceView) -> TileOp:
-    """Return the same product with a separate column-major addend; `keep` then multiplies the addend instead of C."""
+    """Return the same product with a separate column-major addend: C's factor `keep` becomes the addend's factor."""
     (into,) = op.dest
     dest = into._replace(keep=0), BlockTerm(addend.base, addend.offset, op.m, op.n, 1, into.keep)
     lines = *op.lines, BlockStrides(addend.right if op.m > 1 else 0)
     return replace(op, kernel=replace(op.kernel, epilogue=ADDEND_EPILOGUE), dest=dest, lines=lines)
 
 
-# Options in a leaf's name (such as `texture` in `tile.gpu8.texture`) set how tiles are copied to shared memory. For
-# each option, LEAF_PATHS has the way from global to shared memory (such as "async") of A's tiles and of B's tiles.
+# LEAF_PATHS maps an option in a leaf's name (such as `texture` in `tile.gpu8.texture`) to the paths by which A's tiles
+# and B's tiles are copied to shared memory.
 LEAF_PATHS: Mapping[str, tuple[CopyPath, CopyPath]] = {"plain": ("plain", "plain"), "texture": ("texture", "plain")}
 
 
 def leaf_strategy(use: LeafUse) -> TileSizes | None:
-    """Return the strategy that a leaf such as `tile.huge` names; None for `tile`: the model chooses the strategy."""
+    """Return the strategy in the name of a leaf such as `tile.huge`; None for `tile`, because the model chooses."""
     names = [option for option in use.options if option not in LEAF_PATHS]
     return named_strategy(names[0]) if names else None
 
 
 def leaf_paths(use: LeafUse) -> tuple[CopyPath, CopyPath]:
-    """Return how the tiles of A and of B are copied to shared memory, as `tile.gpu8.texture` says; default "async"."""
+    """Return the paths by which tiles of A and B are copied to shared memory, from the leaf's options."""
     return next((LEAF_PATHS[option] for option in use.options if option in LEAF_PATHS), ("async", "async"))
 
 
 # ---- launches for a chip
 
-# A launch with at least this number of thread blocks for each multiprocessor may start before the previous launch has
-# ended. In measurements, launches with fewer thread blocks slowed each other down when they overlapped.
+# Smallest number of thread blocks per multiprocessor for which a launch may start before the previous launch has ended.
+# In measurements, smaller launches slowed each other down when they overlapped.
 OVERLAP_MIN_WAVES = 1.9
 
 

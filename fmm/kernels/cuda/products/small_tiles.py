@@ -16,7 +16,7 @@ SMALL_TILE_SIDE, SMALL_THREADS = (
     32,
     256,
 )  # as in gemm_small.cuh: number of rows (and of columns) of a tile, number of threads of a thread block
-SMALL_BLOCKS_PER_SM = 2  # number of thread blocks that one multiprocessor must have enough registers for
+SMALL_BLOCKS_PER_SM = 2  # minimum number of resident thread blocks per multiprocessor, for `__launch_bounds__`
 SMALL_ENTRY = "fmm_small"
 # TRIANGLE_PARTS maps the triangle of C that a product writes (None: all of C) to an enumerator of fmm::Part in
 # gemm_small.cuh. TRIANGLE_PART_LABELS maps the enumerator to a text for the launch's label.
@@ -30,7 +30,7 @@ TRIANGLE_PART_LABELS = {"ALL": "", "LOWER": ", the lower triangle", "MIRRORED": 
 
 
 def small_launch(op: GemmOp, dtype: str) -> Launch:
-    """Return the launch that computes a product; the product may have any size."""
+    """Return the launch that computes a product of any size."""
     left, right, along = row_major_operands(op)
     part, (m, n) = TRIANGLE_PARTS[op.triangle_extent], (op.n, op.m)
     alpha, beta = complex(op.alpha).real, complex(op.beta).real

@@ -1,10 +1,10 @@
 """Split the last tiles of C along the inner dimension (split-K), so that the launch ends sooner.
 
 If the last thread blocks of a launch would leave multiprocessors idle, each of the last tiles is divided into parts
-along the inner dimension. Each part of a tile is a separate task. The tasks of one tile write the tile one after the
-other. `split_last_tiles` compares many divisions of the tiles into tasks, and returns the division with the earliest
-predicted end of the last task. The predicted time of a thread block is the sum of the times to start, to compute and to
-store.
+along the inner dimension. A task computes the same part of many tiles. The tasks of one tile add their results to the
+tile one after the other. `split_last_tiles` compares many divisions of the tiles into tasks, and returns the division
+with the earliest predicted end of the last task. The predicted time of a thread block is the sum of the times to start,
+to compute and to store.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from typing import NamedTuple
 MIN_PART_STEPS = 16  # smallest number of steps in a part; shorter parts cost more time than they save
 TASK_COUNTS = (1, 8, 24)  # numbers of tasks for which kernels are compiled; a launch uses the smallest that suffices
 MAX_TILE_PARTS = 16  # largest number of parts of one tile
-# How long a thread block takes to start, to store a tile of C, and to store a tile in order with other thread blocks.
-# The unit of time is the time in which a thread block multiplies one position of the inner dimension. On an H200, a
-# store in order took 45 units when all thread blocks stored at about the same time. Usually the thread blocks store at
-# different times: with a time of 30 units, the division into tasks with the smallest predicted time was also the
-# fastest in measurements.
+# Times of a thread block: to start, to store a tile of C, and to store an ordered tile (a tile that several thread
+# blocks write one after the other). The unit is the time to multiply one position of the inner dimension. On an H200,
+# an ordered store took 45 units when all thread blocks stored at about the same time. Usually they store at different
+# times, so 30 units is used: the divisions into tasks that are predicted fastest were then also measured fastest.
 BLOCK_START_TIME, TILE_STORE_TIME, ORDERED_STORE_TIME = 30, 18, 30
 
 
@@ -42,8 +41,8 @@ def split_last_tiles(
     """Return the tasks of all products; divide the last tiles into parts if the last task then ends earlier.
 
     A product has `tiles` tiles of C and `steps` steps of `k_s` positions along the inner dimension. `writes` is the
-    mean number of blocks of C that a product writes. A batch repeats each product `layers` times. If the product
-    belongs to a batch, either no tile or every tile of the product is divided.
+    mean number of blocks of C that a product writes. A batch repeats each product `layers` times. In a batch, a product
+    has either no divided tile or only divided tiles.
     """
     over = products * tiles % multiprocessors
     last_rounds = {over, over + multiprocessors} - {0} if layers == 1 else set()
@@ -67,11 +66,10 @@ def split_last_tiles(
 def _divide_last_tiles(
     products: int, tiles: int, steps: int, k_s: int, cut: int, parts_per_tile: int
 ) -> tuple[ProductPart, ...]:
-    """Return the tasks in the order of the products.
+    """Return the tasks if each of the last `cut` tiles is divided into `parts_per_tile` parts.
 
-    Each of the last `cut` tiles is divided into `parts_per_tile` parts along the inner dimension. If the first divided
-    tile has index i among the tiles of its product, all later products have separate tasks for the tiles before index i
-    and for the tiles from index i on.
+    Let i be the index of the first divided tile in its product. In all later products, tiles before index i and tiles
+    from index i on belong to different tasks.
     """
     first, before = divmod(products * tiles - cut, tiles)
     lengths = _split_part_lengths(steps, parts_per_tile, round(ORDERED_STORE_TIME / k_s))
@@ -88,10 +86,10 @@ def _divide_last_tiles(
 
 
 def _split_part_lengths(steps: int, parts_per_tile: int, later_steps: int) -> list[int]:
-    """Return, for each part of a divided tile, its number of steps along the inner dimension.
+    """Return the number of steps along the inner dimension for each part of a divided tile.
 
-    Each part has `later_steps` steps more than the part before, so that a part ends when the part before has stored its
-    tile.
+    Each part has `later_steps` steps more than the previous part, so that the part is computed when the previous part
+    has been stored.
     """
     if parts_per_tile > 1:
         later_steps = max(min(later_steps, 2 * (steps // parts_per_tile - MIN_PART_STEPS) // (parts_per_tile - 1)), 0)
@@ -101,10 +99,10 @@ def _split_part_lengths(steps: int, parts_per_tile: int, later_steps: int) -> li
 
 
 def last_job_end_time(groups: Iterable[tuple[int, float]], machines: int) -> float:
-    """Return the time when the last job ends; each job runs on the processor that becomes free first.
+    """Return the time when the last of a list of jobs ends; each job runs on the machine that becomes free first.
 
-    The number of processors is `machines`. Each item of `groups` is a pair: the number of jobs, and the duration of one
-    of these jobs. The jobs start in the order of `groups`, the first jobs at time 0.
+    `machines` is the number of machines. Each item of `groups` is the number of jobs of a group and the duration of
+    each job. The jobs start in the order of `groups`, the first jobs at time 0.
     """
     loads = [(0.0, machines)]
     for jobs, length in groups:

@@ -1,7 +1,7 @@
 """Multiply stacks of matrices by one launch of the warpgroup kernel: a batch with one product for each matrix.
 
 All matrices of a stack share the multiprocessors, so tile sizes are chosen for the whole stack. The matrices are often
-so small that starting and ending a tile takes a large part of the tile's time.
+so small that the start and the end of a tile take a large part of the tile's time.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
 )
 
 STACK_SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128, stages=5), WgmmaSizes(128, 64, stages=6))
-# Triangles can also be computed without clusters: then fewer elements above the diagonal are computed needlessly.
+# Tile sizes for symmetric products. A tile that a cluster computes is larger, so more of its elements are above the
+# diagonal and computed in vain; the last sizes use no clusters.
 STACK_TRIANGLE_SIZES = (*STACK_SIZES, WgmmaSizes(128, 192, stages=4), WgmmaSizes(128, 128, cluster=1, stages=5))
 # The next five numbers are fitted to 35 measured times of bfloat16 triangles on an H200: 7 stacks, from 200 x 256 x 256
-# to 16 x 2048 x 2048, each with the 5 tile sizes of STACK_TRIANGLE_SIZES. The predicted times deviate from the measured
-# times by 6 % (standard deviation).
+# to 16 x 2048 x 2048, each with the 5 tile sizes of STACK_TRIANGLE_SIZES. The standard deviation of predicted from
+# measured times is 6 %.
 LAUNCH_SECONDS = 6.5e-6  # seconds of a launch that computes nothing
 STEP_SECONDS = 2.5e-11  # seconds of one position of the inner dimension, for one row or one column of a tile
 TILE_START_SECONDS, TILE_COLUMN_SECONDS = 5.7e-7, 1.45e-8  # seconds to start a tile; to end a tile, for each column
 ALONE_SLOWDOWN = 1.05  # time of a thread block without a cluster, divided by the time of a thread block in a cluster
-# Three numbers of the predicted time of the vendor's batched product: flops per second of one multiprocessor, seconds
-# of a launch, and a number that is added to the inner dimension. These three numbers are fitted to measured times of
-# cuBLAS for the same 7 stacks as above. The predicted times of cuBLAS are wrong by at most 7 %.
+# Predicted time of the vendor's batched product: flops per second of one multiprocessor, seconds of a launch, and the
+# start and end of a tile in positions of the inner dimension. These three numbers are fitted to measured times of
+# cuBLAS for 7 stacks, from 200 x 256 x 256 to 16 x 2048 x 2048. The predicted times of cuBLAS are wrong by at most 7 %.
 VENDOR_FLOPS_PER_SECOND, VENDOR_LAUNCH_SECONDS, VENDOR_END_STEPS = 6.24e12, 8.1e-6, 133
 
 
@@ -52,8 +53,8 @@ def stacked_gemm(
 ) -> GemmOp:
     """Return one operation dest = alpha left right + beta addend for stacks of `count` contiguous matrices.
 
-    The views describe the first matrix of each stack. If `symmetric` is True, the caller guarantees that the products
-    are symmetric: only their lower triangles are computed, and then mirrored.
+    The views describe the first matrix of each stack. `symmetric` is the caller's guarantee that the products are
+    symmetric; the kernel then computes their lower triangles only, and mirrors them.
     """
     op = gemm_op("tile", [(left, right, dest)], dest.dtype, alpha, beta, addend=addend)
     # BLAS's left operand is the row-major product's right operand.
@@ -72,7 +73,7 @@ def stacked_gemm(
 def stacked_launch(op: GemmOp, multiprocessors: int, shift: float = 0) -> Launch | None:
     """Return the launch of a stack's products; None if the warpgroup kernel cannot compute these products.
 
-    If the products are symmetric, the identity matrix times the number `shift` is added to each product.
+    The launch adds `shift` times the identity matrix to each symmetric product.
     """
     product = wgmma_op(op, op.dtype, multiprocessors, best_stack_sizes(op, multiprocessors))
     return wgmma_launch(replace(product, shift=shift)) if product else None
@@ -92,8 +93,8 @@ def stack_seconds(op: GemmOp, multiprocessors: int) -> float:
 def vendor_stack_seconds(op: GemmOp, multiprocessors: int) -> float:
     """Return the predicted seconds of the vendor's batched product, which computes both triangles."""
     flops = 2.0 * op.m * op.n * (op.k + VENDOR_END_STEPS) * op.count
-    # A product of few tiles leaves multiprocessors idle: the predicted time is at least the time of one of fmm's
-    # smallest tiles.
+    # A stack with few tiles leaves multiprocessors idle, so the time is at least that of one tile. The vendor's tiles
+    # are assumed to take as long as fmm's smallest tile.
     single_tile = _tile_seconds(op, STACK_SIZES[-1])
     return VENDOR_LAUNCH_SECONDS + max(flops / (VENDOR_FLOPS_PER_SECOND * multiprocessors), single_tile)
 

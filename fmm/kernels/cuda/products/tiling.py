@@ -1,8 +1,8 @@
 """Describe what all tiled product kernels share: row-major operands, tile order, triangles of C, and C++ names.
 
 BLAS stores matrices column by column, and the kernels read matrices row by row. A kernel therefore reads each matrix as
-its transpose, and computes BLAS's C = A B as C^T = B^T A^T. In B^T A^T, the matrices A and B only change places, and no
-matrix is moved.
+its transpose, and computes BLAS's C = A B as C^T = B^T A^T. No matrix is moved in memory: BLAS's right operand becomes
+the kernel's left operand.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ RASTER_ROWS = 8  # number of rows of C's tiles that are computed together, so th
 # B's columns (MN-major).
 ContiguousAxis = Literal["inner", "outer"]
 # The tiles of C that a kernel writes if C is symmetric or Hermitian. "lower": the tiles on and below the diagonal.
-# "full": the tiles on and below the diagonal, and their mirror images. If C is neither symmetric nor Hermitian, a
-# parameter of the type TriangleTiles | None is None, and the kernel computes and writes all tiles of C.
+# "full": the tiles on and below the diagonal, and their mirror images. None in place of these texts means that C is
+# neither symmetric nor Hermitian, and that the kernel writes all tiles of C.
 TriangleTiles = Literal["lower", "full"]
 TRIANGLE_LABELS: Mapping[TriangleTiles, str] = {
     "lower": "on and below the diagonal",
@@ -41,7 +41,7 @@ def row_major_operands(op: GemmOp) -> tuple[GemmOperand, GemmOperand, tuple[Cont
 
 
 def triangle_tiles(extent: TriangleExtent | None) -> TriangleTiles | None:
-    """Return the tiles of C that a kernel writes for a triangle; for "loose" and "lower", the same tiles."""
+    """Return the tiles that a kernel writes for a triangle; a "loose" triangle may have entries above the diagonal."""
     return "lower" if extent == "loose" else extent
 
 

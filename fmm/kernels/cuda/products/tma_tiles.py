@@ -1,8 +1,7 @@
 """Describe products for the kernel of gemm_tma.cuh, where the copy engine (TMA) loads the tiles.
 
 `tma_op` describes one or several TileOps as a single launch. The last tiles of C may be divided into parts along the
-inner dimension (split_k.py). Each part of a tile is a separate task. The tasks of one tile write the tile one after the
-other.
+inner dimension (split_k.py). The thread blocks that compute the parts of one tile add them to C one after the other.
 """
 
 from __future__ import annotations
@@ -51,31 +50,25 @@ BlockCounts = tuple[int, int, int]  # three numbers: the number of blocks of A, 
 
 @dataclass(frozen=True)
 class TmaKernel:
-    """A compiled variant of the TMA kernel for up to `tasks` tasks; each task is a product of sums.
-
-    `terms` holds three numbers: the largest number of blocks in a sum of A's blocks, the largest number of blocks in a
-    sum of B's blocks, and the largest number of blocks of C that a product is added to. `blocks` holds the number of
-    distinct blocks of A, of B and of C. `shapes` contains the pairs that occur among the tasks; a pair has True or
-    False for "the left operand is a sum" and for "the right operand is a sum".
-    """
+    """A compiled variant of the TMA kernel; each task of a launch is a product of sums, or a part of this product."""
 
     strategy: TileSizes
     element: str
-    terms: BlockCounts
-    blocks: BlockCounts
-    tasks: int
-    shapes: frozenset[tuple[bool, bool]]
+    terms: BlockCounts  # largest number of blocks in a sum of A's blocks, in a sum of B's blocks, and in a destination
+    blocks: BlockCounts  # number of distinct blocks of A, of B and of C
+    tasks: int  # largest number of tasks in one launch
+    shapes: frozenset[tuple[bool, bool]]  # for each kind of task: is the left operand a sum, and is the right operand?
     order: str
     along: tuple[ContiguousAxis, ContiguousAxis]
     triangle: TriangleTiles | None = None
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory.
+        """Bytes of shared memory of a thread block.
 
-        Each stage of the pipeline holds one tile of every block in a sum, and one tile of the sum itself if the sum has
-        several blocks. At the end of a product, the tile of C is stored in the same memory as the tiles of A and B.
-        Each stage also has two barriers of 8 bytes.
+        Each pipeline stage holds a tile of every block in a sum, and a tile of the sum itself if the sum has several
+        blocks. At the end of a product, the tile of C takes the memory of the tiles of A and B. Each stage also has two
+        barriers of 8 bytes.
         """
         s = self.strategy
         left, right = (terms + (terms > 1) for terms in self.terms[:2])
@@ -131,12 +124,12 @@ class TmaOp:
 
     @property
     def turn_counter_count(self) -> int:
-        """Number of 4-byte counters that order the writes of tiles; all are zero before and after the launch."""
+        """Number of 4-byte counters that order the writes to tiles of C; they are zero before and after the launch."""
         return self.tiles[0] * self.tiles[1] * len(self.dest) * self.count if self.kernel.order == "turns" else 0
 
     @property
     def parameter_bytes(self) -> bytes:
-        """The parameters of the launch as bytes, if the address of C is a multiple of 16 bytes."""
+        """The bytes of the launch's parameters for a C with an address that is a multiple of 16 bytes."""
         return self.pack_parameters(True)
 
     def pack_parameters(self, aligned_result: bool) -> bytes:
@@ -152,24 +145,24 @@ class TmaOp:
 
     @property
     def map_word_indices(self) -> range:
-        """The index of each 8-byte word of the parameters at which a tensor map starts."""
+        """The indices of the 8-byte words of the parameters at which the tensor maps start."""
         return range(0, TENSOR_MAP_WORDS * len(self.maps), TENSOR_MAP_WORDS)
 
     @property
     def dest_word_indices(self) -> range:
-        """The indices of the words that hold the pointers to C's blocks."""
+        """The indices of the 8-byte words of the parameters that hold the pointers to C's blocks."""
         words = struct.calcsize(BLOCK_STRUCT_FORMATS[DTYPES[self.kernel.element].itemsize]) // 8
         first = TENSOR_MAP_WORDS * len(self.maps)
         return range(first, first + words * len(self.dest), words)
 
     @property
     def counters_word_index(self) -> int:
-        """The index of the word that holds the address of the counters."""
+        """The index of the 8-byte word of the parameters that holds the address of the counters."""
         return self.dest_word_indices.stop
 
     @property
     def flag_word_index(self) -> int:
-        """The index of the word that holds the address of the flag."""
+        """The index of the 8-byte word of the parameters that holds the address of the flag."""
         return self.counters_word_index + 1
 
 
@@ -209,8 +202,8 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
         *(_operand_block_tensor_map(x, False, kernel, v, largest.count) for x in rights),
     )
     task_words = b"".join(_pack_tasks(ops, parts, kernel, (lefts, rights, dests)))
-    # For each block of C, the factor `keep` of the old value is taken from the first product that writes the block;
-    # later products only add to it.
+    # The first product that writes a block of C multiplies the block's old value by `keep`; later products only add to
+    # the block.
     into = tuple(
         x._replace(keep=next(y.keep for o in ops for y in o.dest if _with_default_coefficients(y) == x)) for x in dests
     )
@@ -220,7 +213,7 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
 
 
 def has_tma_alignment(op: TileOp | TileGroup) -> bool:
-    """Return True if the copy engine can read A and B, provided that their base addresses are aligned."""
+    """Return True if the copy engine (TMA) can read A and B, provided that their base addresses are aligned."""
     ops, item = op.ops, DTYPES[op.kernel.element].itemsize
     steps = (step for o in ops for lines in o.lines[:2] for step in lines)
     return all(step * item % VECTOR_BYTES == 0 for step in steps) and all(
@@ -231,9 +224,8 @@ def has_tma_alignment(op: TileOp | TileGroup) -> bool:
 def _is_tma_supported(ops: Sequence[TileOp]) -> bool:
     """Return True if the kernel can compute these products in one launch.
 
-    The products must be float32, with one layout for all destinations and an adding epilogue. Operands that are sums of
-    A's blocks must all have the same number of blocks, and so must sums of B's blocks. One launch may contain products
-    with an operand that is a single block, and products with an operand that is a sum.
+    The products must be float32, with one layout for all destinations and an `adding_epilogue`. All sums of A's blocks
+    must have the same number of blocks, and all sums of B's blocks too. Single blocks may occur in place of sums.
     """
     layouts = {(o.kernel.element, o.kernel.along, *o.lines[:2], frozenset(o.lines[2:]), o.count) for o in ops}
     alike = len(layouts) == len(set(ops[0].lines[2:])) == 1 and ops[0].kernel.element == "float32"
@@ -243,10 +235,7 @@ def _is_tma_supported(ops: Sequence[TileOp]) -> bool:
 
 
 def _with_default_coefficients(x: BlockTerm) -> BlockTerm:
-    """Return the block with default coefficients.
-
-    Two terms refer to the same block in memory if this function returns equal results for them.
-    """
+    """Return the block without its coefficients, so that terms with the same block in memory compare equal."""
     return x._replace(factor=1, keep=0)
 
 
@@ -267,10 +256,10 @@ def _pack_tasks(
 ) -> Iterator[bytes]:
     """Yield the bytes of struct Task of gemm_tma.cuh for each part; `blocks` holds distinct blocks of A, of B and of C.
 
-    Several tasks can write the same tiles of a block of C. For each block of C, a task contains two numbers: how many
-    earlier tasks write the same tiles, and 1 if no later task writes these tiles (else 0).
+    Several tasks can write the same tiles of a block of C. For each block of C, a task contains the number of earlier
+    tasks that write the same tiles, and a 1 if no later task writes these tiles.
     """
-    # If a product's tiles are divided at index `cut`, some tasks write the tiles before `cut`, others the later tiles.
+    # A task writes tiles before index `cut` of a block of C, or tiles from `cut` on, or both ranges of tiles.
     cut = max(part.first for part in parts)
     all_writers = Counter(
         (_with_default_coefficients(x), behind)
@@ -302,7 +291,7 @@ def _pack_tasks(
 
 
 def _has_tiles_before_and_after_cut(part: ProductPart, cut: int) -> list[bool]:
-    """Return the list of False (if the task has tiles before index `cut`) and True (if it has tiles from `cut` on)."""
+    """Return False if the task writes tiles before index `cut`, and True if it writes tiles from `cut` on."""
     return [behind for behind in (False, True) if (part.first + part.tiles > cut if behind else part.first < cut)]
 
 
@@ -314,11 +303,10 @@ def _pad_with_zeros(values: Sequence[float], length: int) -> list[float]:
 
 
 def tma_launch(op: TmaOp, alignment: Mapping[str, int], flagged: bool) -> Launch:
-    """Return the launch of a TmaOp.
+    """Return the launch of a TmaOp; the addresses of A and B must be multiples of 16 bytes.
 
-    `alignment` maps the name of a base, such as A or C, to the largest power of two that divides the base's address.
-    The addresses of A and B must be multiples of 16 bytes. If `flagged` is True, the kernel raises the flag when it
-    stores an inf or NaN to C.
+    `alignment` maps the name of a base, such as A or C, to the largest power of two that divides the base's address. If
+    `flagged` is True, the kernel raises the flag when it stores an inf or NaN to C.
     """
     vector_writes = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.dest)
     slots = [

@@ -56,8 +56,8 @@ class WgmmaSizes:
 
 
 WGMMA_SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128))
-# A triangle of C can also have tiles of 192 columns. With tiles of 256 columns, most multiprocessors can be idle at the
-# end of the launch, for example if C has 4096 rows on an H200.
+# Tiles of 192 columns are for triangles of C only. With tiles of 256 columns, most multiprocessors can be idle at the
+# end of the launch, for example for a triangle of 4096 rows on an H200.
 TRIANGLE_SIZES = (*WGMMA_SIZES, WgmmaSizes(128, 192, stages=4))
 MAX_BETA_RATIO = 2.0**60  # largest |beta / alpha| for which the kernel is used
 UNSHARED_SLOWDOWN = 1.15  # time of a thread block without a cluster, divided by the time of a thread block in a cluster
@@ -75,10 +75,7 @@ class WgmmaKernel:
 
     @property
     def result_store_passes(self) -> int:
-        """Number of parts in which a tile of C is stored, one part after the other.
-
-        A part has the same size in bytes for all element types.
-        """
+        """Number of parts in which a tile of C is stored: 2 for elements of 4 bytes, else 1."""
         return max(DTYPES[self.element].itemsize // 2, 1)
 
     @property
@@ -86,8 +83,7 @@ class WgmmaKernel:
         """Bytes of shared memory, for tiles of A and B, a part of the tile of C, and barriers."""
         s = self.sizes
         staged = s.m_s * s.n_s // self.result_store_passes * DTYPES[self.element].itemsize
-        # If the kernel mirrors a triangle, there are separate barriers for every 64 columns of the part of C's tile in
-        # shared memory.
+        # A kernel that mirrors a triangle has separate barriers for every 64 columns of the tile of C.
         slots = s.n_s // 64 if self.triangle == "full" else 1
         barriers = 2 * BARRIER_BYTES * (s.stages + s.consumer_groups * slots)
         return s.stages * (s.m_s + s.n_s) * TILE_LINE_BYTES + staged + barriers
@@ -120,7 +116,7 @@ def wgmma_instructions(element: DType, width: int, planes: bool = False) -> list
     asm statement contains all instructions of a tile.
 
     If `planes` is True, Step also has the function `multiply_low`, which computes hi lo + lo hi from the planes hi and
-    lo. LOW_A is the distance from plane hi to plane lo of A, and LOW_B is the distance for B.
+    lo. LOW_A and LOW_B are the distances from plane hi to plane lo of A and B in shared memory, in units of 16 bytes.
     """
     sums, number, register = ("s32", "int", "r") if element.itemsize == 1 else ("f32", "float", "f")
     accumulators = ", ".join(f'"+{register}"(x[{i}])' for i in range(width // 2))
@@ -144,9 +140,9 @@ def wgmma_instructions(element: DType, width: int, planes: bool = False) -> list
 
 
 def _wgmma_statement(element: DType, width: int, sums: str, offsets: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Yield the lines of an asm statement with one wgmma instruction for each pair of `offsets`.
+    """Yield the lines of an asm statement with one wgmma instruction for each item of `offsets`.
 
-    A pair holds the distances of the instruction's operands from the descriptors of A and of B.
+    Each item has two C++ expressions: what the instruction adds to the matrix descriptors of A and of B.
     """
     count, transposable = width // 2, element.itemsize == 2
     names = ", ".join(f"%{i}" for i in range(count))
@@ -244,7 +240,7 @@ def wgmma_op(
 ) -> WgmmaOp[WgmmaKernel] | None:
     """Describe a GEMM with aligned base addresses for the kernel; return None if the kernel cannot compute the GEMM.
 
-    If no tile sizes are passed as `sizes`, the fastest predicted tile sizes are used.
+    Without `sizes`, the tile sizes with the earliest predicted end are used.
     """
     if not _can_multiply(op, dtype) or not _can_write_result(op, dtype):
         return None
@@ -294,10 +290,10 @@ def _can_write_result(op: GemmOp, dtype: str) -> bool:
     # multiple of 16 bytes.
     if op.m * itemsize % VECTOR_BYTES:
         return False
-    # The instruction that transposes a tile supports elements of 16 bits only.
+    # The instruction that transposes a tile (for the mirror of a triangle) supports elements of 16 bits only.
     if op.triangle_extent == "lower" or (op.triangle_extent == "full" and itemsize > 2):
         return False
-    # The kernel reads the addend in pairs of elements.
+    # The kernel reads two elements of the addend at a time, so each pair of elements must be aligned.
     return added is None or not (added.right % 2 or op.addend_stride % 2 or added.offset % (2 * itemsize))
 
 
@@ -320,9 +316,9 @@ def count_cluster_tiles(tiles: tuple[int, int], s: WgmmaSizes, triangle: bool) -
 
 
 def tile_rows_per_band(s: WgmmaSizes) -> int:
-    """Return how many rows of cluster tiles are computed together.
+    """Return how many rows of cluster tiles are computed together, so that the tiles share data in the L2 cache.
 
-    The number of matrix rows in these tiles is a multiple of n_s.
+    The total height of these rows of tiles, in matrix rows, is a multiple of the tile width n_s.
     """
     return next(rows for rows in range(RASTER_ROWS, 0, -1) if rows * s.m_s * s.cluster % s.n_s == 0)
 
