@@ -56,9 +56,9 @@ CPU_SAMPLING_SHARE, GPU_SAMPLING_SHARE = 0.75, 0.33
 # key of the planned seconds of all stages in the conditions that a tuning records
 PLANNED_SECONDS_KEY = "planned_seconds"
 COMPILE_SECONDS = 20.0  # seconds that several CPU cores need to compile the kernels of all first looks
-# Seconds after the measurements of a first look and of another tuning: to fit, to check and to write the section. These
-# first estimates are for the hosts of an H100 and an H200; for later types, the estimate is the longest measured
-# duration.
+# Estimated seconds to fit the model, check the fit and write the section, after the measurements of a first look and of
+# a longer tuning. The numbers were measured on the hosts of an H100 and an H200. From the second element type on, the
+# estimate is raised to the longest measured duration.
 FIRST_LOOK_CONCLUSION_SECONDS, CONCLUSION_SECONDS = 1.5, 3.0
 TABLE_SECONDS = 0.25  # seconds that the table at the end takes for each element type
 QUICK_EFFORT = "quick"
@@ -320,7 +320,7 @@ class JobTimeLimit(NamedTuple):
 
 
 class CommandTimeBudget:
-    """Divides the time limit of a command among its jobs: the limit includes all that the command does.
+    """Divides the time limit of a command among its jobs; starting the command and printing tables also use this time.
 
     If `limit` is None, the command has as much time as the efforts of its jobs need together. `began` is the value of
     time.monotonic() when the command began.
@@ -342,8 +342,7 @@ class CommandTimeBudget:
 
         The remaining seconds of the command are divided among the jobs of an effort in proportion to the seconds that
         each job needs. The time limit of a first look is at most the limit of the effort `coarse`. A continued first
-        look may also wait for the compiler, as long as enough seconds remain for all later jobs. The same holds for the
-        last job.
+        look and the last job may also wait for the compiler, as long as enough seconds remain for all later jobs.
         """
         left, most = max(self.left, 0.0), job.planned_effort.most
         needed = self._needed_seconds(job)
@@ -409,7 +408,7 @@ def run_jobs(
             if late and (not queue or queue[0].effort != FIRST_LOOK_EFFORT):
                 queue.extendleft(reversed(late))  # the GPU's kernels are compiled by now
                 late.clear()
-            # (the clock of a simulated device may run ahead of this process's)
+            # the simulated seconds of a test may exceed the seconds that have really elapsed
             time.subtract_job_seconds(job, max(end.seconds, monotonic() - job_began), end.concluding)
     reasons = {name: "; ".join(filter(None, (lacking[name], why))) for name, why in stopped.items()}
     failures = {name: why for name, why in reasons.items() if why}

@@ -68,8 +68,8 @@ class TuningOutcome:
 def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()) -> TuningOutcome:
     """Tune an element type, and return the outcome; `wanted` has the shapes to certify (default: squares).
 
-    The search takes the rest of the time limit, and ends with the limit. If the limit ends the search, the tuning
-    therefore does not count as stopped early, although it can be continued.
+    The search takes the rest of the time limit. A tuning that reaches the limit during the search does not count as
+    stopped early, although it can be continued.
     """
     stopped, is_complete = "", True
     try:
@@ -95,8 +95,8 @@ def measure_and_fit_model(
 ) -> tuple[Calibration, int]:
     """Measure the crossovers and the probes, and fit the model; return the model and the largest side to time.
 
-    The probes leave one eleventh of the time limit to the search, unless less than a quarter of the held-out shapes is
-    measured by then.
+    Probes that take too long are ended to leave one eleventh of the time limit to the search, but not before a quarter
+    of the held-out shapes is measured.
     """
     time_products_on_idle_device(journal, dtype)
     side = measure_largest_side(journal, dtype, effort)
@@ -121,8 +121,8 @@ def measure_and_fit_model(
 def is_model_checked(journal: Journal, effort: Effort) -> bool:
     """Return True if a quarter of the effort's held-out shapes, and enough plans to check a model, are measured.
 
-    The held-out shapes of the first look count, too. The last measured shape does not count, since not all of its
-    rounds may have been measured.
+    Held-out shapes of the first look count as measured. The last measured held-out shape does not count, since some of
+    its rounds may be missing.
     """
     trials = [t for t in (*journal.first_look, *journal.recorded) if t.stage == HELD_OUT_STAGE]
     complete = [t for t in trials if t.size != trials[-1].size]

@@ -126,8 +126,8 @@ def t1_space_document(key: str, device_name: str, dtype: str) -> dict[str, Any]:
         },
         "ConfigurationSpace": {"TuningParameters": parameters, "Conditions": list(t1_space_conditions(space))},
         "KernelSpecification": {
-            # The format T1 allows the languages OpenCL, CUDA and Vulkan. On a CPU, plans call BLAS, which is none of
-            # the three languages. OpenCL is written, because OpenCL also runs on CPUs.
+            # The format T1 requires OpenCL, CUDA or Vulkan as the language of a kernel. For the CPU, where plans call
+            # BLAS, OpenCL is written, because OpenCL also runs on CPUs.
             "Language": "OpenCL" if key.startswith("cpu") else "CUDA",
             "Device": {"Name": device_name},
             "KernelName": "matmul",
@@ -160,8 +160,8 @@ def t1_space_conditions(space: SearchSpace) -> Iterator[dict[str, Any]]:
 def _t1_exclusion_expression(names: Sequence[str], excluded: Sequence[Sequence[str]]) -> str:
     """Return a Python expression that is false if the parameters have one of the excluded combinations of values.
 
-    Names of leaves contain < and >, and Kernel Tuner splits expressions with several comparison signs. Kernel Tuner
-    does not split an expression that contains ` and `.
+    Kernel Tuner takes < and > in the names of leaves for comparisons. An expression with several comparisons is split
+    by Kernel Tuner, unless it contains ` and `.
     """
     clauses = (" and ".join(f"{name} == {x!r}" for name, x in zip(names, values, strict=True)) for values in excluded)
     return " and ".join(f"not ({clause})" for clause in clauses)

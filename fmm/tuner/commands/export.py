@@ -47,8 +47,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     rows = parser.add_mutually_exclusive_group()
     rows.add_argument("--trials", action="store_true", help="every sample, with the model's prediction")
     rows.add_argument("--thresholds", action="store_true", help="the thresholds: alpha, pi, n1, tau1 and others")
-    # The command `fmm-tune` itself also has the options --device and --dtype. If --device had a default in the parser
-    # of `export`, `fmm-tune --device KEY export` would ignore the value KEY.
+    # --device has no default in this parser, since a default would replace the KEY of `fmm-tune --device KEY export`.
     what = "only devices with keys that begin with this text, for example cpu or cuda-9.0"
     parser.add_argument("--device", metavar="KEY", default=argparse.SUPPRESS, help=what)
     what = "only these element types, separated by commas"

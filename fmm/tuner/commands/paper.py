@@ -56,7 +56,7 @@ def run_paper(options: argparse.Namespace) -> int:
 
 
 def find_table_name(name: str, known: Mapping[str, object]) -> str:
-    """Return the name of the table that shows a figure of a paper; for example, the table li-fig32 shows li-fig33.
+    """Return the name of the table that shows a figure of a paper, for example li-fig32 for the figure li-fig33.
 
     Raise UnknownTableError if no table shows the figure.
     """

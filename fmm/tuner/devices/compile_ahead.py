@@ -32,8 +32,8 @@ MAX_WORKER_PROCESSES = 16  # largest number of background processes
 COMPILED_SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
 # For each of these sizes (m, k, n), the block model selects different tile sizes for fmm's own product kernel.
 TILE_KERNEL_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))
-# If a level has at least this number of products, its sum kernels compile slowly. A separate job with the kernel's
-# label therefore compiles each sum kernel of such levels.
+# If a level has at least this number of products, its sum kernels compile slowly, and each of them is compiled by a
+# separate job with the kernel's label.
 MIN_HEAVY_PRODUCTS = 7**3
 # A first look measures levels with at most this number of products; the kernels of levels with few products therefore
 # compile first.
@@ -99,8 +99,8 @@ def strategy_compile_jobs() -> Iterator[CompileJob]:
 def _compile_sort_key(plan: Plan, rank: int) -> tuple[bool, int, int]:
     """Return the sort key of a plan; `rank` is the plan's position in the list of its type.
 
-    Plans of a first look come first. Plans with quickly compiled kernels are sorted by `rank`, so that the element
-    types alternate.
+    Plans that a first look measures come first, then the plans of each compile phase. In a first look and in the phase
+    of quickly compiled kernels, plans are sorted by `rank`, so that the element types alternate.
     """
     phase, first = compilation_phase(plan), is_needed_by_first_look(plan)
     return not first, phase, rank if first or phase == QUICK_KERNELS_PHASE else 0
@@ -109,8 +109,8 @@ def _compile_sort_key(plan: Plan, rank: int) -> tuple[bool, int, int]:
 def is_needed_by_first_look(plan: Plan) -> bool:
     """Return True if a first look, the coarse tuning before the longer tuning, measures this plan.
 
-    A first look measures plans with one batched level that has few vendor products. A first look measures a leaf that
-    has a separate rate in the calibration in a plan without levels.
+    A leaf with a separate rate in the calibration is measured in a plan without levels. All other leaves are measured
+    in plans with one batched level of at most MAX_FIRST_LOOK_PRODUCTS products.
     """
     if plan.leaf_use.leaf.rate:
         return not plan.levels
@@ -143,7 +143,7 @@ def uses_own_kernel(plan: Plan) -> bool:
 def _plans_covering_all_kernels(plans: Iterable[Plan], dtype: str, seen: set[KernelKey]) -> list[Plan]:
     """Return plans that together use every kernel of `plans` that is not in `seen`; quickly compiled plans come first.
 
-    The kernels of the returned plans are added to `seen`.
+    The function adds the kernels of the returned plans to the set `seen`.
     """
     found: list[Plan] = []
     for plan in sorted(plans, key=lambda p: (compilation_phase(p), largest_level_products(p))):

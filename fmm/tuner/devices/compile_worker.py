@@ -91,7 +91,7 @@ def compile_to_disk_cache(kernel: Kernel, text: str, device: int) -> None:
 def compile_requested_jobs(arguments: list[str]) -> int:
     """Read jobs from stdin and compile their kernels, until the input ends; return exit code 0.
 
-    `arguments` are the index of the CUDA device, and the folder for the files of `claim_kernel_for_this_process`.
+    `arguments` are the index of the CUDA device, and the folder with a file for each kernel that a process has claimed.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the process at once, even inside the compiler
     if hasattr(os, "nice"):

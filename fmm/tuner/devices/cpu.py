@@ -200,8 +200,8 @@ class CpuSession:
     def _sums_or_products_seconds(self, run: TimedRun) -> float:
         """Return the seconds that a plan spends in its sums, or in its leaf products, as `run.part` says.
 
-        One execution of the plan measures the time of its sums and of its products; the time that was not requested is
-        returned by the next call.
+        One execution of the plan measures two times, of its sums and of its products. The second of these times is
+        saved, and a later call returns it without an execution.
         """
         kept = self._spent.setdefault(run.plan, {})
         if run.part not in kept:

@@ -47,8 +47,8 @@ MIN_SAMPLE_MILLISECONDS = 5.0
 # its power limit again.
 MAX_IDLE_SECONDS, HEAT_MILLISECONDS = 0.004, 40.0
 CHECKED_ROWS = 16  # largest number of rows of a result that `_check_result` compares with the exact product
-# For a value of TimedRun.part, the purpose of the launches that a session runs: to time only the sums or only the leaf
-# products of a plan, all other launches are left out.
+# To time only the sums or only the leaf products of a plan (TimedRun.part), a session runs only the launches with this
+# purpose.
 LAUNCH_PURPOSE_BY_PART: Mapping[str, LaunchPurpose] = {"sums": "sums", "products": "product"}
 
 

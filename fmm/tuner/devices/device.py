@@ -139,10 +139,10 @@ class Effort:
 
 
 # The efforts on a CPU. For products of 0.1 s or less, plans take about twice as long as the vendor, and the model's
-# error for these products says nothing about large products. The longest side of a random shape is therefore at most
-# 1.5 or 2 times its shortest side (`spread`), because a product with a short side takes little time. In a float32
-# tuning with 60 random shapes, whose longest side was up to 4 times the shortest side, 103 of 120 plans took at least
-# 1.6 times the vendor's time.
+# error for these products says nothing about large products. Products with a short side take little time, so the
+# longest side of a random shape is limited to 1.5 or 2 times its shortest side (field `spread`). In a float32 tuning
+# with 60 random shapes, whose longest side was up to 4 times the shortest side, 103 of 120 plans took at least 1.6
+# times the vendor's time.
 CPU_QUICK_EFFORT = Effort(15, 21, 2, 4, 3, 2, 7, spread=1.5)
 # A tuning of several types first tunes each type with the effort `coarse`, which takes 90 s for the four types of a
 # CPU.

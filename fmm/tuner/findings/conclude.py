@@ -61,9 +61,9 @@ OUT_OF_MEMORY_TEXT = "out of memory"
 def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     """Return the config section of a tuning; None if no product of the vendor was measured in PROBE_STAGES.
 
-    If the tuning had a first look and fmm ships a model for this kind of device, two models are compared. The first
-    model is a fit of all parameters. The other model is the shipped model, scaled to the measured rates. The section
-    has the model with the smaller error on held-out shapes, since a fit of many parameters to few trials may be bad.
+    If the tuning had a first look and fmm ships a model for this kind of device, two models are compared: a fit of all
+    parameters, and the shipped model scaled to the measured rates. The section has the model with the smaller error on
+    held-out shapes, since a fit of many parameters to few trials may be bad.
     """
     if not any(o.run_kind == "vendor" for o in fitting.observed_medians(journal.recorded, PROBE_STAGES)):
         return None
@@ -223,8 +223,8 @@ def check_model(
     The model has two margins: one for plans with the vendor's leaf, and one for plans with fmm's own leaves. Errors on
     plans with the vendor's leaf do not raise the margin of plans with fmm's own leaves, and vice versa. `slower` is the
     slowdown relative to an idle device. `measured` is the side of the largest product that was timed with a plan other
-    than `vendor`. `losing` has the two margins that `margins_for_losing_samples` returns. `excluded` is the number of
-    held-out plans that are never chosen because of the measured crossovers.
+    than `vendor`. `losing` has the two margins with which the model chooses no plan that was measured to be slower than
+    the vendor. `excluded` is the number of held-out plans that are never chosen because of the measured crossovers.
     """
     tiled = [o for o in held if o.run.plan.uses_tile_model or o.run_kind == "vendor"]
     others = [o for o in held if not o.run.plan.uses_tile_model]
@@ -236,8 +236,8 @@ def check_model(
     for_error = [margin_for_error(fitting.prediction_errors(fitted, seen)["speedup"]) for seen in families]
     if any(o.run_kind == "own rate" for o in held):
         for_error[1] = max(for_error[1], MIN_OWN_RATE_MARGIN)
-    # The margin for extrapolation depends on the predicted crossover for one level. On a GPU, this crossover is
-    # computed without the limits by the measured tau1, tau2 and tau3, because the thresholds need the same rankings,
+    # The margin for extrapolation depends on the side from which one level is predicted to gain. On a GPU, the measured
+    # tau1, tau2 and tau3 do not limit the levels in this prediction: the thresholds need the same rankings of plans,
     # which are cached.
     free = replace(fitted, level_bounds=()) if fitted.batches else fitted
     pays = crossover_of_levels(replace(free, margin=for_error[0], tiled_margin=for_error[1]), dtype, 1)

@@ -4,10 +4,10 @@ tau1 is the side of square products from which plans with at least one level are
 are the sides for two and three levels.
 
 Each timed pair shows the model's error for the plan's number of levels. If plans are measurably slower than predicted,
-the median error corrects their predictions before the crossover is computed. A plan may be slower than the vendor
-although its corrected prediction is a gain: the crossover is then raised to the product's effective side, which is the
-side of the square for which one level gains the same share of time. fmm.perfmodel.level_bounds applies the crossovers
-to decisions.
+the median error corrects their predictions before the crossover is computed. If a plan is slower than the vendor
+although its corrected prediction is a gain, the crossover is raised to the effective side of the product: the side of
+the square on which one level saves the same fraction of time as on the product. fmm.perfmodel.level_bounds applies the
+crossovers to decisions.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ MAX_TIME_RATIO_NEAR_CROSSOVER = (
 )
 MIN_SAMPLES_FOR_TREND = 5  # smallest number of samples for a regression of the error over log2(side)
 MAX_TREND_DOUBLINGS = 2.0  # largest number of doublings of the side over which a trend is extrapolated
-# Smallest number of samples from which the model's error near a crossover is computed. If fewer samples are near the
-# crossover, this number of samples on the largest shapes is used.
+# Smallest number of samples from which the model's error near a crossover is computed. If fewer than
+# MIN_SAMPLES_NEAR_CROSSOVER samples are near the crossover, the error is computed from this number of samples on the
+# largest shapes.
 MIN_SAMPLES_NEAR_CROSSOVER = 3
 # The smallest assumed standard deviation of a sample's log(measured / predicted).
 SAMPLE_STANDARD_DEVIATION = 0.015
-# Predictions for a number of levels are corrected if the median error is below 0 by at least this number of standard
-# errors. UNCONFIRMED_STANDARD_ERRORS is used if no sample with this number of levels is faster than the vendor,
-# REQUIRED_STANDARD_ERRORS otherwise.
+# Predictions for L levels are corrected if their median error is below 0 by at least REQUIRED_STANDARD_ERRORS standard
+# errors, or by at least UNCONFIRMED_STANDARD_ERRORS if no plan with L levels is faster than the vendor.
 REQUIRED_STANDARD_ERRORS, UNCONFIRMED_STANDARD_ERRORS = 2.5, 1.0
 # an extrapolated crossover is not trusted if predicted speedups are too large by more than this fraction
 MAX_TRUSTED_OPTIMISM = 0.025
@@ -73,7 +73,7 @@ class LevelSample:
 
     @property
     def effective_side(self) -> float:
-        """Side of the square for which one level gains the same share of time as for this problem."""
+        """Side of the square for which one level saves the same fraction of time as for this problem."""
         return effective_side(self.problem.size)
 
     @property
@@ -103,7 +103,7 @@ def level_samples(trials: Sequence[Trial], calibration: Calibration) -> list[Lev
 
 @dataclass(frozen=True)
 class BaselineCrossovers:
-    """The crossovers of plans with one baseline, and the optimism of the model for each number of levels."""
+    """The crossovers of plans with one baseline, and the model's overestimate of speedups for each number of levels."""
 
     bounds: LevelBounds
     optimism: Mapping[int, ModelOptimism]
@@ -147,12 +147,12 @@ def _crossovers_of_baseline(
 ) -> BaselineCrossovers:
     """Return the crossovers of the plans that have this baseline.
 
-    A crossover is confirmed if a sample with its number of levels is faster than the vendor. An unconfirmed crossover
-    is extrapolated: it is the side from which plans are predicted to gain EXTRAPOLATION_MARGIN. The crossover is not
-    trusted if no plan with this number of levels was timed, or if the model is too optimistic for this number of
-    levels. An extrapolated crossover that is not trusted is raised to at least twice the crossover for one level less.
-    By Equation 2 of D'Alberto and Nicolau, one more level gains if half the side is at least the crossover for one
-    level less; hence the factor 2.
+    The crossover for L levels is confirmed if a plan with L levels was measured to be faster than the vendor. An
+    unconfirmed crossover is extrapolated: it is the side from which plans are predicted to gain EXTRAPOLATION_MARGIN.
+    An extrapolated crossover for L levels is not trusted if no plan with L levels was timed, or if the model is too
+    optimistic for L levels. An extrapolated crossover that is not trusted is raised to at least twice the crossover for
+    one level less. The reason for the factor 2 is Equation 2 of D'Alberto and Nicolau: a further level gains if half
+    the side is at least the crossover for one level less.
     """
     optimism = optimism_by_levels(samples)
     losing, dtype = losing_samples(samples, optimism), samples[0].problem.dtype
@@ -178,10 +178,10 @@ def _crossovers_of_baseline(
 
 @dataclass(frozen=True)
 class ModelOptimism:
-    """How far predictions for one number of levels are too optimistic: log(measured / predicted speedup), at most 0.
+    """How far the model overestimates speedups for one number of levels: log(measured / predicted speedup), at most 0.
 
-    For squares of side `side`, the logarithm is `error`, the error of the model. The error changes by `slope` with
-    every doubling of the side, up to MAX_TREND_DOUBLINGS beyond the largest sample.
+    The logarithm is `error` for squares of side `side`, and changes by `slope` with every doubling of the side. The
+    trend ends at MAX_TREND_DOUBLINGS doublings above `largest`, the largest side of a sample.
     """
 
     error: float = 0.0
@@ -190,7 +190,7 @@ class ModelOptimism:
     largest: float = 1.0
 
     def log_error_at_side(self, side: float) -> float:
-        """Return log(measured speedup / predicted speedup) for squares of this side; 0 instead of a value above 0."""
+        """Return log(measured speedup / predicted speedup) for squares of this side; 0 if the logarithm is positive."""
         doublings = log2(min(side, 2**MAX_TREND_DOUBLINGS * self.largest) / self.side) if self.slope else 0.0
         return min(self.error + self.slope * doublings, 0.0)
 
@@ -198,7 +198,7 @@ class ModelOptimism:
 def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimism]:
     """Return how optimistic the model's speedups are for each number of levels; only significant errors count.
 
-    For a number of levels without samples, the optimism of the next lower number of levels is returned.
+    A number of levels without samples has the same result as the next lower number of levels.
     """
     found: dict[int, ModelOptimism] = {0: ModelOptimism()}
     for levels in LEVEL_COUNTS:
@@ -244,7 +244,7 @@ def significant_trend(samples: Sequence[LevelSample], standard_errors: float) ->
 
 
 def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelOptimism]) -> list[LevelSample]:
-    """Return the samples that are slower than the vendor although their corrected prediction is a gain."""
+    """Return the samples slower than the vendor for which the model, corrected by its error, predicts a gain."""
     by_problem: dict[tuple[Problem, int], list[LevelSample]] = defaultdict(list)
     for sample in samples:
         by_problem[sample.problem, sample.capped_level_count].append(sample)
@@ -258,10 +258,9 @@ def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelO
 
 
 def margins_for_losing_samples(samples: Iterable[LevelSample]) -> tuple[float, float]:
-    """Return two margins, with which the model chooses no plan that was measurably slower than the vendor.
+    """Return two margins: for plans with the vendor's leaf, and for plans with fmm's own kernels.
 
-    With a smaller margin, the model would choose at least one plan that was measured to be slower than the vendor. The
-    first margin is for plans with the vendor's leaf, the second for plans with fmm's own kernels.
+    With a smaller margin, the model would choose at least one plan that was measured to be slower than the vendor.
     """
     margins = [0.0, 0.0]
     for s in samples:

@@ -88,7 +88,7 @@ class SummaryTable:
         yield from wrap(legend, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
 
     def legend_text(self, mark: str) -> str:
-        """Return the legend with `mark` as the mark of measured numbers."""
+        """Return the text below the table, in which `mark` stands for the mark of measured numbers."""
         return self.legend.format(mark=mark)
 
     def _padded_cell_text(self, cell: SummaryCell, width: int, column: int, colour: bool) -> str:
@@ -100,7 +100,7 @@ class SummaryTable:
 
 
 def speedup_cell(answer: SquareDecision | None) -> SummaryCell:
-    """Return the speedup of a decision as a cell with two decimals below 1.2, else one; `-` for the vendor's plan."""
+    """Return the speedup of a decision as a cell; `-` for the vendor's plan."""
     if answer is None or not answer.has_gain:
         return SummaryCell()
     digits = 2 if answer.speedup < 1.195 else 1
@@ -202,8 +202,8 @@ def level_count_cell(answer: SquareDecision | None) -> SummaryCell:
 def _baseline_row_of_decision(baselines: Sequence[str], answer: SquareDecision | None) -> int:
     """Return the index of the table row that shows the baseline of the decision's plan; 0 if no row matches.
 
-    If no row has exactly the baseline of the plan, the index of the first row is returned that has a baseline with the
-    same first level or leaf, such as `f16x3`.
+    If no row has exactly the plan's baseline, the first row matches in which the baseline has the same first level or
+    leaf, such as `f16x3`.
     """
     if answer is None:
         return 0
@@ -230,14 +230,14 @@ def _taus_by_baseline(found: Thresholds | None) -> list[BaselineTaus]:
 
 
 def block_strategy_text(strategies: Mapping[str, str]) -> str:
-    """Return as text the block strategy of the most consecutive sides, with the first and the last of these sides.
+    """Return as text the block strategy with the longest run of consecutive sides, and both ends of the run.
 
     Examples
     --------
     >>> block_strategy_text({"512": "Small", "1024": "Deep", "2048": "Deep"})
     'Deep (1024-2048)'
     """
-    # with this key, texts of whole numbers are sorted by their values, and a damaged text raises no error
+    # sort texts of whole numbers by value: `int` as the key would raise an error for a damaged text
     sides = sorted(strategies, key=lambda side: (len(side), side))
     runs = [(name, list(own)) for name, own in groupby(sides, key=lambda side: strategies[side])]
     if not runs:
@@ -378,7 +378,8 @@ def summarize_device(
 ) -> DeviceSummary:
     """Return the summary of a device from its config sections (element type -> section).
 
-    `dtypes` has the types to show, by default all types that have a section. A type without a section has no numbers.
+    `dtypes` has the types to show, by default all types that have a section. The row of a type without a section has no
+    numbers.
     """
     shown = set(dtypes) or set(sections)
     types = [

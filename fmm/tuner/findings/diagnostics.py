@@ -1,8 +1,8 @@
 """Diagnose a tuning: compute its noise, slowdown and model error, and the margin for decisions.
 
-The aim is that fmm.matmul is not slower with an interrupted or noisy tuning than without a tuning. A model with too few
-held-out measurements is therefore rejected. The margin is the model's error on held-out shapes: a plan is chosen if its
-predicted gain exceeds the margin.
+The aim is that fmm.matmul is not slower with an interrupted or noisy tuning than without a tuning. A model is rejected
+if too few held-out shapes were measured to check its predictions. The margin is the model's error on held-out shapes: a
+plan is chosen if its predicted gain exceeds the margin.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ UNCHECKED_MARGIN = 0.08  # margin of a model with fewer than MIN_HELD_OUT_PAIRS 
 # The smallest margin of plans with fmm's own leaves, if some held-out plan has a leaf with a separate rate in the
 # calibration. An error of the vendor's predicted time cancels in a predicted speedup only if the plan's leaf is also
 # the vendor's product. The model predicts times of the vendor's product that are too long: in three float64 tunings by
-# at least 4.5 to 6 % for one product in ten, and by at least 6 to 8 % for one product in twenty. With the margins of
-# 2.7 and 5.5 % that the held-out plans of two H200 tunings require, the models choose slow plans (below 0.98 of the
-# vendor's speed) for 32 of 529 recorded float64 shapes; with a margin of 8 %, for 18.
+# at least 4.5 to 6 % for one product in ten, and by at least 6 to 8 % for one product in twenty. With margins of 2.7
+# and 5.5 % instead of 8 %, the models of two H200 tunings choose plans below 0.98 of the vendor's speed for 32 instead
+# of 18 of 529 recorded float64 shapes.
 MIN_OWN_RATE_MARGIN = 0.08
-# The smallest margin if plans are predicted to gain only on sides above EXTRAPOLATION_FACTOR times the largest side
-# that was timed with a plan.
+# The margin is at least EXTRAPOLATION_MARGIN if every side on which plans are predicted to gain exceeds
+# EXTRAPOLATION_FACTOR times the largest side on which a plan was timed.
 EXTRAPOLATION_MARGIN, EXTRAPOLATION_FACTOR = 0.05, 3
 # the margins are raised until the model chooses no plan with a measured speedup below this number
 MIN_ACCEPTED_SPEEDUP = 0.98

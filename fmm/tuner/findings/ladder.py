@@ -2,8 +2,7 @@
 
 The ladder for L levels: on each square, the baseline, plans with fewer than L levels and plans with at least L levels
 are timed. Between two squares, the crossover is interpolated: the side at which the fastest plan with at least L levels
-takes as long as the fastest plan with fewer levels. On timed squares below the crossover, no plan with L levels or more
-is the fastest. fmm.tuner.stages.ladder measures the pairs.
+takes as long as the fastest plan with fewer levels. fmm.tuner.stages.ladder measures the pairs.
 """
 
 from __future__ import annotations
@@ -94,10 +93,10 @@ def ladder_point(problem: Problem, levels: int, seconds: dict[Plan, list[float]]
 
 
 def crossover_side(points: Sequence[tuple[float, float]]) -> float | None:
-    """Return the side from which the ratio exceeds 1; `points` has (side, ratio), sorted by side.
+    """Return the side at which the ratio rises above 1, interpolated in `points`: pairs (side, ratio), sorted by side.
 
-    Return None if the first ratio already exceeds 1, or if `points` is empty. If no ratio exceeds 1, return the largest
-    side: larger sides were not measured.
+    Return None if the ratio of the smallest side already exceeds 1, or if `points` is empty. If no ratio exceeds 1,
+    return the largest side: larger sides were not measured.
 
     Examples
     --------
@@ -122,8 +121,8 @@ def crossover_side(points: Sequence[tuple[float, float]]) -> float | None:
 def crossover_interval(points: Sequence[LadderPoint]) -> ThresholdInterval:
     """Return the 95 % interval of a crossover, computed from the 95 % intervals of the ratios in `points`.
 
-    The low end follows from the high ends of the ratios, and the high end follows from their low ends. Below the
-    ladder, an end is the smallest side of the ladder; above the ladder, the high end is None.
+    The low end follows from the high ends of the ratios, and the high end follows from their low ends. An end below the
+    smallest side of the ladder is replaced by this side. A high end above the largest side of the ladder is None.
     """
     low = crossover_side([(p.side, p.high) for p in points])
     high = crossover_side([(p.side, p.low) for p in points])

@@ -194,9 +194,9 @@ def default_limits(used: ModelInUse, problem: Problem) -> Limits | None:
 
 
 def decide_large_square(used: ModelInUse, first: int, side: int) -> SquareDecision | None:
-    """Return the decision for a square of side max(first, side), or else for the largest of ROUND_SIDES with a gain.
+    """Return a decision with a gain: for the side max(first, side), or else for the largest possible of ROUND_SIDES.
 
-    Return None if no side of at least `first` has a gain.
+    Return None if fmm.matmul gains on none of these squares with sides of at least `first`.
     """
     decisions = [decide_square(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND_SIDES)))]
     return next((x for x in decisions if x and x.side >= first and x.has_gain), None)
@@ -292,7 +292,7 @@ def gaining_odd_sides(calibration: Calibration, dtype: str) -> Mapping[int, Cand
 
 
 def unmeasured_leaves(used: ModelInUse) -> list[str]:
-    """Return the leaves of the chosen plans for squares that have a rate from the datasheet."""
+    """Return the leaves that plans for squares use although this tuning has measured no rate of these leaves."""
     unmeasured = (*used.assumed, *used.left_out)
     if not unmeasured:
         return []

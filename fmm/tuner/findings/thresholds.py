@@ -186,8 +186,8 @@ def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[P
     With this epsilon, the equation agrees with the most measured shapes; of several equally good numbers, the one with
     the smallest absolute value is returned.
 
-    Return None without measurements. If one level had the same outcome on all shapes (always faster, or always slower)
-    and epsilon = 0 agrees best, return None, too: the measurements do not determine epsilon.
+    Return None if the measurements do not determine epsilon: there are no measurements, or epsilon = 0 agrees best and
+    one level was faster on all shapes or slower on all shapes.
     """
     if not measured:
         return None
@@ -210,8 +210,8 @@ def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[P
 def li_threshold_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
     """Return the plan that Li, Ranka and Sahni's recursive code runs with a tuning's tau1 and tau2.
 
-    For a leaf without emulation, the thresholds without emulation are used. If tau1 or tau2 is missing, a side that is
-    larger than any product's is used instead.
+    If the leaf uses no emulation, tau1 and tau2 are those for decisions without emulation. A missing tau1 or tau2 is
+    replaced by 2^40, which exceeds all sides.
     """
     never = 1 << 40
     own = {} if Plan.parse(leaf).uses_emulation else found.without_emulation
@@ -286,7 +286,8 @@ def _resampled_epsilons(
 ) -> list[float]:
     """Return epsilon for each sampled calibration, each time with the measured shapes drawn again with replacement.
 
-    A drawn set of shapes is skipped if one level was faster on all of its shapes, or slower on all of its shapes.
+    A draw is skipped if its shapes do not determine epsilon: one level was faster on all these shapes, or slower on all
+    of them.
     """
     random, found = np.random.default_rng(0), []
     for sample in sampled if measured else ():
@@ -298,17 +299,18 @@ def _resampled_epsilons(
 
 
 def _crossover_of_sample(chosen_levels_at: Callable[[int], int], levels: int) -> float | None:
-    """Return the smallest side from which a sampled calibration chooses at least `levels` levels; else None."""
+    """Return the side from which a sampled calibration chooses `levels` levels or more; None if above 65536."""
     return finite_or_none(smallest_side_satisfying(lambda side: chosen_levels_at(side) >= levels))
 
 
 def _level_count_function(
     calibration: Calibration, sample: Calibration, dtype: str, emulation: bool
 ) -> Callable[[int], int]:
-    """Return a function of a side: the number of levels of the fastest plan by `sample`; 0 for gains below 2 %.
+    """Return a function of a side: the number of levels of the plan that the calibration `sample` chooses.
 
-    Only the plans that are the fastest by `calibration`, one for each number of levels, are compared by `sample`. The
-    function caches its results, since the searches for tau1, tau2 and tau3 visit the same sides.
+    The number is 0 if the predicted gain is below 2 %. To save time, `sample` chooses only among the plans that are the
+    fastest ones for each number of levels by `calibration`. The function caches its results, since the searches for
+    tau1, tau2 and tau3 visit the same sides.
     """
     free, required = calibration_with_margin(calibration, 0.0), calibration_with_margin(sample, MIN_SPEEDUP - 1)
 

@@ -2,9 +2,9 @@
 
 A tile strategy is a set of tile sizes of the kernel. The tuner times the six strategies of Huang, Yu and van de Geijn
 and some of fmm's own on a few shapes. If the block model with its built-in terms predicts these times well, the
-built-in terms remain in use. If the built-in terms predict badly, new terms are fitted, and are used if they predict
-the times on other shapes than the fitted ones better. Near a timed shape, launches use the strategy that was fastest on
-this shape.
+built-in terms remain in use. If the built-in terms predict badly, new terms are fitted. The new terms are used if they
+predict the times of shapes outside the fit better than the built-in terms. Near a timed shape, launches use the
+strategy that was fastest on this shape.
 """
 
 from __future__ import annotations
@@ -230,10 +230,10 @@ def chip_with_fit(chip: Chip, fit: BlockFit | None) -> Chip:
 def fastest_strategies(shapes: Sequence[StrategyTimes], chip: Chip) -> Iterator[tuple[ProductSize, str]]:
     """Yield each timed shape with its fastest strategy.
 
-    If the strategy that the model chooses takes almost the same time (see MIN_STRATEGY_GAIN), the model's strategy is
-    yielded instead of the fastest.
+    The strategy that the model chooses replaces the fastest strategy if it takes at most the fraction MIN_STRATEGY_GAIN
+    more time.
 
-    A shape is left out if the strategy that the model chooses was not timed on the shape.
+    Shapes on which the model's strategy was not timed are left out.
     """
     for x in shapes:
         fastest = min(x.seconds, key=lambda name: x.seconds[name])

@@ -2,10 +2,11 @@
 
 docs/model.md defines the predicted seconds T_i(x) of run i as a function of the parameters x
 (fmm.tuner.fit.parameters). Run i has the measured seconds t_i and the weight w_i. The coordinates c(x) are the
-logarithms of the parameters; only the fraction `overlap`, which may be negative, is its own coordinate. The fit
-minimizes this sum over all runs i:
+logarithms of the parameters; only the fraction `overlap`, which may be negative, is its own coordinate.
 
-    sum_i rho(r_i)  +  PRIOR_WEIGHT^2 |c(x) - c(x_start)|^2        r_i = w_i log(T_i(x) / t_i)
+With the residuals r_i = w_i log(T_i(x) / t_i) of all runs i, the fit minimizes the sum
+
+    sum_i rho(r_i)  +  PRIOR_WEIGHT^2 |c(x) - c(x_start)|^2.
 
 The function rho (soft L1) is quadratic for residuals r_i up to SOFT_L1_SCALE, and linear for larger residuals. The term
 with PRIOR_WEIGHT keeps a parameter near its value in x_start if no run determines the parameter. The 95 % intervals are
@@ -55,11 +56,12 @@ class Observation:
 
     @property
     def run_kind(self) -> str:
-        """What the run times, as a word by which the fit finds the runs that determine a parameter.
+        """Name of the measured work, by which the fit selects the runs that determine a parameter.
 
-        For plans with the vendor's leaf, the word is `vendor` (no level), `products`, `sums` or `plan` (whole plan with
-        levels). For fmm's tiled kernel, the word is `tile` (no level), `odd tile` (no level, unaligned rows) or
-        `inside` (sums fused into the kernel). For all other leaves, the word is `own rate`.
+        For plans with the vendor's leaf, the name is `vendor` (no level), `products`, `sums` or `plan` (whole plan with
+        levels). For fmm's tiled kernel, the name is `tile` (no level), `odd tile` (no level, unaligned rows) or
+        `inside` (sums fused into the kernel). The name is `own rate` for leaves with a separate rate in the
+        calibration.
         """
         leaf = self.run.plan.leaf_use.leaf
         if leaf.rate:
@@ -114,9 +116,9 @@ VENDOR_TILE_SIDES = (64.0, 128.0, 256.0)  # the sides of a tile of C in the vend
 # largest number of evaluations of the residuals in a fit, after which further evaluations hardly reduce the residuals
 MAX_FIT_EVALUATIONS = 60
 SCREENING_EVALUATIONS = 8  # largest number of evaluations of the residuals in a preliminary fit
-# If 95 % intervals of undetermined parameters exceed this multiple of the tolerance, these parameters are fixed
-# together. Of two correlated parameters, fixing one may determine the other: if all intervals are narrower than this
-# multiple, one parameter is fixed at a time.
+# All undetermined parameters are fixed in one step if (half width of the 95 % interval) / tolerance exceeds this
+# number. If no parameter exceeds it, a step fixes one parameter, since fixing one of two correlated parameters may
+# determine the second parameter.
 FIX_TOGETHER_RATIO = 3.0
 
 
@@ -186,8 +188,7 @@ def _fit_own_kernel(fit: CalibrationFit, dtype: str, observed: Sequence[Observat
 def _fit_leaf_rates(fit: CalibrationFit, dtype: str, observed: Sequence[Observation]) -> CalibrationFit:
     """Return the fit with fitted separate rates of the timed leaves, and without the separate rates of other leaves.
 
-    For a leaf with few observations, only `rate.flops` is fitted. For a leaf with more observations, all
-    LEAF_RATE_PARAMETERS are fitted.
+    For a leaf with at most three observations, only `rate.flops` is fitted, otherwise all three LEAF_RATE_PARAMETERS.
     """
     for name in fit.calibration.rates.keys() - {dtype}:
         timed = [o for o in observed if o.run.part != "sums" and o.run.plan.leaf_use.leaf.rate == name]
@@ -248,14 +249,14 @@ PRIOR_WEIGHT = 0.002
 # Intervals are computed with at least this standard deviation of the residuals: a few residuals may be small by chance.
 MIN_RESIDUAL_DEVIATION = 0.01
 MIN_SINGULAR_VALUE_SHARE = 1e-12  # singular values of the Jacobian are raised to at least this share of the largest one
-# Weights of observations in which only the sums or only the products of a plan were timed; a whole plan has the weight
-# 1. Timed alone, sums and products run with other cache contents and clock rates than inside a plan. On a CPU where
-# plans run several products at a time, sums are timed while plans run, and have the weight 1.
+# Observations of only the sums or only the products of a plan have this weight in the fit, observations of whole plans
+# have the weight 1: sums and products that are timed alone run with other cache contents and clock rates than inside a
+# plan. On a CPU where plans run several products at a time, sums are timed while plans run, and have the weight 1.
 RUN_PART_WEIGHTS = {"sums": 0.1, "products": 0.1}
 # On a CPU, the weights of plans with several levels are raised: a tuning times few of these plans, but decisions depend
-# strongly on their times. MAX_DEEP_PLAN_WEIGHT is the largest factor by which a plan's weight is raised. The factor
-# that raises the weights of plans with several levels is also limited by the vendor's products: the squared weights of
-# plans with several levels have at most the sum of the squared weights of the vendor's products.
+# strongly on their times. MAX_DEEP_PLAN_WEIGHT is the largest factor by which a plan's weight is raised. The factor is
+# smaller if the squared weights of plans with several levels would otherwise sum to more than the squared weights of
+# the vendor's products.
 MAX_DEEP_PLAN_WEIGHT = 3.0
 # On a CPU that runs several products at a time, a plan has less weight if its time exceeds this multiple of the
 # vendor's time.
@@ -321,7 +322,7 @@ class LeastSquares:
     def weighted_residuals(self, x: Any) -> Any:
         """Return the weighted log(predicted / measured) of each observation.
 
-        Each parameter's weighted distance from its start value follows.
+        The result ends with each parameter's distance from its start value, multiplied by PRIOR_WEIGHT.
         """
         calibration = self.calibration_at(x)
         pairs = zip(self.observed, self._works, strict=True)
@@ -366,7 +367,7 @@ class LeastSquares:
     def with_fixed_parameters(self, fixed: Iterable[FitParameter], solution: LeastSquaresSolution) -> LeastSquares:
         """Return the problem with some parameters fixed, each at its neutral value, or else at its start value.
 
-        The `solve` of the new problem starts at `solution`.
+        A call of `solve` on the new problem starts at `solution`.
         """
         left_out = set(fixed)
         neutral = {p.name: p.neutral for p in left_out if p.neutral is not None}
@@ -417,7 +418,8 @@ class PredictionError:
 
     `median` and `p95` are quantiles of the absolute errors. `bias` is the median of the signed errors. `upper` is the
     upper end of the 95 % interval of `median`; for few measurements, it is far above the median. `above` is the
-    corresponding upper end for the errors above 0: with as many errors of the same sizes below 0, it equals `upper`.
+    corresponding quantile of the signed errors, for too large predictions only: it equals `upper` if the errors are
+    symmetric about 0.
     """
 
     count: int

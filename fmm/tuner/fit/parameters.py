@@ -34,8 +34,8 @@ class FitParameter:
     high: float
     informed_by: frozenset[str]
     neutral: float | None = None  # value if the parameter is undetermined; None: the value before the fit
-    # True for `overlap`, which may be negative: the fit varies the value itself. False for all other parameters: the
-    # fit varies the logarithm.
+    # True: the fit varies the value itself (only for `overlap`, which may be negative). False: the fit varies the
+    # logarithm of the value.
     linear: bool = False
 
     def value_in(self, calibration: Calibration, dtype: str) -> float:
@@ -76,7 +76,7 @@ def with_parameters(calibration: Calibration, dtype: str, values: Mapping[str, f
     """Return a copy of the calibration with new values of several parameters, by name.
 
     `dtype` is an element type, or the name of a leaf's rate. If `flops` of a leaf's rate changes, `rows` and `cols`
-    change in proportion, so that the time to prepare A and B remains the same.
+    change in proportion, so that the predicted time to prepare A and B for the leaf remains the same.
     """
     own = {name: value for name, value in values.items() if not name.startswith("rate.")}
     rates = {name.removeprefix("rate."): value for name, value in values.items() if name.startswith("rate.")}
@@ -115,8 +115,8 @@ FIT_PARAMETERS = (
     FitParameter("sequential", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
     FitParameter("ragged", "", 0.1, 10.0, PLAN_RUN_KINDS, 1.0),
     # If each access of a sum moves one number instead of a vector, the bandwidth is multiplied by `scalar`. The upper
-    # bound of `scalar` is 1, since single numbers are never faster than vectors. Without this bound, few plans could
-    # separate the effects of single numbers and of unaligned rows (`ragged`).
+    # bound of `scalar` is 1, since single numbers are never faster than vectors. Without the upper bound of `scalar`, a
+    # fit to few plans could not separate the effect of single numbers from the effect of unaligned rows (`ragged`).
     FitParameter("scalar", "", 0.1, 1.0, PLAN_RUN_KINDS, 1.0),
     # Sums of real or imaginary parts (stride 2) run at `parts` times the bandwidth; the fit varies `parts` only if a
     # plan for complex numbers was timed.
@@ -143,8 +143,8 @@ FIT_PARAMETERS = (
 # the value from the datasheet. `rows` and `cols`, which describe the time to prepare A and B, are computed from bytes
 # and the device's bandwidth and are not fitted: a tuning measures few thin products. (A tuning of an H100 measured 16
 # products by `f16x3`, none thinner than 992. From only these products, a fit of `cols` (the columns of C at which
-# reading A takes as long as multiplying) gave 160 instead of the datasheet's 446. The predicted times of 300 other
-# products were then too short by 12 % at the median, and by up to 40 % for thin products.)
+# reading A takes as long as multiplying) gave 160 instead of the datasheet's 446. With the fitted 160, the predicted
+# times of 300 other products were too short by 12 % at the median, and by up to 40 % for thin products.)
 LEAF_RATE_PARAMETERS = tuple(replace(p, neutral=None) for p in FIT_PARAMETERS[:3])
 FIT_PARAMETERS_BY_NAME: Mapping[str, FitParameter] = MappingProxyType({p.name: p for p in FIT_PARAMETERS})
 OWN_KERNEL_START_VALUES = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}

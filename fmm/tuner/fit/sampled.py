@@ -70,8 +70,8 @@ def _parameter_groups(
 ) -> Iterator[_ParameterGroup]:
     """Yield the groups of parameters that are fitted together.
 
-    One group has the parameters of the vendor's products and of sums. Another group has the parameters of fmm's own
-    kernel. For each leaf with a separate rate in the calibration, there is a further group.
+    The groups are the parameters of the vendor's products and of sums, the parameters of fmm's own kernel, and the
+    parameters of each leaf with a separate rate in the calibration.
     """
     vendor = [o for o in observed if o.has_vendor_leaf]
     tiled = [o for o in observed if o.run.plan.uses_tile_model]
@@ -89,8 +89,8 @@ def _parameter_groups(
 
 def _parameter_group_of_problem(problem: LeastSquares, dtype: str) -> _ParameterGroup:
     solution = problem.solve(1)  # one evaluation suffices for the Jacobian at the fitted parameters
-    # Infinitely many matrices of directions have the same covariance. The factor R of the QR factorization, with a
-    # positive diagonal, is the same for all of them, so that samples are reproducible.
+    # Replace the matrix of directions by the factor R of its QR factorization. R has the same covariance and, with a
+    # positive diagonal, is unique, so that samples are reproducible.
     _, directions = np.linalg.qr(solution.directions)
     signs = np.where(np.diag(directions) < 0, -1.0, 1.0)
     return _ParameterGroup(problem, dtype, solution.x, signs[:, None] * directions / STANDARD_DEVIATIONS_95)

@@ -263,7 +263,7 @@ def _speedup_cell_html(gain: Any, column: int, base: str) -> str:
 def crossover_text(report: TypeReport, side: int | None, won: Sequence[SideSpeedup]) -> str:
     """Return the crossover side of a type as text, or a word that says why there is no crossover.
 
-    `won` has the type's speedups above 1. EARLIER_GAIN_MARK is appended if one of these speedups has a side below the
+    `won` has the type's speedups above 1. EARLIER_GAIN_MARK is appended if fmm.matmul also gains on a side below the
     crossover.
     """
     if report.tuned.trusted_calibration is None:

@@ -254,8 +254,7 @@ CAPTION_TEXTS = {
     "roofline": "Classical flops per second over classical flops per moved byte, below the device's roofs; all plans "
     "count 2 m k n flops.",
 }
-# Figures that are drawn only if plans were timed in rounds with the vendor's product. Short tunings may lack these
-# times.
+# Figures that are drawn only if plans were timed in rounds with the vendor's product.
 PAIRED_SAMPLE_FIGURES = frozenset({"speedup", "error"})
 
 

@@ -151,7 +151,7 @@ def equal_work_side(problem: Problem) -> float:
 def round_number_sides(low: float, high: float) -> list[int]:
     """Return the sides 2^p e / 8 from `low` to `high`, for integers p from 9 to 16 and e from 8 to 15.
 
-    Levels divide these sides evenly. At other sides, a curve of speedups would show the cost of fringes.
+    The block sizes of levels divide these sides, so that a curve of speedups does not show the cost of fringes.
     """
     every = (2**power * eighths // 8 for power in range(9, 17) for eighths in range(8, 16))
     return [side for side in every if low <= side <= high]
@@ -164,9 +164,8 @@ def choices_on_grid(chosen: Callable[[int, int], Any], count: int) -> dict[tuple
     """Return chosen(i, j) for each point of a count x count grid, with fewer calls of `chosen` than points.
 
     If the four corners of a rectangle of the grid have the same choice, all its points have this choice. A rectangle
-    with different choices at its corners is split into four. The borders between areas with different choices are
-    exact. A small area with another choice is missed if it is inside a rectangle with the same choice at all four
-    corners.
+    with different choices at its corners is split into four. A small area with another choice is missed if it is inside
+    a rectangle with the same choice at all four corners.
     """
     found: dict[tuple[int, int], Any] = {}
 

@@ -95,7 +95,7 @@ def config_entries(trials: Sequence[Trial], noise: float | None) -> Iterator[Ent
 
 
 def no_workspace_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:
-    """Return a list with the entry for workspace=0, or an empty list.
+    """Return a list with the certified entry for workspace=0; the list is empty if no entry can be certified.
 
     The entry has a certified plan, or `vendor` if no plan without workspace is faster.
     """

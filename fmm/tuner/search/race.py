@@ -94,8 +94,8 @@ def search_order(
 ) -> list[Problem]:
     """Return the problems in the order in which they are searched, if all samples together may take `seconds`.
 
-    Problems come first if their whole search takes at most half of `seconds`; the largest of these problems is the
-    first of all.
+    A problem comes first if its whole search is predicted to take at most half of `seconds`. Otherwise, the order of
+    `problems` does not change.
     """
     fitting = [p for p in problems if whole_search_seconds(p, calibration, effort) <= seconds / 2]
     return [*fitting, *(p for p in problems if p not in fitting)]
@@ -188,7 +188,7 @@ class PlanRace:
 def alternate_proposals(promising: Sequence[Plan], proposals: Iterator[Plan]) -> Iterator[tuple[Plan, str]]:
     """Yield pairs (plan, proposer): some promising plans, then alternately Optuna's proposals and promising plans.
 
-    A search with a short time limit therefore reaches Optuna's proposals.
+    The plans alternate so that a search with a short time limit also times proposals of Optuna.
     """
     yield from ((plan, "") for plan in promising[:PLANS_BEFORE_OPTUNA])
     rest = iter(promising[PLANS_BEFORE_OPTUNA:])
@@ -207,9 +207,9 @@ def optuna_proposals(
 ) -> Iterator[Plan]:
     """Yield at most `count` new plans that Optuna's TPE sampler proposes from all measured speedups.
 
-    With a calibration, the sampler also receives the predicted speedups of some plans, and a proposal is yielded only
-    if its predicted time is near that of the search space's best plan: slower plans are not worth a measurement. The
-    sampler proposes up to 20 * `count` plans, since repeated, invalid and slow proposals are skipped.
+    With a calibration, the sampler also receives the predicted speedups of some plans. A proposal is then yielded only
+    if its predicted time is near that of the best plan in the search space, since slower plans are not worth a
+    measurement. The sampler proposes up to 20 * `count` plans, since repeated, invalid and slow proposals are skipped.
     """
     if count <= 0:
         return

@@ -82,7 +82,8 @@ def first_look_plans(journal: Journal, problem: Problem, effort: Effort) -> tupl
 def certify_compiled_plan(journal: Journal, problem: Problem, effort: Effort) -> None:
     """Certify the compiled plan with the shortest predicted time, unless a plan that is not compiled is far faster.
 
-    An entry overrides the model: with an entry of the compiled plan, fmm.matmul would never choose the far faster plan.
+    A certified entry overrides the model, so fmm.matmul would never choose the faster plan once its kernels are
+    compiled.
     """
     ready = _best_compiled_plan(journal, problem, effort)
     if ready is None:

@@ -1,9 +1,9 @@
 """Measure a ladder of squares on a GPU, to find the side from which plans with at least L levels are the fastest.
 
 On each square, plans with L levels or more are timed against plans with fewer levels. The square that is measured first
-is at the crossover that the model predicts. If a plan with L levels or more is the fastest, the next square is smaller,
-else larger. The ladder ends when the crossover is between two timed squares. fmm.tuner.findings.ladder computes the
-crossovers tau1, tau2 and tau3 from the samples.
+is at the crossover that the model predicts. If a plan with L levels or more is the fastest on this square, the next
+square is smaller. Otherwise the next square is larger. The ladder ends when the crossover is between two timed squares.
+fmm.tuner.findings.ladder computes the crossovers tau1, tau2 and tau3 from the samples.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def measure_ladder(journal: Journal, dtype: str, calibration: Calibration, effor
 def ranked_plans(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> dict[Plan, float]:
     """Return the candidates within the default error limit, the fastest first; `plans` replaces the default candidates.
 
-    Each plan has its predicted time, divided by the vendor's predicted time. Compositions of levels, which are
-    candidates for very large products, are left out: ranking them takes almost a second.
+    The value of each plan is its predicted time divided by the vendor's predicted time. Compositions of levels are left
+    out, because ranking these plans takes almost a second.
     """
     limits = Limits(1 << 62, default_error_growth_limit(calibration.batches))
     ranked = rank_candidates(problem, calibration, plans)
@@ -82,9 +82,8 @@ def plans_to_compare(ranked: Sequence[Mapping[Plan, float]]) -> list[Plan]:
 def ladder_baselines(ranked: Sequence[Iterable[Plan]]) -> list[str]:
     """Return the baselines for which crossovers are measured: `vendor`, and at most two other baselines.
 
-    For each square, the baseline of the fastest plan with levels is counted, and the most frequent baseline is
-    returned. The most frequent baseline is determined a second time from the plans without emulation, and is returned
-    as well.
+    The second baseline is the most frequent baseline of the fastest plans with levels, one plan for each square. The
+    third baseline is the most frequent baseline of the fastest plans with levels and without emulation.
     """
     first = {True: Counter[str](), False: Counter[str]()}
     for plans in ranked:
@@ -118,7 +117,8 @@ class Ladder:
             rung += -1 if ratio > 1 else 1
 
     def predicted_square_index(self) -> int:
-        """Return the index of the smallest square on which more levels are predicted to win, or else the last index."""
+        """Return the index of the smallest square on which `levels` levels are predicted to win; else the last
+        index."""
         first = bisect_left(self.squares, True, key=lambda problem: self.predicted_level_time_ratio(problem) > 1)
         return min(first, len(self.squares) - 1)
 
@@ -150,7 +150,8 @@ class Ladder:
     def measure_level_time_ratio(self, problem: Problem, end: float) -> float | None:
         """Time the plans on a square; return the best time with fewer levels divided by the best time with more levels.
 
-        Return None if a plan fails, or if the samples of the tuning would exceed `end` seconds in total.
+        Return None if a plan cannot be measured, or if all samples of the tuning would then take more than `end`
+        seconds.
         """
         plans, rounds = self.plans_to_time_on_square(problem), self.effort.rounds + LADDER_ROUNDS
         seconds = predict_vendor(problem, self.calibration).predicted_seconds * sum(plans.values())

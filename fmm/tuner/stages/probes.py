@@ -46,7 +46,8 @@ AA_PAIR_RUNS = TimedRun(), TimedRun(twin=1)
 OWN_KERNEL_STRIDE = 2  # a plan with fmm's own kernel is timed on every second random shape
 # Runs with an uncertain median are timed in additional rounds, until this fraction of the planned time has passed.
 EXTRA_ROUNDS_TIME_SHARE = 0.4
-# largest fraction of the planned time for one shape that is timed in more rounds because of an uncertain median
+# An uncertain median is not measured in more rounds once the samples of its shape have taken this fraction of the
+# tuning's planned time.
 MAX_SHAPE_TIME_SHARE = 0.03
 CROSSOVER_SHAPE_STRIDE = 4  # on a CPU, every 4th held-out shape is near a crossover
 # The first product of the quiet stage is a square of this side. Each further product has twice the side, until the next
@@ -57,7 +58,8 @@ QUIET_STAGE_FIRST_SIDE, MAX_QUIET_PRODUCT_SECONDS = 256, 4e-3
 def time_products_on_idle_device(journal: Journal, dtype: str) -> None:
     """Record the shortest of many samples of short products, which is the time on an idle device.
 
-    A tuning calls this function twice, at different times.
+    A tuning calls this function once before the probes and once before the search: other work may disturb one of the
+    calls.
     """
     side, seconds = QUIET_STAGE_FIRST_SIDE, 0.0
     while seconds * 8 < MAX_QUIET_PRODUCT_SECONDS:
@@ -89,10 +91,10 @@ def measure_largest_side(journal: Journal, dtype: str, effort: Effort) -> int:
 def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
     """Measure products, sums, A/A pairs and whole plans on shapes of many sizes.
 
-    The vendor's products are timed first, from the largest to the smallest. The vendor's products need no kernels of
-    fmm; meanwhile, fmm's kernels compile in the background, which disturbs the largest products least. Next, plans with
-    leaves that have a separate rate in the calibration are timed, since these plans gain most. The remaining plans are
-    timed last, in the order in which their kernels compile. Fitted and held-out shapes alternate, so that an
+    The vendor's products are timed first, from the largest to the smallest. During these products, which need no
+    kernels of fmm, fmm's kernels compile in the background. The compilation disturbs the largest products least. Next,
+    plans with leaves that have a separate rate in the calibration are timed, since these plans gain most. The remaining
+    plans are timed last, in the order in which their kernels compile. Fitted and held-out shapes alternate, so that an
     interrupted tuning has both fitted and held-out shapes.
 
     On a GPU, sums are timed on squares of at most half of the largest side. Sums already run at their full rate on
@@ -126,8 +128,8 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
 def compile_phase_of_plan(plan: Plan, gpu: bool) -> int:
     """Return the compile phase (see COMPILE_PHASES) after which a plan is probed.
 
-    In the first phase, all plans of a CPU are probed, and all plans without levels whose leaf has a separate rate in
-    the calibration.
+    All plans of a CPU belong to the first phase. On a GPU, plans without levels also belong to the first phase if their
+    leaf has a separate rate in the calibration.
     """
     return QUICK_KERNELS_PHASE if not gpu or (plan.leaf_use.leaf.rate and not plan.levels) else compilation_phase(plan)
 
@@ -137,8 +139,8 @@ def time_probe_squares(
 ) -> None:
     """Time A/A pairs and the sums and products of plans on squares, and whole plans on some large squares.
 
-    A/A pairs are timed in the first compile phase only. On a CPU, whole plans are not timed on the largest squares, to
-    save time.
+    A/A pairs are timed together with the plans of the first compile phase, and not again in later phases. On a CPU,
+    whole plans are not timed on the largest squares, to save time.
     """
     gpu = journal.device.untuned_model().batches
     for problem in squares:
@@ -218,7 +220,7 @@ def random_shape_plans(
             if stage == HELD_OUT_STAGE and not gpu and i % CROSSOVER_SHAPE_STRIDE == CROSSOVER_SHAPE_STRIDE - 1:
                 continue  # on a CPU, probe_crossovers measures another held-out shape instead
             problem = Problem(*size, dtype)
-            # Only plans without emulation are timed here: the model must also be accurate for users who forbid
+            # Time plans without emulation on each random shape: the model must also be accurate for users who forbid
             # emulation.
             usual = [p for p in light if not p.leaf_use.leaf.rate]
             plans, above = plans_worth_probing(device, problem, usual), plans_in_another_type(device, problem)
@@ -279,8 +281,8 @@ def round_limits_of_effort(journal: Journal, effort: Effort) -> RoundLimits:
     )
 
 
-# On a CPU that runs several products at a time, plans with many small steps take ten times as long as the best plan. A
-# plan is therefore not probed if its predicted time exceeds this multiple of the best plan's predicted time.
+# On a CPU that runs several products at a time, plans with many small steps take ten times as long as the best plan.
+# Probes therefore skip a plan if its predicted time exceeds this multiple of the best plan's predicted time.
 MAX_PROBED_TIME_RATIO = 1.5
 
 

@@ -37,8 +37,7 @@ def largest_affordable_side(problem: Problem, seconds: float, device: TunableDev
 SQUARE_SHARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
 OBLONG_SHARES = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), (1 / 4, 1 / 2, 1), (1 / 8, 1, 1))
 # Numbers that are added to the sides (m, k, n) of the oblong products, since few products in practice have round sides.
-# Some of these offsets make rows unaligned, so that rows of 16-bit types are aligned to only 2 or 4 bytes: in one
-# product the rows of A, in another product the rows of B and C.
+# Odd offsets align the rows of 16-bit types to only 2 bytes, and offsets of 2 or 6 align the rows to only 4 bytes.
 OBLONG_OFFSETS = ((0, 0, 0), (37, 37, 37), (6, 6, 6), (0, 37, 0), (0, 0, 2), (37, 37, 37))
 
 
@@ -57,13 +56,13 @@ def rounded_side(side: float) -> int:
 
 
 def random_probe_shapes(side: int, effort: Effort, share: float, seed: int) -> Iterator[Size]:
-    """Yield random shapes with log-uniform sides; timing all shapes takes the fraction `share` of the planned time.
+    """Yield random shapes with log-uniform sides; timing them takes `share` times the tuning's planned time.
 
     The sides of every second shape are multiples of 32, since in practice sides are often aligned.
     """
     rng = random.Random(seed)
-    # On each shape, about three runs are timed, each after one warm-up. If sides differ by up to a factor of 4, the
-    # average product takes 10 % of the time of the largest product.
+    # `cost` estimates the time of one shape, with about three plans and one warm-up each, as a fraction of the planned
+    # time. If sides differ by up to a factor of 4, the average product takes 10 % of the time of the largest product.
     cost = 0.3 * (4 / effort.spread) ** 1.5 * (effort.rounds + 1) / (LARGEST_PRODUCTS_PER_BUDGET * effort.rounds)
     top = side * min(0.9, (share / (effort.held_out * cost)) ** (1 / 3))
     for i in range(effort.held_out):
@@ -71,12 +70,12 @@ def random_probe_shapes(side: int, effort: Effort, share: float, seed: int) -> I
         yield (m, k, n) if i % 2 else (rounded_side(m), rounded_side(k), rounded_side(n))
 
 
-# The crossovers are checked on one large square and on several smaller squares. The side of the large square is at most
-# 0.8 times the side of the largest square that the tuning has time to measure; for the smaller squares the factor is
-# 0.55. The sides are limited because three plans and the vendor's product are timed on each shape.
+# The crossovers are checked on one large square and on several smaller squares. The side of the large square is 0.8
+# times the side of the largest square that the tuning has time to measure. The sides of the smaller squares are at most
+# 0.55 times that side. The sides are limited because three plans and the vendor's product are timed on each shape.
 LARGEST_CROSSOVER_SIDE_SHARE, CROSSOVER_SIDE_SHARE = 0.8, 0.55
-# One oblong shape near the crossovers is also timed. Its sides (m, k, n) are these numbers times the largest side of
-# the smaller squares.
+# An oblong shape (m, k, n) is timed to check the crossovers. The sides of this shape are these numbers times 0.55 times
+# the side of the largest square that the tuning has time to measure.
 CROSSOVER_OBLONG_SHARES = (1.0, 0.625, 1.25)
 CROSSOVER_OFFSET = 16  # added to sides that are multiples of 32, so that no other stage measures the same squares
 
@@ -84,8 +83,8 @@ CROSSOVER_OFFSET = 16  # added to sides that are multiples of 32, so that no oth
 def crossover_shapes(side: int, crossovers: Iterable[float], count: int) -> list[Size]:
     """Return `count` shapes on which crossovers are checked: a large square, an oblong shape, squares near crossovers.
 
-    The sides of the first two shapes are fixed fractions of `side`, the largest side that the tuning has time for. If a
-    crossover is above the largest side, smaller squares complete the list.
+    The sides of the first two shapes are fixed fractions of `side`, the largest side that the tuning has time for. If
+    these are fewer than `count` shapes, further squares are added, each smaller than the square before.
     """
     largest = CROSSOVER_SIDE_SHARE * side
     around = [x * crossover for x in (1.1, 0.9) for crossover in crossovers]

@@ -1,9 +1,11 @@
 """Read a file of shapes to certify: a list of shapes, products that PyTorch recorded, or a report of fmm.
 
-- A list of shapes has lines `M K N` or `M K N TYPE`; # begins a comment.
-- PyTorch's TunableOp records a program's products in tunableop_untuned*.csv. TunableOp records the sizes of
-  column-major BLAS: the first size is n, the second m.
-- `fmm.report` counts a program's products; with FMM_REPORT=run.json, the program writes the counts to run.json.
+A list of shapes has lines `M K N` or `M K N TYPE`; # begins a comment.
+
+PyTorch's TunableOp records a program's products in tunableop_untuned*.csv. TunableOp records the sizes of column-major
+BLAS: the first size is n, the second m.
+
+`fmm.report` counts a program's products; with FMM_REPORT=run.json, the program writes the counts to run.json.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class ShapesFile:
     recorded: tuple[RecordedShape, ...]
 
     def shapes_of_type(self, dtype: str, on_gpu: bool) -> list[Size]:
-        """Return the shapes to certify for an element type, without a program's products that are too small."""
+        """Return the shapes to certify for an element type; a program's products are left out if they are too small."""
         listed = [shape.size for shape in self.listed if shape.dtype in ("", dtype)]
         recorded = [x.size for x in self.recorded if x.dtype == dtype and not x.is_small(on_gpu)]
         return list(dict.fromkeys([*listed, *recorded]))
@@ -109,7 +111,8 @@ def _parse_listed_shape(words: list[str], where: str) -> ListedShape:
 
 TUNABLE_OP_PATTERN = re.compile(r"\s*(Scaled)?Gemm")
 # A line of TunableOp's file has two fields, separated by a comma: the operator with its type and layouts, and the
-# layouts with the sizes n, m and k. The leading dimensions and PyTorch's tuning result may follow in the same line.
+# layouts with the sizes n, m and k. These two fields may be followed by leading dimensions and by PyTorch's tuning
+# result.
 TUNABLE_OP_FIELDS = re.compile(r"\s*\w*?TunableOp_(?P<type>.+?)_[NTC]{2},[ntc]{2}_(\d+)_(\d+)_(\d+)(?=[_,]).*")
 TUNABLE_OP_TYPES = MappingProxyType(
     {

@@ -119,7 +119,7 @@ class Journal:
 
     @contextmanager
     def stage_with_time_limit(self, limit: float, may_end: Callable[[], bool] = lambda: True) -> Iterator[None]:
-        """End the context as soon as both hold: `limit` seconds have elapsed, and `may_end` returns True.
+        """End the context as soon as `limit` seconds have elapsed and `may_end` returns True.
 
         The time limit of the whole tuning still holds inside the context.
         """
@@ -248,7 +248,7 @@ class TimedProblem:
     def _measure_run(self, run: TimedRun, timed: bool = True) -> Trial | None:
         """Prepare a run, and time one sample of the run; return the recorded trial.
 
-        If `timed` is False, the run is only prepared; None is returned if this succeeds.
+        If `timed` is False, only prepare the run, and return None unless the preparation fails.
         """
         self.journal.start_clock()
         self.journal.check_time_limits()

@@ -201,7 +201,7 @@ def first_look_trials(tunings: Sequence[RecordedTuning], header: TuningHeader) -
 
     The first look and the tuning must have the same type, device and library versions. Without the option --resume, the
     same run of fmm-tune must have recorded the first look and the tuning. If several first looks match, the trials of
-    the last one are returned. For a first look itself, the result is empty.
+    the last one are returned. If the tuning is itself a first look, no trials are returned.
     """
     found: tuple[Trial, ...] = ()
     for tuning in tunings:
