@@ -73,8 +73,8 @@ function) computes the call. Checks 1 to 4 are fast, because they look for no pl
    * `matmul.run_with_fallback` declines a call if memory ran out for every plan.
 
 If the caller passed a plan, checks 1, 2, 6, 7, `vendor_advantage` and the small matrices of check 4 are skipped. Checks
-3, 5 and 8 raise PlanError for a call with a plan, but decline it if the product is empty. Check 9 declines a call with
-a plan only because of `may_overflow` or numpy.errstate.
+3, 5 and 8 raise PlanError for a call with a plan; check 5 declines the call if the product is empty. Check 9 declines a
+call with a plan only because of `may_overflow` or numpy.errstate.
 
 Host arrays that are streamed through a GPU (`device=`) skip all checks.
 """
@@ -186,9 +186,9 @@ def _multiply_on_own_device(request: MatmulRequest) -> Any:
         a, b, constraints = unwrap_operands(request.a, request.b, request.constraints)
         library = library_of(a, b, request.out).adapter_for_matmul_options(request.options)
         if library.is_observed():
-            # In a process's first call, fmm.matmul calls `_multiply_on_own_device`; in later calls, fmm.matmul calls
-            # multiply_without_options. torch.jit.trace compares two traces of one call, so both calls must record the
-            # same trace.
+            # torch.jit.trace traces a function twice and compares the two traces. The first fmm.matmul call of a
+            # process runs this function, but later calls run multiply_without_options, which is therefore called here
+            # too.
             plain = constraints is NO_CONSTRAINTS and not request.options and type(a) is type(b) in PLAIN_TYPES
             if plain:
                 return multiply_without_options(library, a, b, request.out)

@@ -72,8 +72,8 @@ def _cgroup_folders() -> list[tuple[Path, str, str]]:
             continue
         own = root / path.strip("/")
         folders = [own, *own.parents]
-        # Inside a container, /proc may show the folder's path on the host. The host's path does not exist inside the
-        # container, so `_cgroup_folders` then returns only the root folder.
+        # Inside a container, /proc may show the control group's path on the host, which does not exist in the
+        # container. `_cgroup_folders` then returns only the root folder.
         found += [(folder, *names) for folder in folders[: folders.index(root) + 1] if folder.is_dir()]
     return found
 

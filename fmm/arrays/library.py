@@ -233,7 +233,7 @@ class Library(Protocol):
         ...
 
     def new_zeros(self, shape: tuple[int, ...], like: Any) -> Any:
-        """Return an array of zeros with this shape and the type of `like`."""
+        """Return an array of zeros with this shape and the element type of `like`."""
         ...
 
     def copy_into(self, source: Any, out: Any) -> None:
@@ -248,7 +248,10 @@ class Library(Protocol):
 
     @property
     def fast_stack_product(self) -> Callable[..., Any]:
-        """The library's fastest function for a product of two stacks of the same length; only torch's is called."""
+        """The library's fastest function for a product of two stacks of equal length.
+
+        fmm calls this function only for torch tensors.
+        """
         ...
 
     @property
@@ -345,8 +348,8 @@ class DeviceLibrary(Library, Protocol):
     def allocate_arrays(self, call: CallAllocations, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         """Return the addresses of A, B, C and the workspace, the array C, and the objects that own these arrays.
 
-        The caller holds the objects until the last launch. `call.packs` has two values, for A and for B: if a value is
-        True, the operand is copied. All memory is from the library's pool, on the library's current stream.
+        The caller must keep these objects alive until the last launch. `call.packs` has two values, for A and for B: if
+        a value is True, the operand is copied. All memory is from the library's pool, on the library's current stream.
         """
         ...
 

@@ -45,8 +45,8 @@ from fmm.runtime.prepare import (
     prepared_call_expiry,
 )
 
-# The valid values of transpose_a and transpose_b, with BLAS's letter for each value. False and True are valid too, as
-# the keys 0 and 1, since False == 0 and True == 1.
+# The valid values of transpose_a and transpose_b, with BLAS's letter for each value. False and True are valid too,
+# since a dictionary finds them as the keys 0 and 1.
 TRANSPOSE_MODES: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
 
 
@@ -75,8 +75,8 @@ class BlasGemmParams(NamedTuple):
 class GemmOperands(NamedTuple):
     """The operands of a gemm: the matrices A and B, the array for C (`target`), and the addend.
 
-    `conjugates` is True for an operand that must be conjugated. If `target` is None, C is a new array. If `addend` is
-    None, the target holds the addend.
+    `conjugates` has two values, for A and for B; a value is True if the operand must be conjugated. If `target` is
+    None, C is a new array. If `addend` is None, the target holds the addend.
     """
 
     a: Any
@@ -116,8 +116,8 @@ def run_gemm(
 def run_small_gemm(library: Library, a: Any, b: Any, c: Any, beta: Any) -> Any:
     """Return A B, or A B + C if beta is 1, of CuPy arrays or torch tensors by the library's own function.
 
-    Return None if a plan may be faster, for operands that are no matrices or stacks of one type, and for calls that the
-    library rejects.
+    Return None if a plan may be faster, or if the library may reject the call. Also return None unless the operands are
+    matrices or stacks of one type.
 
     This function makes few checks, since a small product takes less time than the checks of a large product. A read of
     an attribute of a torch tensor takes 0.05 to 0.1 microseconds.
@@ -154,8 +154,8 @@ def run_small_scaled_gemm(
 ) -> Any:
     """Return alpha op(A) op(B) + beta C of a small product of CuPy or torch by the library's own functions.
 
-    Return None for large products, for operands that are no matrices or stacks of one floating-point type, and for
-    calls that the library rejects.
+    Return None for large products, or if the library may reject the call. Also return None unless the operands are
+    matrices or stacks of one floating-point type.
     """
     try:
         if a.nbytes * b.nbytes >= SMALL_BYTES_PRODUCT:
@@ -203,9 +203,9 @@ def _is_small_factor(factor: Any) -> bool:
 
 
 class PlannedGemm(NamedTuple):
-    """A cached call by a plan on a device.
+    """A call of fmm.gemm on a device, with its cached plan.
 
-    Before the call runs again, only properties that may differ between two calls with one key are checked.
+    Before the plan runs again, `planned_operands` checks the properties that the cache key does not contain.
     """
 
     expiry: float  # time.monotonic() at which the prepared call expires

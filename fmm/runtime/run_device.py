@@ -203,8 +203,8 @@ class StreamCall:
         self.replays = GraphCaptures(self._capture_graph, GRAPH_CACHE) if call.uses_graph else None
         self._latest: Hashable = None  # key of the last replay, which is tried first, since addresses usually recur
         self._players: dict[Alignment, Player | str] = {}  # the player, or why the plan cannot run
-        # The Player that runs the launches of a call with a single product; all addresses are aligned, as are
-        # addresses from the memory pools.
+        # The Player that runs the launches of a call with a single product, for aligned addresses. Memory pools return
+        # only aligned addresses.
         self._single: Player | None = None
         # for each alignment, the indices (in `Addresses`) of the addresses that vendor calls read or write
         self._fixed: dict[Alignment, tuple[int, ...]] = {}
@@ -233,7 +233,7 @@ class StreamCall:
     def _find_replay(self, bases: tuple[int, ...]) -> _GraphReplay | None:
         """Return the call's captured graph, after these addresses have been written into its nodes.
 
-        Return None if no graph has been captured yet, or if the nodes cannot be changed.
+        Return None if no graph of this call has been captured yet, or if CUDA cannot change the graph's nodes.
         """
         assert self.replays is not None
         addresses = self._launch_addresses(bases)

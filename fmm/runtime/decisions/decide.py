@@ -413,10 +413,10 @@ def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> D
 
 
 def _hasa_thresholds(recorded: Thresholds, problem: Problem) -> tuple[HasaThresholds, str]:
-    """Return the thresholds of HASA's rule by a config's alpha, pi, n1 and epsilon, and the rule as text.
+    """Return the thresholds of HASA's rule, computed from a config's alpha, pi, n1 and epsilon, and the rule as text.
 
-    n1 is the recursion point of Winograd's variant. HASA (D'Alberto and Nicolau's adaptive algorithm) has more passes
-    over blocks than Winograd's variant, so HASA's recursion point is larger.
+    The config's n1 is the recursion point of Winograd's variant. HASA (D'Alberto and Nicolau's adaptive algorithm) has
+    more passes over blocks than Winograd's variant, so HASA's recursion point is larger.
     """
     from fmm.perfmodel.papers.recursion_points import HASA_POINT_RATIO, HasaThresholds
 

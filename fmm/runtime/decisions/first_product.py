@@ -46,7 +46,7 @@ BYTES_LEAF = "bytes"  # the leaf of the products by residues
 
 
 def has_portable_kernels(device: Device) -> bool:
-    """Return True for a GPU other than Hopper: its kernels for bytes and float16 planes are portable and unmeasured."""
+    """Return True for a GPU other than Hopper, which needs the portable kernels for bytes and float16 planes."""
     return device.guess is not None and not device.threads and _is_portable_datasheet(device.guess.name)
 
 

@@ -1,8 +1,8 @@
 """Plans for `reproducible=True`: the result has the same bits on every device.
 
-The plans are products by residues without further levels. Sums of residues are exact, so blocks, streams, threads,
-memory orders and GPUs do not change the result. The element type and the caller's error limit determine the number of
-moduli, and nothing else does: no calibration, no config and no free memory.
+A reproducible plan multiplies residues and has no levels. Sums of residues are exact, so blocks, streams, threads,
+memory orders and GPUs do not change the result. Only the element type and the caller's error limit determine the number
+of moduli. The calibration, the config and the free memory have no influence.
 """
 
 from __future__ import annotations
