@@ -10,16 +10,16 @@ from fmm.config.schema import Entry, Size
 
 MIN_SPEEDUP = 1.02  # smallest median speedup of a certified plan
 CONFIDENCE_LEVEL = 0.95
-# Smallest number of rounds of a certified plan. The range of five samples contains the true median with a probability
-# of less than 95 %.
+# Smallest number of rounds of a certified plan. With five rounds, no interval of the median reaches a confidence of 95
+# %.
 MIN_ROUNDS = 6
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     """Return a 95 % confidence interval of the median, computed from order statistics without an assumed distribution.
 
-    With fewer than six samples, return the smallest and the largest sample. For five samples, this interval has a
-    confidence of 94 %.
+    With fewer than six samples, return the smallest and the largest sample. The range of five samples has a confidence
+    of 94 %.
     """
     ordered = sorted(samples)
     n = len(ordered)

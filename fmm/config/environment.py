@@ -29,15 +29,15 @@ SWITCH_VALUES = {
 
 log = logging.getLogger("fmm")
 
-# `_ENVIRONMENT_BYTES` is the dictionary of undecoded values inside os.environ. Every product reads five environment
-# variables from this dictionary, since os.environ.get takes 0.7 us for each variable.
+# The dictionary of undecoded values inside os.environ. Every product reads five environment variables from it, since
+# os.environ.get takes 0.7 us for each variable.
 _ENVIRONMENT_BYTES: Any = getattr(os.environ, "_data", None)
 _VARIABLES = ("FMM_COMPONENTWISE", "FMM_CONFIG", "FMM_DISABLE", "FMM_EMULATION", "FMM_TUNING_MODE")
 _ENVIRONMENT_KEYS: dict[str, Any] = {
     name: os.environ.encodekey(name) if _ENVIRONMENT_BYTES is not None else name for name in _VARIABLES
 }
-# `map(raw_variable_value, RAW_VARIABLE_NAMES)` reads fmm's environment variables without decoding; an unset variable is
-# None.
+# map(raw_variable_value, RAW_VARIABLE_NAMES) yields the undecoded values of fmm's environment variables, None for an
+# unset variable.
 raw_variable_value, RAW_VARIABLE_NAMES = (
     (os.environ if _ENVIRONMENT_BYTES is None else _ENVIRONMENT_BYTES).get,
     tuple(_ENVIRONMENT_KEYS.values()),
@@ -101,8 +101,8 @@ def log_once(message: str) -> None:
 
 # ---- variables that change the vendor's arithmetic
 
-# The environment variables that change cuBLAS's arithmetic and speed, by element type. Each variable is followed by the
-# values that leave cuBLAS's arithmetic unchanged.
+# VENDOR_VARIABLES: element type -> environment variable that changes cuBLAS's arithmetic and speed -> values that leave
+# cuBLAS's arithmetic unchanged.
 _EMULATION_VARIABLES = {"CUBLAS_EMULATION_STRATEGY": ("default",)}
 _DOUBLE_VARIABLES: dict[str, tuple[str, ...]] = {"CUBLAS_EMULATE_DOUBLE_PRECISION": ("0",)}
 _SINGLE_VARIABLES: dict[str, tuple[str, ...]] = {

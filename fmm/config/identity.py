@@ -40,9 +40,9 @@ def cpu_identity(threads: int) -> Identity:
     return Identity(cpu_device_key(threads), processor_name(), MappingProxyType(versions))
 
 
-# On a CPU, the matrix sums of a plan are computed by compiled code (llvmlite) or by NumPy. `versions` records under
-# SUMS_VERSION_NAME how the sums were computed; COMPILED_SUMS stands for compiled code. NumPy's sums take longer, so fmm
-# rejects a tuning that was measured with compiled sums if llvmlite is missing.
+# On a CPU, the matrix sums of a plan are computed by compiled code (llvmlite) or by NumPy, as Identity.versions records
+# under SUMS_VERSION_NAME. NumPy's sums take longer, so fmm rejects a tuning that was measured with compiled sums if
+# llvmlite is missing.
 SUMS_VERSION_NAME, COMPILED_SUMS = "sums", "llvmlite"
 
 

@@ -1,7 +1,7 @@
-"""Check the fields of a config section that only commands of `fmm-tune` read.
+"""Check the fields of a config section that the runtime leaves unchecked.
 
-The runtime does not read these fields and accepts any value, so no product fails because of a damaged field. The
-commands of fmm-tune check these fields before they show, draw or export a section.
+The runtime accepts any value in these fields, so no product fails because of a damaged field. The commands of fmm-tune
+check these fields before they show, draw or export a section.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BLOCK_TERM_CHECKS: Mapping[str, JsonCheck] = {f.name: number_check(1e-12, 1e6) f
 
 
 def check_reported_fields(section: Mapping[str, JsonValue], json_path: str) -> Iterator[ConfigError]:
-    """Check the fields of a section that only commands read; yield a ConfigError for each damaged field."""
+    """Check the fields that the runtime leaves unchecked; yield a ConfigError for each damaged field."""
     for name, check in REPORTED_CHECKS.items():
         if section.get(name) is not None:
             try:

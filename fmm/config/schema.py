@@ -5,7 +5,7 @@
       "cpu-intel-r-xeon-r-processor-2t": {             the device key (identity.py)
        "float64": {                                    one section for each element type
         "versions": {"numpy": "2.4.6", ...},           versions of libraries and driver during the tuning
-        "conditions": {...}, "tuned": {...},           not read: device, clocks, memory; time and options
+        "conditions": {...}, "tuned": {...},           not checked: device, clocks, memory; time and options
         "calibration": {"stream": ..., "rate": {...}}, the fields of fmm.perfmodel.calibration; or null
         "intervals": {...}, "error": {...},            95 % intervals of the calibration; model errors on other shapes
         "thresholds": {"alpha": ..., "tau1": ...},     with the papers' names and 95 % intervals (Thresholds)
@@ -108,7 +108,7 @@ class Entry:
     layout: str = ANY_LAYOUT
     verified: bool = True
     origin: str = "certified"
-    # a shape can have a second entry with the best plan without workspace: True for this second entry
+    # True for a shape's second entry, with the best plan that needs no workspace
     lean: bool = False
     # a config's entry has the field `op` only for operations other than DEFAULT_OPERATION
     op: Operation = DEFAULT_OPERATION
@@ -133,7 +133,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ThresholdRange:
-    """Three crossover sides, for three predicted gains (see Thresholds); None if no side up to 65536 has the gain."""
+    """The smallest sides of squares with three predicted gains; None if no side up to 65536 has the gain."""
 
     value: float | None
     low: float | None
@@ -150,10 +150,9 @@ class ThresholdRange:
 class Thresholds:
     """The thresholds of a tuning, with the papers' names; a threshold that was not measured is None.
 
-    tau1, tau2 and tau3 are the tuned model's crossover sides, each as three sides for three predicted gains. For
-    squares of side `low` or larger, the tuned model predicts no loss. For squares of side `value` or larger, the model
-    predicts a gain of at least 2 %, the smallest certified gain. For squares of side `high` or larger, the predicted
-    gain is at least the margin, and fmm.matmul chooses the plan. `intervals` has the 95 % intervals of the thresholds.
+    tau1, tau2 and tau3 follow from the tuned model's predicted gains for squares. From the side `low` on, the model
+    predicts no loss; from `value` on, a gain of at least 2 %, the smallest certified gain; from `high` on, a gain of at
+    least the margin, so that fmm.matmul chooses the plan. `intervals` has the 95 % intervals of the thresholds.
     """
 
     alpha: float  # seconds per element of a matrix addition: two reads and one write
@@ -164,7 +163,7 @@ class Thresholds:
     n1: float | None
     n1_measured: float | None
     # D'Alberto and Nicolau's Equation 2 adds epsilon (in flops) to alpha / pi. epsilon is the smallest number with
-    # which the equation makes the measured choice for the most shapes; None if the measurements do not determine
+    # which the equation chooses the measured winner for the most shapes; None if the measurements do not determine
     # epsilon.
     epsilon: float | None
     tau1: ThresholdRange  # largest side of squares for which the tuned model chooses no level (Li, Ranka and Sahni)
@@ -176,14 +175,13 @@ class Thresholds:
     # for each measured side, the best speedup of the plans with one level
     one_level: Mapping[str, float] = field(default_factory=dict)
     # 95 % intervals of alpha, pi, n1, epsilon, tau1, tau2 and tau3. Many models are sampled from the fit
-    # (fmm.tuner.fit.sampled); the interval of a threshold contains its values in 95 % of these models.
+    # (fmm.tuner.fit.sampled); the interval contains the threshold's values in 95 % of these models.
     intervals: Mapping[str, ThresholdInterval] = field(default_factory=dict)
     # tau1, tau2 and tau3 if FMM_EMULATION=0 forbids emulation; empty if no candidate uses emulation
     without_emulation: Mapping[str, float | None] = field(default_factory=dict)
-    # Crossovers that were measured instead of predicted; they limit the number of levels of candidates. The key of the
-    # dictionary is the candidate's plan without its levels, such as `vendor`. Candidates for squares up to side tau1
-    # have no level, up to tau2 at most one level, and up to tau3 at most two levels. If a crossover is None, it does
-    # not limit the levels.
+    # Measured crossovers, which limit the number of levels of candidates: baseline (the candidate's plan without its
+    # levels, such as `vendor`) -> tau1, tau2 and tau3. Candidates for squares up to side tau1 have no level, up to tau2
+    # at most one level, and up to tau3 at most two levels. A crossover of None sets no limit.
     measured_taus: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     # 95 % intervals of the crossovers in `measured_taus`; both dictionaries have the same keys
     measured_intervals: Mapping[str, Mapping[str, ThresholdInterval]] = field(default_factory=dict)
@@ -232,7 +230,7 @@ class Tuning:
 
     @property
     def trusted_calibration(self) -> Calibration | None:
-        """The calibration if the model is trusted, else None."""
+        """The calibration if `diagnostics` has no reason against it, else None."""
         return None if self.diagnostics else self.calibration
 
     def find_entry(
@@ -264,7 +262,7 @@ def check_size(value: JsonValue, json_path: str) -> Size:
 def check_plan(value: JsonValue, json_path: str) -> str:
     """Return the text of a plan if the text ends in the name of a leaf, else raise ConfigError.
 
-    The levels before the leaf are not parsed here, but at the first use of the plan.
+    The levels are not parsed before the first use of the plan.
     """
     if check_text(value, json_path).rpartition(">")[2].strip() not in leaf_uses():
         raise wrong_value_error(json_path, "a plan that ends in its leaf, such as vendor", value)
@@ -479,7 +477,7 @@ def _is_thresholds_object(raw: JsonValue) -> bool:
 
 
 def threshold_errors(raw: JsonValue, json_path: str) -> Iterator[ConfigError]:
-    """Yield a ConfigError for each damaged field of thresholds; yield nothing for an object with missing fields."""
+    """Yield a ConfigError for each damaged field of thresholds; yield nothing if fields are missing."""
     if raw is not None and not isinstance(raw, dict):
         yield wrong_value_error(json_path, "an object", raw)
     for name, check in THRESHOLD_CHECKS.items() if _is_thresholds_object(raw) else ():
@@ -539,7 +537,7 @@ def _field_or_none(raw: JsonValue, name: str) -> JsonValue:
 def calibration_fields(found: Calibration, dtype: str, sheet: str = "") -> dict[str, JsonValue]:
     """Return a calibration as the JSON object that read_calibration reads.
 
-    If `sheet` names a datasheet, the rates that follow from the datasheet are left out.
+    If `sheet` is the name of a datasheet, the rates that follow from this datasheet are left out.
     """
     own = {name: getattr(found, name) for name in _number_checks(Calibration)[0]}
     rates = {

@@ -16,8 +16,8 @@ class BlockModelConstants:
 
     wait: float = 412.0  # cycles that a warp waits at every tile for the barrier, the copies and the first fragments
     far: float = 455.0  # additional cycles that a warp waits at a tile that is not in the second-level cache (L2)
-    # the number of reads of shared memory, divided by the number in Huang's Equation 9; the quotient is below 1, since
-    # one read may serve several threads
+    # number of reads of shared memory divided by the number in Huang's Equation 9; below 1, since one read may serve
+    # several threads
     share: float = 0.859
     launch: float = 2.5e-6  # seconds of a launch before its first tile and after its last tile together
 
@@ -34,7 +34,7 @@ class Chip:
     fitted: BlockModelConstants = BlockModelConstants()
     # the measured sizes (m, k, n) of float32 products, each with the name of the fastest tile strategy
     strategies: tuple[tuple[tuple[int, int, int], str], ...] = ()
-    # compute capability of the device (90 for 9.0) if `limits` are those of an older capability; else 0
+    # compute capability of the device (90 for 9.0) if the table lacks it and `limits` belong to an older one; else 0
     version: int = 0
     shared: int = 0  # bytes of shared memory that a thread block may have; 0: the number in `limits`
     tensor_maps: bool = True  # True if the driver can create tensor maps, which the copy engine (TMA) needs

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 RecordT = TypeVar("RecordT")
 
 
-# The parser of a CSV cell, by the annotation of the dataclass field. The annotations are strings, since the module
-# imports `annotations` from __future__.
+# annotation of a dataclass field (a string) -> parser of its CSV cell
 _CELL_PARSERS: dict[str, Callable[[str], object]] = {
     "str": str,
     "int": int,
@@ -69,7 +68,7 @@ def capability_limits(name: str) -> CapabilityLimits:
 
 
 def nearest_capability(name: str) -> CapabilityLimits:
-    """Return the limits of compute capability `name`, or of the next older capability in the table."""
+    """Return the limits of compute capability `name`; if the table lacks it, of the next older capability."""
     older = [c for c in capability_names() if _version_numbers(c) <= _version_numbers(name)]
     return capability_limits(older[-1] if older else capability_names()[0])
 
@@ -93,8 +92,7 @@ class Datasheet:
     """The numbers that one device's datasheet prints; the properties of this class are in flop/s and bytes/s.
 
     A number is None if the device lacks the arithmetic unit, or if no document prints the number; the field `source`
-    has the reason. Under load, the power limit often keeps the clock below the boost clock; the table has no clock
-    under load.
+    has the reason. Under load, the power limit often keeps the clock below `boost_mhz`.
     """
 
     name: str
@@ -112,7 +110,7 @@ class Datasheet:
     bandwidth_gbs: float  # bandwidth of global memory in 1e9 bytes/s
     memory_gb: float  # advertised size of global memory in units of 1e9 bytes
     l2_kib: int | None  # size of the second-level cache (L2) in KiB; 0 if the device has no L2 cache
-    # name of the measured device with the calibration that is scaled to this device; empty: none is scaled
+    # name of a measured device with the calibration that fmm scales to this device; empty: no calibration is scaled
     relative_of: str
     source: str  # the documents with the numbers, and the names of the numbers that were computed from other numbers
 

@@ -55,9 +55,9 @@ def link_by_name(name: str) -> Link:
 
 
 def default_network(capability: str, together: int) -> Network:
-    """Return the most common network for devices of this compute capability; each machine has `together` devices.
+    """Return the most common network of machines that have `together` devices of this compute capability each.
 
-    With the capability "cpu", the network connects processes on CPUs.
+    The capability "cpu" stands for processes on CPUs.
     """
     rows = _link_table().values()
     inside = next((row for row in rows if row.capability == capability), link_by_name("PCIe 4"))

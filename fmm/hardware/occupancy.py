@@ -1,7 +1,7 @@
 """Compute how many thread blocks are active on a multiprocessor (SM), by the rules of NVIDIA's occupancy calculator.
 
-The module assumes that shared memory has its largest possible share of the L1 cache. The module ignores the limits that
-barriers and clusters set, and the resources that a debugger or profiler needs.
+Shared memory is assumed to take the largest possible part of the L1 cache. The module ignores the limits that barriers
+and clusters set, and the resources that a debugger or profiler needs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BlockResources:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """For each resource, the number of thread blocks on a multiprocessor that the resource allows; 0: no launch."""
+    """The number of thread blocks on a multiprocessor that each resource allows; 0: the kernel cannot be launched."""
 
     by_threads: int
     by_blocks: int
@@ -110,9 +110,8 @@ def _blocks_by_registers(limits: CapabilityLimits, launch: BlockResources) -> in
         return 0
     if launch.registers == 0:
         return limits.max_blocks_per_sm
-    # The limit of registers per block applies to the block's number of warps, rounded up to a multiple of the
-    # multiprocessor's number of partitions. On compute capability 1.x, the allocation rounds the number of warps in the
-    # same way.
+    # Registers are counted for the block's warps, rounded up to a multiple of the multiprocessor's number of
+    # partitions.
     even_warps = _round_up(launch.warp_count, limits.warp_granularity)
     if limits.register_granularity == "block":
         per_block = _round_up(even_warps * launch.registers * THREADS_PER_WARP, limits.register_unit)

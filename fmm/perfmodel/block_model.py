@@ -1,13 +1,13 @@
 """Predict the time of the thread blocks of a tiled product, and find the fastest tile sizes.
 
-The module implements the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5). The
-docstring of each count names the paper's equation. Times are counted in cycles of a multiprocessor. As in the paper,
-the slowest resource determines the time. The model extends the paper's model in three respects. First, reads of shared
-memory and other instructions take issue slots from the multiply-adds. Second, a warp waits at every tile, and other
-warps of the multiprocessor run meanwhile. Third, in the last wave of tiles a multiprocessor may run fewer thread blocks
-than it can hold. fmm.perfmodel.papers.huang_blocks computes the paper's bounds and rates. The model leaves out the
-sharing of the L2 cache, conflicts of register banks, and clocks that fall at the power limit. For float64 the model
-counts only the number of waves of tiles (one tile on each multiprocessor).
+The model is the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5). Docstrings name the
+paper's equations. Times are counted in cycles of a multiprocessor. As in the paper, the slowest resource determines the
+time. The model extends the paper's model in three respects. First, schedulers issue reads of shared memory and other
+instructions instead of multiply-adds. Second, a warp waits at every tile, and other warps of the multiprocessor run
+meanwhile. Third, in the last wave of tiles a multiprocessor may run fewer thread blocks than it can hold.
+fmm.perfmodel.papers.huang_blocks computes the paper's bounds and rates. The model leaves out the sharing of the L2
+cache, conflicts of register banks, and clocks that fall at the power limit. For float64 the model counts only the
+number of waves of tiles (one tile on each multiprocessor).
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ class OperandTile:
     """A tile of A or B: its size, its layout, and the number of blocks that are added up in the tile.
 
     Blocks of a sum are copied to shared memory one by one, read again and added; then the sum is written to shared
-    memory. If the operand is contiguous along the inner dimension, each row of A's tile or column of B's tile is padded
-    in shared memory; because of the padding a write takes two passes. A thread reads four elements that are consecutive
-    along the inner dimension in one access.
+    memory. If the operand is contiguous along the inner dimension, the rows of A's tile (columns of B's tile) are
+    padded in shared memory. Because of the padding a write takes two passes; a read fetches four elements that are
+    consecutive along the inner dimension.
     """
 
     tile: int  # number of elements of the tile
@@ -149,11 +149,11 @@ class OperandTile:
 
     @property
     def reads_four_fragments_at_once(self) -> bool:
-        """True if a thread reads the fragments of four steps of the inner dimension at once."""
+        """True if one read of shared memory fetches a thread's elements for four steps of the inner dimension."""
         return self.inner and not (self.transposed and self.blocks > 1)
 
     def fragment_read_count(self, depth: int) -> int:
-        """Return the number of reads of shared memory that a thread needs for fragments of `depth` steps."""
+        """Return the number of reads of shared memory with which a thread loads the elements for `depth` steps."""
         width = (
             WIDE_ACCESS_FLOATS
             if self.reads_four_fragments_at_once or self.piece % WIDE_ACCESS_FLOATS == 0
@@ -195,8 +195,7 @@ def resident_blocks(s: TileSizes, w: OperandBlocks, limits: CapabilityLimits) ->
 def issue_cycles(s: TileSizes, w: OperandBlocks, contiguous_axes: ContiguousAxes, chip: Chip) -> float:
     """Return the cycles in which a scheduler issues the instructions of one warp for one tile.
 
-    The cycles equal the number of instructions, or the time of the multiply-adds if the chip has few multiply-add
-    units.
+    A scheduler issues one instruction per cycle; on a chip with few multiply-add units, the multiply-adds take longer.
     """
     adds = s.m_r * s.n_r * s.k_s
     slots = (
@@ -212,8 +211,8 @@ def warp_wait_cycles(
 ) -> float:
     """Return the cycles that a single warp on a scheduler waits at every tile; `touched_bytes`: bytes of all operands.
 
-    If a thread reads the fragments of four steps at once, the fragments must arrive during one step of multiply-adds.
-    The warp waits longer if the reads take longer than one step of multiply-adds.
+    If one read fetches the elements for four steps, the data must arrive during one step of multiply-adds; else the
+    warp waits longer.
     """
     step = ceil(s.thread_count / THREADS_PER_WARP / chip.warp_schedulers) * s.m_r * s.n_r
     burst = 0.0
@@ -233,7 +232,8 @@ def warp_wait_cycles(
 def shared_memory_cycles(s: TileSizes, w: OperandBlocks, contiguous_axes: ContiguousAxes, chip: Chip) -> float:
     """Return the cycles for which one thread block's tile occupies shared memory, by Huang's Equation 14.
 
-    The term for reads of fragments is reduced by a fitted share, since one read may serve several threads.
+    The reads of fragments (Equation 9) are multiplied by a fitted share below 1, since one read may serve several
+    threads.
     """
     elements = chip.fitted.share * sum(fragment_load_elements(s, s.k_s)) + sum(
         x.shared_memory_elements for x in operand_tiles(s, w, contiguous_axes)
@@ -297,7 +297,7 @@ def launch_seconds(
     """Return the seconds of `count` equal products in one launch; operands are in the L2 cache if they fit.
 
     The launch ends when the multiprocessor with the most tiles ends. A multiprocessor computes as many tiles at a time
-    as fit, and then writes their entries of C (Equation 10).
+    as it can hold, and then writes their entries of C (Equation 10).
     """
     most = resident_blocks(s, w, chip.limits)
     if not most:
@@ -328,8 +328,7 @@ def fastest_float32_tile(
     triangle: bool = False,
     strategies: Sequence[TileSizes] = (*H200_STRATEGIES, *STRATEGIES),
 ) -> TileSizes:
-    """Return the fastest tile sizes for `count` float32 products; with `triangle`, each product computes only one
-    triangle."""
+    """Return the fastest tile sizes for `count` float32 products, or for one triangle of each product."""
     fitting = [s for s in strategies if resident_blocks(s, GEMM_OPERANDS, chip.limits)]
     return min(fitting, key=lambda s: launch_seconds(s, GEMM_OPERANDS, shape, chip, count, contiguous_axes, triangle))
 
@@ -337,7 +336,7 @@ def fastest_float32_tile(
 def busiest_sm_entries(s: TileSizes, shape: Shape, count: int, multiprocessors: int, triangle: bool = False) -> float:
     """Return the number of entries of C that the busiest multiprocessor computes, a measure of the time in float64.
 
-    The number of entries leaves out the time to begin and end a tile, and all memory traffic.
+    The measure leaves out the time to begin and end a tile, and all memory traffic.
     """
     whole, last = divmod(-(-count_computed_tiles(s, shape, count, triangle) // multiprocessors), s.blocks)
     # A multiprocessor with fewer than MIN_BUSY_SM_THREADS threads takes as long as one with MIN_BUSY_SM_THREADS
@@ -433,5 +432,5 @@ BLOCK_MODEL = BlockModel()
 
 @lru_cache(maxsize=256)
 def chip_target(chip: Chip, alignment: Alignment = ALLOCATOR_ALIGNMENT, flagged: bool = False) -> ChipTarget:
-    """Return the target for recording plans on this chip; the block model selects tile sizes that plans leave open."""
+    """Return the ChipTarget of this chip; where a plan names no tile sizes, the block model selects them."""
     return ChipTarget(chip, BLOCK_MODEL, alignment, flagged)

@@ -2,8 +2,8 @@
 
 The counts come from the steps that a plan runs at the actual sizes, level by level (fmm.perfmodel.level_counts). Each
 block that a sum reads or writes is moved once: temporaries inside the sum stay in registers or cache. A leaf product
-counts as one read of A and B and one write of C, however its kernel is tiled. A sum inside a product's kernel counts
-only the blocks beyond the product's own A, B and C. The counts leave out scaling by a coefficient, caches between
+counts as one read of A and B and one write of C, however its kernel is tiled. A sum inside a product's kernel adds only
+the blocks that the product does not read or write anyway. The counts leave out scaling by a coefficient, caches between
 steps, and partly used transactions of strided rows. A product with an empty side costs nothing.
 """
 
@@ -32,8 +32,7 @@ LeafCounts = tuple[tuple[Shape, int], ...]  # pairs of a shape (m, k, n) and the
 class Cost:
     """The exact counts of one plan on one problem; bytes are counted with the problem's item size."""
 
-    # sum of 2mkn over all leaf products, of any type; a product with one computed triangle of C counts about half of
-    # 2mkn
+    # sum of 2mkn over all leaf products of size m x k x n; about half of 2mkn if only one triangle of C is computed
     flops: int
     additions: int  # number of elements that sums add or subtract
     bytes_read: int  # number of bytes that the sums of all levels read
@@ -95,7 +94,7 @@ def cost(
     batched
         Count the leaf products of stacked levels as one launch for each shape. Leaf products below a batched level
         always count as one launch.
-    opened
+    count_leaf_steps
         Count the steps of a level that one leaf runs as a whole. If False, the level counts as one leaf product.
 
     Raises
@@ -133,13 +132,13 @@ class _CountingRules(NamedTuple):
     opened: bool  # True to count the steps of a level that one leaf runs as a whole
 
     def rectangle_traffic(self, rectangles: Mapping[MovedElements, int], itemsize_below: int) -> tuple[int, int]:
-        """Return the number of bytes of these rectangles, and of memory transactions that move the rectangles."""
+        """Return the number of bytes of the rectangles, and the number of memory transactions that move them."""
         sizes = [(n * (itemsize_below if below else self.itemsize), t) for (n, below), t in rectangles.items()]
         return sum(size * t for size, t in sizes), sum(-(-size // self.transaction) * t for size, t in sizes)
 
 
 class _CostTally(NamedTuple):
-    """The counts of one level of a plan and of all levels below; the fields have the meaning of `Cost`'s fields."""
+    """The counts of one level of a plan and of all levels below; fields mean the same as in `Cost`."""
 
     additions: int
     bytes_read: int
@@ -180,7 +179,7 @@ def _level_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingR
 def _tally_of_level_run_by_leaf(
     plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules
 ) -> _CostTally | None:
-    """Return the counts of a level that one leaf runs as a whole, all planes in one batch; None for other leaves."""
+    """Return the counts of a level that one leaf runs as a whole with one batch of products; None for other leaves."""
     leaf = plan.leaf_use.leaf
     level = count_leaf_level(plan, shape, units.itemsize, params)
     if level is None or leaf.level is None:
@@ -196,7 +195,7 @@ def _tally_of_level_run_by_leaf(
 
 
 def _fused_level_counts(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCounts:
-    """Return the counts of a fused level: the product kernels compute the sums and apply alpha and beta.
+    """Return the counts of a level with sums that the product kernels compute; these kernels also apply alpha and beta.
 
     Repeated reads of a block mostly hit a cache and are not counted. If products add to C atomically, one launch first
     multiplies C by beta.
@@ -221,7 +220,7 @@ def _leaf_tally(shape: Shape, units: _CountingRules, scratch: int, *, is_triangl
 def _add_level_and_product_tallies(
     start: _CostTally, inner: Sequence[tuple[_CostTally, int]], streams: int
 ) -> _CostTally:
-    """Add the counts of a level and of its products; the workspaces of `streams` products exist at a time."""
+    """Add the counts of a level and of its products; `streams` products run, and need workspace, at the same time."""
     return _CostTally(
         start.additions + sum([t.additions * times for t, times in inner]),
         start.bytes_read + sum([t.bytes_read * times for t, times in inner]),
@@ -246,7 +245,7 @@ def _merge_leaf_counts(found: Sequence[tuple[LeafCounts, int]]) -> LeafCounts:
 def _launches_saved_by_batches(
     plan: Plan, level: LevelCounts, inner: Sequence[tuple[_CostTally, int]], batched: bool
 ) -> int:
-    """Return the number of launches that batches save: all but one of the leaf products of each shape."""
+    """Return the number of launches that batches save: the leaf products of one shape need only one launch together."""
     if not plan.levels or plan.inner_plan.levels:
         return 0
     first = plan.levels[0]

@@ -1,12 +1,12 @@
 """Estimate the error growth of a plan on two matrices: the plan's expected error divided by the vendor's error.
 
 Errors are measured in the Frobenius norm. A leaf product is modelled as a classical product in which every partial sum
-is rounded. The variance of a leaf product's error is therefore the sum of the squares of all partial sums. Random
-vectors estimate the squares of partial sums without a product of matrices. The estimate includes the effects of sums of
-blocks: cancellation, large rows that are added to small rows, and differences of positive numbers, which have both
-signs. fmm.perfmodel.stability.expected_error_growth needs no data and assumes independent random numbers of equal size.
-The model leaves out the rounding of sums of operands (1/k of the error) and the dependence of roundings in one product.
-The model also leaves out rows and columns beyond the last whole block.
+is rounded. The variance of a leaf product's error is therefore the sum of the squares of all partial sums. The squares
+of the partial sums are estimated by products of the matrices with random vectors. The estimate includes the effects of
+sums of blocks: cancellation, large rows that are added to small rows, and differences of positive numbers, which have
+both signs. fmm.perfmodel.stability.expected_error_growth needs no data and assumes independent random numbers of equal
+size. The model leaves out the rounding of sums of blocks of A and B (1/k of the error), the dependence of rounding
+errors in one product, and rows and columns beyond the last whole block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.stability import plan_schemes
 
 Array = Any
-DataTransform = Scheme | None  # a scheme; None for a level that replaces a complex product by three real products
+DataTransform = Scheme | None  # a level's scheme; None for a level of three real products
 # Number of terms that a product adds up before a new partial sum begins; complex products have half this number. (A
 # complex product has the errors of its four real products, and each real product has its own partial sums.)
 PARTIAL_SUM_TERMS = 256
@@ -50,7 +50,7 @@ def error_growth_on_data(
 
 
 def data_transforms_of_plan(plan: Plan) -> tuple[DataTransform, ...]:
-    """Return the data transformations of a plan's levels, outermost first; levels that only cut or scale have none."""
+    """Return a DataTransform for each level that adds up blocks or splits complex numbers, outermost first."""
     found: list[DataTransform] = []
     for level in plan.levels:
         found += [None] if _multiplies_real_parts(level) else []
@@ -64,7 +64,7 @@ def _multiplies_real_parts(level: Level) -> bool:
 
 
 def _variance_of_error(stages: Sequence[DataTransform], a: Array, b: Array, partial_sum_terms: int, rng: Any) -> float:
-    """Return the variance of the error, summed over the entries of C, in units of the squared unit roundoff."""
+    """Return the variance of C's error in units of the squared unit roundoff, summed over the entries of C."""
     if not stages:
         return _classical_error_variance(a, b, partial_sum_terms, rng)
     first, rest = stages[0], stages[1:]

@@ -1,9 +1,9 @@
 """Bound the number of recursion levels by measured crossovers: tau1, tau2 and tau3 of Li, Ranka and Sahni.
 
 A tuning measures the sides from which plans with one, two and three levels win. Up to the side tau1 candidates have no
-level, up to tau2 at most one level, and up to tau3 at most two levels. The model chooses among the plans that these
-limits allow. These limits therefore prevent losses by a model that is too optimistic about plans with many levels. For
-a rectangular product, the effective side is compared with tau1, tau2 and tau3.
+level, up to tau2 at most one level, and up to tau3 at most two levels. The bounds prevent losses if the model is too
+optimistic about plans with many levels. A rectangular product is compared with tau1 to tau3 by its effective side
+(`effective_side`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ ADDITIONS_A, ADDITIONS_B, ADDITIONS_C = 4, 4, 7
 
 
 def effective_side(shape: Shape) -> float:
-    """Return the side of the square product for which one level saves the same fraction of time as for this shape.
+    """Return the side of the square for which one level saves the same fraction of time as for this shape.
 
     By Equation 2 of D'Alberto and Nicolau, the ratio of a level's additions to its saved multiplications is
-    proportional to 4/n + 4/m + 7/k. An empty product has the effective side 0.
+    proportional to 4/n + 4/m + 7/k. If a side is 0, the result is 0.
     """
     m, k, n = shape
     if not min(shape):
@@ -48,7 +48,7 @@ def baseline_text(plan: Plan) -> str:
 
 @dataclass(frozen=True)
 class LevelBounds:
-    """The crossovers of plans above one baseline, as effective sides; None means not measured, and sets no limit."""
+    """The crossovers tau1 to tau3, as effective sides, of all plans with one baseline; None sets no limit."""
 
     baseline: str  # text of the baseline, as returned by `baseline_text`
     tau1: float | None = None
@@ -61,7 +61,7 @@ class LevelBounds:
         return self.tau1, self.tau2, self.tau3
 
     def max_levels(self, side: float) -> int:
-        """Return the largest allowed number of levels for a product with this effective side."""
+        """Return the largest number of levels that tau1 to tau3 allow for a product with this effective side."""
         return next(
             (levels for levels, tau in enumerate(self.crossover_sides) if tau is not None and side <= tau),
             NO_LEVEL_BOUND,

@@ -109,7 +109,7 @@ def prediction_terms(prediction: Prediction, calibration: Calibration) -> Predic
 
 
 def _nondefault_rate_fields(rate: ProductRate) -> dict[str, float]:
-    """Return the fields of a rate with values that differ from the defaults, except the shares of triangles."""
+    """Return the fields of a rate that differ from their defaults, without the fields for triangles."""
     return {
         field.name: getattr(rate, field.name)
         for field in fields(rate)

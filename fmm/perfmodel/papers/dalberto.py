@@ -90,9 +90,9 @@ def inconsistent_systems() -> tuple[MeasuredSystem, ...]:
 def _table_3_row(s: MeasuredSystem) -> tuple[Cell, ...]:
     computed = recursion_point(float(s.alpha_over_pi))
     low, high = s.recursion_point_range(HALF_UNIT, HALF_UNIT)
-    # By Equation 3 with epsilon, the measured recursion point is 22 (alpha/pi + epsilon).
+    # By Equation 3, the measured recursion point is 22 (alpha/pi + epsilon), and the theoretical one is 22 alpha/pi.
     epsilon = None if s.measured is None else (s.measured - s.theoretical) / 22
-    # (True if n_1 follows from rounded rates, True if n_1 follows from truncated rates)
+    # whether the printed n_1 follows from the rates if they were rounded, and if they were truncated to whole MFLOPS
     fits = (s.is_printed_n1_in_range(HALF_UNIT, HALF_UNIT), s.is_printed_n1_in_range(Fraction(0), Fraction(1)))
     rates = (s.product_rate, s.addition_rate, s.theoretical)
     return (
@@ -140,8 +140,8 @@ BOUND_LEVEL_COUNTS: Final = (0, 1, 2, 3, 4)  # the values of l, the number of le
 def printed_error_bounds(depth: int, n: int) -> tuple[float, float, float]:
     """Return the printed error bounds for a product of n = 2^l n_1 rows with l = `depth` levels.
 
-    The first two bounds are the lines of Equation 1. The third bound, 4^l n^2, is Equation 7 of D'Alberto's post on
-    Brent's analysis.
+    The first two bounds are the two inequalities of Equation 1. The third bound, 4^l n^2, is Equation 7 of D'Alberto's
+    post on Brent's analysis.
     """
     first = 12.0**depth * (FIGURE_2_RECURSION_POINT**2 + 5 * FIGURE_2_RECURSION_POINT) - 5 * n
     return first, 3.0**depth * n**2, 4.0**depth * n**2

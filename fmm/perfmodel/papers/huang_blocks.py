@@ -1,10 +1,9 @@
 """Compute bounds and times by the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5).
 
 One product (a kernel) multiplies a sum of W_A blocks of A by a sum of W_B blocks of B. The product is added to W_C
-blocks of C, in tiles. Comments and messages cite the paper's equations by number. The rates of a device are in flop/s
-and bytes/s. fmm.perfmodel.block_model computes the counts of a thread block: Equations 8 to 12, 14, and the left-hand
-sides of 16 and 17. Like the paper, the model leaves out caches (except for the multiplier lambda), concurrent kernels,
-launches and latency.
+blocks of C. Comments and messages cite the paper's equations by number. fmm.perfmodel.block_model computes the counts
+of a thread block: Equations 8 to 12, 14, and the left-hand sides of 16 and 17. Like the paper, the model leaves out
+caches (except for the multiplier lambda), concurrent kernels, launches and latency.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class ModelledDevice:
 
 
 def modelled_device(device: Datasheet, element_bytes: int = 4, cache: float = 0.0) -> ModelledDevice:
-    """Return a device with the rates of its datasheet; `cache` is the paper's lambda (footnote 12).
+    """Return the ModelledDevice with the rates of a datasheet; `cache` is the paper's lambda (footnote 12).
 
     Data reuse in the second-level cache makes tau_gmop the bandwidth of global memory times 1 + lambda.
     """
@@ -162,7 +161,8 @@ def shared_intensity(s: TileSizes, w: OperandBlocks, k: int | None = None) -> fl
 def _intensity_ratio(numerator: Callable[[int], int], denominator: Callable[[int], int], k: int | None) -> float:
     """Return numerator(k) / denominator(k).
 
-    Both functions are linear in k, so the limit of infinite k (None) is the ratio of their slopes.
+    numerator(k) and denominator(k) are linear in k; if k is None, return the limit of infinite k, the ratio of the
+    slopes.
     """
     if k is None:
         return (numerator(1) - numerator(0)) / (denominator(1) - denominator(0))
@@ -234,11 +234,11 @@ class RegisterModel:
 
 
 FOOTNOTE_14_REGISTERS = RegisterModel()
-# The numbers of active thread blocks in the paper's footnote 15 follow from more registers than its footnote 14 counts.
-# With one register for each pointer and 12 to 15 registers that the paper does not print, the strategy Small has the
-# printed 24, 20 and 18 active thread blocks. The model uses 12 registers that the paper does not print. The footnote's
-# "Huge: 2 for all variants" holds only if kernels with more than 128 registers spill down to 128 registers. Section 5.4
-# of the paper mentions that the compiler spills registers to keep two thread blocks active.
+# The numbers of active thread blocks that footnote 15 of Huang's paper prints need more registers than footnote 14
+# counts. The printed 24, 20 and 18 thread blocks of the strategy Small follow from one register for each pointer and 12
+# to 15 further registers; the model has 12 further registers. The footnote's "Huge: 2 for all variants" holds only if
+# kernels with more than 128 registers spill down to 128 registers. Section 5.4 of the paper mentions that the compiler
+# spills registers to keep two thread blocks active.
 FOOTNOTE_15_REGISTERS = RegisterModel(unprinted=12, least_blocks=2)
 
 
@@ -293,7 +293,7 @@ def resource_seconds(
 def direct_product_seconds(
     s: TileSizes, counts: Mapping[OperandBlocks, int], split: Shape, shape: Shape, gpu: ModelledDevice
 ) -> float:
-    """Return the predicted seconds of a fast multiplication that runs the fused products of a scheme one by one.
+    """Return the predicted seconds of one level of a scheme with sums inside its products, which run one by one.
 
     Each product has the shape of the largest blocks: shape / split, rounded up.
     """

@@ -118,8 +118,8 @@ SUM_BLOCK_COUNTS: Final[Mapping[Quantity, Polynomial]] = {
     "transactions": _n_squared_term(Fraction(1, 32)),
     "volume": _n_squared_term(4),
 }
-# The counts for each block that a product kernel reads or writes in addition to the product's A and B (section 5,
-# mulIncInc). Each of 16 threads accesses a float (4 bytes) in a transaction of 64 bytes: m^2/16 transactions, 4 m^2
+# The counts for each m x m block that a product kernel such as mulIncInc reads or writes in addition to its A and B
+# (section 5). Each of 16 threads accesses a float (4 bytes) in a transaction of 64 bytes: m^2/16 transactions, 4 m^2
 # bytes.
 PRODUCT_BLOCK_COUNTS: Final[Mapping[Quantity, Polynomial]] = {
     "arithmetics": _n_squared_term(0),
@@ -131,7 +131,7 @@ PRODUCT_BLOCK_COUNTS: Final[Mapping[Quantity, Polynomial]] = {
 def _classical_product_counts(transactions: Fraction, volume: Fraction) -> Mapping[Quantity, Polynomial]:
     """Return the counts of a classical n x n product.
 
-    `transactions` and `volume` are the coefficients of n^3 in the reads of A and B. The counts include one write of C.
+    Reads of A and B take `transactions` * n^3 transactions and `volume` * n^3 bytes. The counts include one write of C.
     """
     return {
         "arithmetics": Polynomial.from_coefficients(0, 0, -1, 2),
@@ -160,8 +160,7 @@ def kernel_additions(kernel: TableKernel) -> int:
     """Return the additions of a kernel for each element of a block; a sum that two outputs share is formed once.
 
     Section 7.2 of the paper counts 15 additions for a level of Figure 23. The kernel (C12, C11) = (C11 + C12 + T1, C11
-    + C21 + T1) must therefore form C11 + T1 once. With C11 + T1 formed once, this kernel of Figure 23 has three
-    additions; the assignments that the paper prints have four.
+    + C21 + T1) of Figure 23 must therefore form C11 + T1 once, with three additions instead of four.
     """
     program = kernel.addition_program
     return min(

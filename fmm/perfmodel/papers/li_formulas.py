@@ -1,10 +1,8 @@
 """Compare printed counts of Li, Ranka and Sahni (2011), sections 4 to 7, with counts computed from fmm's step tables.
 
-Figure 11 has the kernels, Figures 14 and 17 to 19 the closed forms, and Figures 15 and 20 to 22 the reductions.
-Sections 6 and 7 of the paper print further numbers in the text. li_counts computes the quantities: arithmetic
-operations A, transactions T and volume V. The paper's closed forms are compared as polynomials. A percentage is
-compared after rounding to the printed digit, with ties away from zero. No percentage of the paper is a tie; rounding
-half to even would therefore give equal results.
+The compared numbers are in Figures 11, 14, 15 and 17 to 22, and in the text of sections 6 and 7. li_counts computes
+arithmetic operations A, transactions T and volume V. The paper's closed forms are compared as polynomials. A percentage
+is compared after rounding to the number of digits that the paper prints.
 """
 
 from __future__ import annotations
@@ -50,8 +48,8 @@ def number_cells(printed: Cell, computed: int | Fraction | float) -> tuple[Cell,
     return printed, computed, computed - printed
 
 
-# Figure 11 as printed: kernel, transactions, and volume in bytes, for m x m blocks. The rows below `mul` have the
-# amounts that Figure 11 adds to the transactions T and the volume V of `mul`.
+# Figure 11 as printed: kernel, transactions, and volume in bytes, for m x m blocks. The rows of product kernels below
+# `mul` have only the transactions and bytes in addition to those of `mul`.
 FIGURE_11_KERNELS: Final[tuple[tuple[str, str, str], ...]] = (
     ("add", "3m^2/32", "12m^2"),
     ("sub", "3m^2/32", "12m^2"),
@@ -231,8 +229,8 @@ SECTION_6_KERNEL_CALLS: Final = {
     ),
     "winograd": (("add, sub", 8), ("mul", 3), ("mulAdd", 2), ("mulIncIncInc", 1), ("mulSubInc", 1)),
 }
-# Sections 6.1 and 6.2: method -> transactions in addition to 7T and bytes of volume in addition to 7V, for m x m
-# blocks.
+# Sections 6.1 and 6.2: method -> transactions and bytes of volume of one level, less the counts 7T and 7V of its seven
+# products of m x m blocks.
 SECTION_6_EXCESS_COUNTS: Final = {"strassen": ("7m^2/4", "172m^2"), "winograd": ("11m^2/8", "136m^2")}
 
 
@@ -277,7 +275,7 @@ def _rounded_reduction_rows(
 ) -> list[tuple[Cell, ...]]:
     """Return rows that compare a rounded percentage from the paper's text with the computed reductions of T, V and A.
 
-    The difference is between whole percents. `text` is the name of the row; the quantity replaces {} in the name.
+    `text` is the name of a row; the quantity replaces {} in the name.
     """
     found: list[tuple[Cell, ...]] = []
     for k, n, q in product(levels, sizes, QUANTITIES):
@@ -288,7 +286,8 @@ def _rounded_reduction_rows(
     return found
 
 
-# Sections 7.1 and 7.2: method -> terms that a level of Figure 16 or 23 adds to 7 A, 7 T and 7 V of (k-1, n/2).
+# Sections 7.1 and 7.2: method -> what the sums of a level of Figure 16 or 23 add to A, T and V of the level's seven
+# products.
 SECTION_7_INCREMENTS: Final = {
     "strassen": ("9n^2/2", "51n^2/128", "51n^2"),
     "winograd": ("15n^2/4", "41n^2/128", "41n^2"),
@@ -321,7 +320,7 @@ def li_section7() -> PaperTable:
 
 
 def _two_block_sum_kernels_row(method: str, printed: int) -> tuple[Cell, ...]:
-    """Return the row for the sum kernels that read two blocks and write one block: their number in one level."""
+    """Return the table row for the number of sum kernels in one level that read two blocks and write one block."""
     outer = step_table(METHOD_STEP_TABLES[method][1])
     found = sum(
         1 for s in outer.steps if not s.kernel.product and len(s.kernel.read_blocks) + len(s.kernel.written_blocks) == 3

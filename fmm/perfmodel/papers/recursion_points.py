@@ -5,9 +5,8 @@ alpha is the time of one element of a block addition, and pi is the time of one 
 model leaves out strides, caches and the lower cost of copies. A fixed ratio alpha/pi also leaves out the lower rate of
 small products.
 
-`choose_hasa_plan` chooses the number of levels of HASA by Equation 2, or for squares by the recursion point n1.
-FMM_TUNING_MODE=hasa selects this rule. The rule of D'Alberto and Nicolau has no margin: a plan with any predicted gain
-is chosen.
+With FMM_TUNING_MODE=hasa, `choose_hasa_plan` chooses the number of levels by Equation 2, or for squares by the
+recursion point n1. The rule of D'Alberto and Nicolau has no margin: a plan with any predicted gain is chosen.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def is_level_profitable(
 ) -> bool:
     """Return True if one more level pays by Equation 2 with the ratio alpha/pi + epsilon (section 4.1.1).
 
-    For odd sizes Equation 2 counts the product of the largest blocks instead of the exact saving.
+    For odd sizes, Equation 2 counts all blocks as large as the largest block.
     """
     if _is_too_small(shape, work):
         return False
@@ -155,7 +154,7 @@ class RecursionLevel:
 def recursion_levels(
     shape: Shape, ratio: AlphaPiRatio, work: BlockWork = STRASSEN_WORK, epsilon: float = 0.0
 ) -> tuple[RecursionLevel, ...]:
-    """Return the levels that pay by Equation 2, outermost first; each level splits the largest blocks above it."""
+    """Return the levels that pay by Equation 2, outermost first; a level splits the previous level's largest blocks."""
     found: list[RecursionLevel] = []
     while is_level_profitable(shape, ratio, work, epsilon) and _largest_blocks(shape, work.split) != shape:
         found.append(_recursion_level(shape, work, len(found)))
@@ -166,7 +165,7 @@ def recursion_levels(
 def levels_above_recursion_point(
     shape: Shape, point: float, work: BlockWork = STRASSEN_WORK
 ) -> tuple[RecursionLevel, ...]:
-    """Return the levels by sections 4.1.1 and 4.1.2: a level needs m, k and n of at least the recursion point."""
+    """Return the levels by sections 4.1.1 and 4.1.2: a level needs m, k and n >= the recursion point."""
     found: list[RecursionLevel] = []
     while min(check_positive_shape(shape)) >= max(point, *work.split) and _largest_blocks(shape, work.split) != shape:
         found.append(_recursion_level(shape, work, len(found)))
@@ -175,7 +174,7 @@ def levels_above_recursion_point(
 
 
 def _recursion_level(shape: Shape, work: BlockWork, above: int) -> RecursionLevel:
-    """Return the RecursionLevel that splits products of this shape; `above` is the number of levels above it."""
+    """Return the RecursionLevel that splits products of this shape, below `above` other levels."""
     return RecursionLevel(shape, work.products**above, saved_flops(shape, work), added_elements(shape, work))
 
 
@@ -240,7 +239,7 @@ def cut_balanced(shape: Shape, gamma: float = 2.0) -> BalancedCut:
 
 
 def _axis_cut_by_table_1(shape: Shape, gamma: float) -> int | None:
-    """Return the axis that Table 1 cuts: 0 for m, 2 for n, 1 for k, tested in this order; None if it cuts no size."""
+    """Return the axis that Table 1 cuts (0 for m, 1 for k, 2 for n; tested in the order m, n, k); None for no cut."""
     for axis in (0, 2, 1):
         others = shape[:axis] + shape[axis + 1 :]
         if shape[axis] > 1 and shape[axis] >= gamma * max(others):
@@ -303,8 +302,8 @@ def hasa_plan(depth: int) -> Plan:
     return Plan.parse(" > ".join(["hasa"] * depth + ["vendor"]))
 
 
-# HASA's recursion point divided by the recursion point of Winograd's variant. By Equation 3 the two recursion points
-# are proportional to 22 and 15, the numbers of passes over blocks.
+# The recursion point of HASA's levels (22 passes over blocks) divided by the recursion point of Winograd's variant (15
+# passes), by Equation 3.
 HASA_POINT_RATIO = recursion_point(1.0, STRASSEN_WORK) / recursion_point(1.0, WINOGRAD_WORK)
 
 
@@ -321,7 +320,7 @@ class HasaThresholds:
 
 
 def calibrated_thresholds(calibration: Calibration, dtype: str) -> HasaThresholds:
-    """Return the thresholds of a device without a tuning: alpha/pi by its calibration for each shape."""
+    """Return the thresholds of a device without a tuning: alpha/pi for each shape follows from the calibration."""
 
     def ratio(m: int, k: int, n: int) -> float:
         return alpha_over_pi(calibration, Problem(m, k, n, dtype))
@@ -337,7 +336,7 @@ def hasa_depth(shape: Shape, thresholds: HasaThresholds) -> int:
 
 
 def choose_hasa_plan(problem: Problem, thresholds: HasaThresholds, limits: Limits, on_cpu: bool) -> Plan:
-    """Return the HASA plan with the number of levels of the rule, or with fewer levels within the limits."""
+    """Return the plan with as many levels as `hasa_depth` returns, or with fewer levels to respect the limits."""
     if 0 in problem.size or problem.writes_triangle:
         return VENDOR
     for depth in range(hasa_depth(problem.size, thresholds), 0, -1):
