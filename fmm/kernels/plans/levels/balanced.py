@@ -19,7 +19,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product
 from fmm.kernels.plans.sums import operand_blocks, whole_matrix
 
-# the side that is halved -> the numbers of blocks along m, k and n
+# numbers of blocks along m, k and n, by the side that is halved
 PARTS_BY_HALVED_SIDE = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}
 
 
@@ -131,8 +131,7 @@ class QuartersLevel(LevelWithSteps):
 def _parse_quarters_level(text: str) -> QuartersLevel | None:
     if text != QUARTERS_TEXT:
         return None
-    # Each product computes a whole block of C, over all of k. Each product therefore has the alpha and beta of the
-    # problem.
+    # Each product computes a whole block of C, over all of k, and therefore applies the problem's alpha and beta.
     return QuartersLevel(
         text=QUARTERS_TEXT,
         products=1,

@@ -1,12 +1,12 @@
 """The level `3m`: a complex product (Ar + i Ai)(Br + i Bi), computed as three real products.
 
-The three products are P = Ar Br, Q = Ai Bi and R = (Ar + Ai)(Br + Bi). The real part of A B is P - Q, the imaginary
-part is R - P - Q. The plan below the level multiplies real numbers. A split step reads complex numbers once and writes
-the real operands; if an operand is conjugated, the split changes the sign of its imaginary parts. A join step reads the
-real products and writes C; it also applies alpha and beta, which can be complex.
+With P = Ar Br, Q = Ai Bi and R = (Ar + Ai)(Br + Bi), the real part of A B is P - Q and the imaginary part is R - P - Q.
+The plan below the level computes these real products. A split step reads complex numbers once and writes the real
+operands; if an operand is conjugated, the split changes the sign of its imaginary parts. A join step reads the real
+products and writes C; it also applies alpha and beta, which can be complex.
 
-The error is bounded in norm only, because R - P - Q can cancel. If the real part of an entry is much smaller than the
-imaginary part (or the reverse), the small part can lose digits that four real products would keep.
+The error is bounded in norm only, because terms of the imaginary part can cancel. If the real part of an entry is much
+smaller than the imaginary part (or the reverse), the small part can lose digits that four real products would keep.
 """
 
 from __future__ import annotations
@@ -33,20 +33,17 @@ from fmm.problem import Shape
 
 PRODUCT_ORDERS: tuple[Traversal, ...] = ("stacked", "batched", "overlapped", "sequential")
 COMPLEX_PARTS: tuple[PlacePart, PlacePart] = ("re", "im")
-# PRODUCT_OPERANDS: for each of P, Q and R, the coefficients of the real and the imaginary part in its left operand
-# (parts of A) and in its right operand (parts of B). PRODUCT_WEIGHTS: the weights of P = Ar Br, Q = Ai Bi and R in
-# A B.
+# The real products are Ar Br, Ai Bi and (Ar + Ai)(Br + Bi). PRODUCT_OPERANDS has the coefficients of the real and the
+# imaginary part in both operands of each product, and PRODUCT_WEIGHTS the weight of each product in A B.
 PRODUCT_OPERANDS: Final = ((1, 0), (0, 1), (1, 1))
 PRODUCT_WEIGHTS: Final = (1 - 1j, -1 - 1j, 1j)
 CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # option -> index of the conjugated operand
 # Fields of Level that are equal for all levels that replace a complex product by three real products.
 #
-# Error growth on random numbers: P - Q has the error of four real products. R - P - Q has three times the variance of P
-# - Q, since the operands of R have twice the variance. The mean of both variances is twice the variance of P - Q, so
-# the error in norm grows by the factor sqrt(2). Error growth on numbers of one sign: the error of R is four times as
-# large as the error of P. In units of the variance of P, the variances are 18 for R - P - Q and 2 for P - Q, together
-# 20. If four real products are computed instead of three, the errors of the real and the imaginary part have the
-# variance 2 each, together 4. The growth of the error is therefore sqrt(20 / 4).
+# The error growth compares the error in norm with four real products. On random numbers, the error of the real part is
+# the same, and the error variance of the imaginary part is 3 times as large: sqrt((1 + 3) / 2). On numbers of one sign,
+# with the error variance of Ar Br as the unit, the variances of the real and imaginary parts are 2 and 18, but 2 and 2
+# with four real products: sqrt((2 + 18) / (2 + 2)).
 COMPLEX_LEVEL_FIELDS: Final[dict[str, Any]] = {
     "types": COMPLEX_TYPES,
     "number_below": "real",
@@ -69,8 +66,8 @@ class ComplexLevel(LevelWithSteps):
         """Return the steps of C = alpha A B + beta C.
 
         If alpha or beta is infinite or NaN, a separate pass multiplies the complex A B by alpha and adds beta C, as in
-        BLAS. If P, Q and R were multiplied by this alpha, both parts of an entry could become NaN, where BLAS makes
-        only one part NaN.
+        BLAS. If an infinite alpha multiplied the real products, both parts of an entry could become NaN, where BLAS
+        makes only one part NaN.
         """
         if not (isfinite(alpha) and isfinite(beta)):
             return gemm_steps_by_temporary(plan, m, k, n, alpha, beta)
@@ -163,12 +160,7 @@ def conjugation_option_names(conjugates: tuple[bool, bool]) -> list[str]:
 @lru_cache(maxsize=64)
 def _count_blocks_of_level(level: Complex3mLevel, inner: Plan) -> BlockCounts:
     def steps_for_odd_sides(unit: int | None, sides: Shape) -> LevelSteps:
-        """Return the steps for sides rounded up to odd numbers.
-
-        `count_blocks` calls this function with odd sides, and, to count the fringe, with sides that are 1 smaller. The
-        level `3m` has no fringe, so this function returns the same steps for odd sides and for sides that are 1
-        smaller.
-        """
+        """Return the steps; even sides are increased by 1, so that `count_blocks` finds no fringe: `3m` has none."""
         m, k, n = (side | 1 for side in sides)
         return level.level_steps(inner, (m, k, n))
 
@@ -201,7 +193,7 @@ def _update_step(
 ) -> Sum:
     """Return the step C = alpha * (weighted sum of products) + beta * C, for the real and the imaginary parts of C.
 
-    If only the real or only the imaginary parts of C change, the step writes only these.
+    The step does not write the real or the imaginary parts of C if these parts do not change.
     """
     program = _complex_sum_program(tuple(alpha * w for w in weights), beta)
     return _remove_unused_reads(Sum(label, program, (*products, *result), result).simplified_sum)

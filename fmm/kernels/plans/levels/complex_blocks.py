@@ -58,7 +58,7 @@ class Complex3mSchemeLevel(ComplexLevel):
     def block_steps(
         self, inner: Plan, unit: int, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0
     ) -> LevelSteps:
-        """Return the steps of C = alpha A B + beta C, with block sides that are multiples of the unit."""
+        """Return the steps of C = alpha A B + beta C; block sides are multiples of `unit`."""
         s, (m, k, n) = self.scheme, sides
         a, b = operand_blocks("A", m, k, (s.m, s.k), unit), operand_blocks("B", k, n, (s.k, s.n), unit)
         c = operand_blocks("C", m, n, (s.m, s.n), unit)
@@ -140,7 +140,7 @@ def _real_and_imaginary_places(blocks: Sequence[Place]) -> tuple[Place, ...]:
 def real_operand_program(matrix: Matrix, conjugated: bool) -> AdditionProgram:
     """Return the program that computes the real operands of all products from the real and imaginary parts of blocks.
 
-    `matrix` is the scheme's U for A, and V for B.
+    `matrix` holds the scheme's coefficients of A's blocks or of B's blocks.
     """
     sign = -1 if conjugated else 1
     columns = list(zip(*matrix, strict=True))
@@ -150,7 +150,7 @@ def real_operand_program(matrix: Matrix, conjugated: bool) -> AdditionProgram:
 
 @lru_cache(maxsize=256)
 def complex_output_program(matrix: Matrix, alpha: complex, beta: complex) -> AdditionProgram:
-    """Return the program that computes complex blocks of C from the real products. `matrix` is the scheme's W."""
+    """Return the program that computes complex blocks of C from real products; `matrix` is the scheme's matrix W."""
     weights = [alpha * w for w in PRODUCT_WEIGHTS]
     rows: list[list[Coefficient]] = []
     for number, row in enumerate(matrix):
@@ -187,7 +187,7 @@ def _parse_complex_blocks_level(text: str) -> Complex3mSchemeLevel | None:
 
 
 def _candidate_levels() -> Iterator[CandidateLevel]:
-    """Yield the candidate levels: one and two levels of each scheme that may be in plans of the pattern `one pass`."""
+    """Yield `3m(...)` with one and two levels of each scheme of the plan pattern `one pass` (CandidateForm)."""
     for name, forms in candidate_schemes():
         if "one pass" in forms:
             for power in (1, 2):

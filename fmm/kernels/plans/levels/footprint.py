@@ -1,8 +1,7 @@
-"""Count the blocks that a level's sums move and that its temporaries hold, once for all sizes of a product.
+"""Count the blocks that a level's sums read and write and that its temporaries hold, once for all sizes of a product.
 
-The steps of the level are computed for one size, with block sides m, k and n that are three different primes. The rows
-and the columns of every place are then multiples of two different primes (or one less). The primes in the rows and
-columns of a place show whether the place has blocks of A, of B or of C.
+The steps of the level are computed for one product, where the block sides m, k and n are three different primes. The
+prime factors of a place's rows and columns then show whether the place has blocks of A, of B or of C.
 """
 
 from __future__ import annotations
@@ -20,35 +19,36 @@ from fmm.problem import Shape
 # Block sides for counting: primes that divide no scheme's number of products.
 COUNTING_SIDES = (97, 101, 103)
 
-# (number of blocks, side along the rows, side along the columns); sides are 0, 1, 2 for m, k, n
+# (number of equal blocks, side that is the number of rows of a block, side that is its number of columns); the sides m,
+# k and n are 0, 1 and 2
 BlockGroup = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """Counts of one level: passes of its sums, blocks that its sums move, and blocks that its temporaries hold.
+    """Counts of one level: passes of its sums, blocks that its sums read and write, and blocks that its temporaries
+    hold.
 
-    The first value of `held` and `in_place` is for equal blocks, the second value for smaller blocks at the edge.
+    The first value of `held` and `in_place` is for a product with equal blocks, the second value for a product with
+    smaller blocks at the edge.
     """
 
     passes: int
     moved: Sides
-    # the number of blocks in temporaries, grouped by the blocks' sides
+    # the blocks in temporaries; blocks with equal sides are one group
     held: tuple[tuple[BlockGroup, ...], tuple[BlockGroup, ...]]
     in_place: tuple[float, float]  # fraction of products that read a block of A or B in place, or write a block of C
 
     def count_elements(self, blocks: Sides, sides: Sides) -> Sides:
-        """Return the numbers of elements in `blocks[0]` blocks of A, `blocks[1]` of B and `blocks[2]` of C.
-
-        `sides` are the block sides.
-        """
+        """Return the elements in `blocks[0]` blocks of A, `blocks[1]` of B and `blocks[2]` of C, with block sides
+        `sides`."""
         m, k, n = sides
         return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
 
     def temporary_elements(self, sides: Sides, equal_blocks: tuple[bool, bool, bool]) -> Sides:
-        """Return the elements of all temporaries by the size of their blocks: A's blocks, B's blocks, other blocks.
+        """Return the elements of temporaries in blocks as large as A's, in blocks as large as B's, and in other blocks.
 
-        `sides` are the block sides. `equal_blocks` has three values, for A, B and C: True if the matrix consists of
+        The block sides are `sides`. `equal_blocks` has three values, for A, B and C: True if the matrix consists of
         equal blocks.
         """
         found = [0.0, 0.0, 0.0]
@@ -70,9 +70,9 @@ def count_blocks(
 ) -> BlockCounts:
     """Return a level's block counts, computed from its steps for the block sides COUNTING_SIDES.
 
-    `steps(unit, (m, k, n))` returns the level's steps for a product, with block sides that are multiples of `unit`.
-    `size` holds the numbers of blocks along m, k and n. The level's block sides are multiples of `level_unit`. `order`
-    holds the ranks of the block sides m, k, n by length.
+    The function `steps(unit, (m, k, n))` returns the level's steps for an m x k x n product, with block sides that are
+    multiples of `unit`. `size` holds the numbers of blocks along m, k and n. The level's block sides are multiples of
+    `level_unit`. `order` holds the ranks of the block sides m, k and n by length: 0 for the shortest.
     """
     counting_sides = COUNTING_SIDES[order[0]], COUNTING_SIDES[order[1]], COUNTING_SIDES[order[2]]
     m, k, n = (mark * parts for mark, parts in zip(counting_sides, size, strict=True))
@@ -102,13 +102,12 @@ def _temporary_blocks_by_sides(steps: LevelSteps, counting_sides: Shape) -> tupl
 
 
 def _find_counting_side(length: int, counting_sides: Shape) -> tuple[int, int]:
-    """Return (x // s, index of s) for the s in `counting_sides` that divides x = `length`, or at an edge `length` +
-    1."""
+    """Return the number of blocks in `length`, and the index of their side; the last block can lack one row."""
     return next((x // mark, i) for x in (length, length + 1) for i, mark in enumerate(counting_sides) if x % mark == 0)
 
 
 def _count_blocks_in_shapes(shapes: Iterable[tuple[int, int]], counting_sides: Shape) -> Sides:
-    """Return the numbers of blocks of A, of B and of C in these rectangles; a tall rectangle has several blocks."""
+    """Return the numbers of blocks of A, of B and of C in these rectangles; a rectangle can have several blocks."""
     m, k, n = counting_sides
     found = [0.0, 0.0, 0.0]
     for rows, cols in shapes:

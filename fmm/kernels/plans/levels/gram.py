@@ -21,8 +21,8 @@ from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary
 from fmm.kernels.plans.sums import Place, RowMajorCopy, row_major_copy_step, whole_matrix
 
 MAX_GRAM_CUTS = 9  # largest number of halvings of C
-# Block sides are multiples of the first number in BLOCK_UNITS that fits at least MIN_BLOCK_UNITS times into a block
-# side. With these block sides, leaf products read and write whole tiles and aligned rows.
+# Block sides of at least 512 are multiples of 64, and smaller block sides of at least 128 are multiples of 16, so that
+# leaf products read and write whole tiles and aligned rows.
 BLOCK_UNITS, MIN_BLOCK_UNITS = (64, 16), 8
 
 
@@ -97,10 +97,7 @@ class GramLevel(LevelWithSteps):
 
 
 def _batch_equal_products(products: Sequence[Product]) -> list[Product | ProductBatch]:
-    """Return the products; all products that are as large as the first product become one batch.
-
-    In `products`, only the last product can be smaller than the first product.
-    """
+    """Return the products; all products that are as large as the first product become one batch."""
     equal = [p for p in products if p.size == products[0].size]
     others: list[Product | ProductBatch] = [p for p in products if p.size != products[0].size]
     return [ProductBatch(tuple(equal)) if len(equal) > 1 else equal[0], *others] if equal else others
@@ -114,7 +111,8 @@ def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> GramLevel:
     use = parse_leaf_option(diagonal_leaf) if diagonal_leaf else None
     if use is not None:
         types = use.multiplied_types()
-        # The leaf reads A as the transpose of the copy of B; the A of a complex product is the conjugate transpose.
+        # With `outer`, the leaf reads A as the transpose of B's copy. For complex types, A is the conjugate transpose
+        # of B, so these types are excluded.
         if use.order == "outer":
             types = tuple(t for t in types if not DTYPES[t].is_complex)
         diagonal_leaf = leaf_option_text(use)

@@ -2,7 +2,7 @@
 
 A product by residues has four steps. First, the norms of the rows of A and of the columns of B give the exponents that
 scale floating-point operands. Second, the operands are split into planes of bytes. Third, the planes are multiplied.
-Fourth, the residues of C are computed from these products, and joined to C.
+Fourth, C is reconstructed from the products of planes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STRASSEN_PRODUCTS = 7  # number of products of one level of Strassen's algorithm
 # of some moduli.
 MAX_WORKSPACE_BYTES = 52 << 30
 INNER_ALGORITHM: Final = "strassen"  # the algorithm of the levels of recursion below residues
-# the texts of no level, one level and two levels of recursion below residues in a plan
+# texts of 0, 1 and 2 levels of Strassen's algorithm below residues in a plan
 INNER_LEVEL_TEXTS: Final = ("", INNER_ALGORITHM, f"{INNER_ALGORITHM}^2")
 
 
@@ -54,7 +54,6 @@ class PlaneLayout:
 
     @property
     def planes_per_modulus(self) -> int:
-        """Return the number of planes of an operand for one modulus, without levels."""
         return planes_per_modulus(self.for_complex)
 
     @property
@@ -144,10 +143,7 @@ class PlaneLayout:
 
 
 def planes_per_modulus(for_complex: bool) -> int:
-    """Return the number of an operand's planes for one modulus: 2 for complex numbers, else 1.
-
-    The number of products of planes for one modulus is equal to this number of planes.
-    """
+    """Return the number of an operand's planes for one modulus: 2 for complex numbers, else 1."""
     return 2 if for_complex else 1
 
 
@@ -197,9 +193,8 @@ def prepared_plane_layout(
 
 @dataclass(frozen=True)
 class NormExponents(LineExponents):
-    """A step that finds, for each row (axis 0) or column (axis 1), the largest power of two by which it can be scaled.
-
-    The exponents of these powers follow from the norms of the rows or columns.
+    """A step that finds the largest power of two by which each row (axis 0) or column (axis 1) can be scaled, from
+    norms.
     """
 
 
@@ -231,7 +226,7 @@ class ReconstructFromResidues(Sum):
 def residue_steps(
     size: Shape, depth: int, params: GemmParams, moduli: int, inner: Plan, scaled: bool, for_complex: bool = False
 ) -> LevelSteps:
-    """Return the steps of a product for this number of moduli, with `depth` levels of recursion below the residues.
+    """Return the steps of a product by residues, with `depth` levels of Strassen's algorithm below the residues.
 
     The plan `inner` computes the products of bytes. If `scaled` is True, the numbers are first scaled and rounded to
     integers. Planes have the same sizes as on a device: all blocks are equal, and the rows of a plane in memory have a
@@ -275,7 +270,7 @@ def residue_steps(
 
 
 def _residue_split_program(program: AdditionProgram, planes: int) -> AdditionProgram:
-    """Return the program that forms each sum once, and writes it to this number of planes (as residues)."""
+    """Return the program that forms each sum once, and outputs it `planes` times: once for each plane of residues."""
     return AdditionProgram(program.inputs, program.lines, program.outputs * planes)
 
 
@@ -290,10 +285,10 @@ def _inner_level_programs(depth: int) -> SchemePrograms:
 
 @lru_cache(maxsize=64)
 def _reconstruction_program(program: AdditionProgram, planes: int) -> AdditionProgram:
-    """Return the program that computes the sums of products in each plane, and then reconstructs C from the residues.
+    """Return the program that adds the products of planes to residues of C, and then reconstructs C from the residues.
 
-    The join is a weighted sum (Chinese remainder theorem). The program has the coefficient 1 in place of each large
-    weight, because only the additions of the program are counted; it is never run.
+    The program is never run. Only its additions are counted, so the large weights of the Chinese remainder theorem are
+    replaced by 1.
     """
     inputs = program.inputs * planes
     lines: list[tuple[tuple[Coefficient, int], ...]] = []

@@ -3,7 +3,7 @@
 A and B are split into planes of residues modulo pairwise coprime moduli. The planes are multiplied for each modulus,
 and C is reconstructed from the products. fmm.kernels.algorithms.residues proves that the reconstruction is exact.
 
-`residues` is for integers; their type and the inner dimension determine the number of moduli. `residues(14)` is for
+`residues` is for integers; the type and the inner dimension determine the number of moduli. `residues(14)` is for
 float64, with 14 moduli; for float32, 7 to 9 moduli are valid. The rows of A and the columns of B are first scaled by
 the largest powers of two that the moduli allow, and rounded to integers. The method is scheme II of Ozaki, Uchino and
 Imamura (2025), except that norms determine the scales.
@@ -11,11 +11,11 @@ Imamura (2025), except that norms determine the scales.
 `residues2m(15)` is for complex128: a complex product becomes two products of planes for each modulus, where `3m >
 residues(14)` needs three. The level `residues2m` can conjugate A or B while A or B is read.
 
-Below both levels, a plan can have one or two levels of Strassen's algorithm, and ends in the leaf `bytes`. Arithmetic
-below the levels is modulo each modulus p and never rounds. The sums of Strassen's levels are computed in registers,
-when operands are split and when C is joined. One launch multiplies all planes, and reduces its sums to bytes. Therefore
-a single leaf runs the level `residues` or `residues2m` together with all levels below it. `residue_leaf_rows` returns a
-Leaf row for each combination of a level, the levels below it, and the leaf `bytes`.
+Below both levels, a plan can have one or two levels of Strassen's algorithm, and ends in the leaf `bytes`. One leaf
+runs the level `residues` or `residues2m` together with all levels below it: the sums of Strassen's levels are computed
+in registers, when operands are split and when C is joined, and one launch multiplies all planes. All this arithmetic is
+modulo the moduli and never rounds. `residue_leaf_rows` returns a Leaf row for each combination of a level, the levels
+below it, and the leaf `bytes`.
 """
 
 from __future__ import annotations
@@ -73,19 +73,17 @@ PREPARED_MODULI: Final = {"float64": 14, "complex128": 15}
 # no candidate: if the magnitude of the numbers varies along the inner dimension, the error of `residues2m(7)` is up to
 # 10^4 times the vendor's, but the error of `f16x3` is a fifth of the vendor's (docs/numerics.md).
 USUAL_MODULI: Final = {"float64": (14, 15, 16), "float32": (8,), "complex128": (15, 17), "complex64": (8,)}
-# Errors as multiples of the vendor's error, by type and number of moduli; 1 if a number is missing. The values follow
-# from errors measured in the Frobenius norm on normal data.
-# On an H200 in float64, the error with 14 moduli is 0.5 to 0.7 times DGEMM's error (0.03 times on uniform data), and
-# the error with 13 moduli is 15 times as large. On an H100 in float64 with sides of 1024 to 8192, the error is 0.045 to
-# 0.068 times DGEMM's error with 15 moduli, and 0.019 to 0.044 times with 16 moduli, where the rounding of C to float64
-# causes the error.
-# On an H200 in float32, the error is 0.17 to 0.26 times SGEMM's error with 7 moduli, and 0.013 to 0.023 times with 8
-# moduli. With 9 moduli, the rounding of C to float32 causes most of the error.
-# On an H100 in complex128, the error is 0.48 times ZGEMM's error with 15 moduli, and 0.016 to 0.032 times with 17
-# moduli, where the error relative to C is about 2^-54.
-# On an H200 in complex64 with sides of 1024 to 8192, the error is 0.2 to 0.45 times CGEMM's error with 7 moduli (0.13
-# to 0.28 times on uniform data), and 0.02 to 0.07 times with 8 moduli. At 500 x 16384 x 600, CGEMM adds up several
-# partial sums, and the error of residues is 1.34 times CGEMM's error with 7 moduli, and 0.18 times with 8 moduli.
+# Errors as multiples of the vendor's error, by type and number of moduli, from errors measured in the Frobenius norm on
+# normal data. The value is 1 for a number of moduli that is not listed. On an H200 in float64, the error with 14 moduli
+# is 0.5 to 0.7 times DGEMM's error (0.03 times on uniform data), and the error with 13 moduli is 15 times as large. On
+# an H100 in float64 with sides of 1024 to 8192, the error is 0.045 to 0.068 times DGEMM's error with 15 moduli, and
+# 0.019 to 0.044 times with 16 moduli, where the rounding of C to float64 causes the error. On an H200 in float32, the
+# error is 0.17 to 0.26 times SGEMM's error with 7 moduli, and 0.013 to 0.023 times with 8 moduli. With 9 moduli, the
+# rounding of C to float32 causes most of the error. On an H100 in complex128, the error is 0.48 times ZGEMM's error
+# with 15 moduli, and 0.016 to 0.032 times with 17 moduli, where the error relative to C is about 2^-54. On an H200 in
+# complex64 with sides of 1024 to 8192, the error is 0.2 to 0.45 times CGEMM's error with 7 moduli (0.13 to 0.28 times
+# on uniform data), and 0.02 to 0.07 times with 8 moduli. At 500 x 16384 x 600, CGEMM adds up several partial sums, and
+# the error of residues is 1.34 times CGEMM's error with 7 moduli, and 0.18 times with 8 moduli.
 RELATIVE_ERROR_BY_MODULI: Final = {
     "float64": {13: 11.0, 15: 0.07, 16: 0.04},
     "float32": {7: 0.3, 8: 0.02, 9: 0.02},
@@ -113,7 +111,7 @@ NORM_BOUND_BY_MODULI: Final = {
 class ResiduesLevel(LevelInLeaf):
     """The level `residues(moduli)`, or `residues2m(moduli)` for complex numbers.
 
-    For integers, `moduli` is 0: their type and the inner dimension determine the number of moduli.
+    For integers, `moduli` is 0: the type and the inner dimension determine the number of moduli.
 
     The field `saves_products` is False, although levels below residues save products: products modulo p round nothing,
     and inf and NaN are handled separately.
@@ -128,13 +126,15 @@ class ResiduesLevel(LevelInLeaf):
         return residues_level(self.moduli, True, conjugates) if self.for_complex else None
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-        """Return the steps of a plan that ends in this level; the steps are those for integers of 8 bytes."""
+        """Return the steps of a product; without moduli in the level's text, the steps have the moduli of int64."""
         return self.level_steps(plan, (m, k, n), GemmParams(alpha, beta), self.moduli_count_for("int64", k))
 
     def lower_product_in_leaf(
         self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = ""
     ) -> LevelSteps:
-        """Return the steps for numbers of `itemsize` bytes. For bool, the caller must pass `dtype`."""
+        """Return the steps for a type of `itemsize` bytes. `dtype` must be passed for bool, which needs more moduli
+        than int8.
+        """
         return self.level_steps(plan, size, params, self.moduli_count_for(dtype or f"int{8 * itemsize}", size[1]))
 
     def moduli_count_for(self, dtype: str, k: int) -> int:
@@ -142,7 +142,6 @@ class ResiduesLevel(LevelInLeaf):
         return self.moduli or integer_moduli_count(dtype, k)
 
     def level_steps(self, plan: Plan, size: Shape, params: GemmParams, moduli: int) -> LevelSteps:
-        """Return the steps of a plan that ends in this level, for this number of moduli."""
         depth, inner = recursion_depth_of_leaf(plan.leaf), Plan(leaf=BYTES_LEAF_NAME)
         return residue_steps(size, depth, params, moduli, inner, self.moduli > 0, self.for_complex)
 
@@ -154,9 +153,8 @@ class ResiduesLevel(LevelInLeaf):
     def multiplication_cost(self, steps: LevelSteps) -> float:
         """Return the cost of a multiplication of bytes, in multiplications of the product's type.
 
-        A real multiplication becomes one multiplication of bytes for each modulus; all of them together cost 1. A
-        complex multiplication becomes two multiplications of bytes for each modulus. For complex numbers, these
-        multiplications of bytes together cost half a complex multiplication.
+        The multiplications of bytes that replace one real multiplication (one for each modulus) together cost 1. The
+        multiplications of bytes that replace one complex multiplication (two for each modulus) together cost 1/2.
         """
         moduli = next((step.moduli for step in steps.steps if isinstance(step, ReconstructFromResidues)), 1)
         return (0.25 if self.for_complex else 1) / moduli
@@ -217,7 +215,7 @@ class ResidueLeaf(NamedTuple):
 
 @lru_cache(maxsize=1)
 def residue_leaves() -> Mapping[str, ResidueLeaf]:
-    """Return a dict from texts to all residue leaves. Among equally fast leaves, the model takes the first one."""
+    """Return all residue leaves by their texts. Among equally fast leaves, the model chooses the first of this dict."""
     leaves = [ResidueLeaf(residues_level(), depth) for depth in (0, 1)]
     for dtype, counts in MODULI_BY_TYPE.items():
         for moduli, depth in product(counts, range(MAX_INNER_LEVELS[dtype] + 1)):
@@ -240,8 +238,7 @@ def recursion_depth_of_leaf(leaf: str) -> int:
 def residue_leaf_rows(host_product: Callable[..., object]) -> tuple[Leaf, ...]:
     """Return the registry rows of all residue leaves.
 
-    `host_product` multiplies on a CPU, with the keywords `moduli` and `for_complex`. The function multiplies
-    floating-point types only, without levels below residues.
+    The function `host_product` multiplies on a CPU: floating-point types only, without levels below residues.
     """
     return tuple(
         _float_leaf(leaf, host_product) if leaf.float_type else _integer_leaf(leaf)

@@ -56,7 +56,6 @@ class ScaledLevel(LevelWithSteps):
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
     def estimate_level_work(self, inner: Plan, sides: Sides) -> LevelWorkEstimate:
-        """Return the estimate: A and B are read once per scaling (inside, outside) and copied; C is scaled in place."""
         m, k, n = sides
         reads = self.inside + self.outside
         moved = (reads + 2) * m * k, (reads + 2) * k * n, 2.0 * m * n * self.outside

@@ -6,8 +6,8 @@ or a step table (`li-fig23`). Options follow after dots.
 The traversal of a scheme is one of these options:
 
 * `stacked`, the default: all sums of A and B, then the products, then one pass that forms C.
-* `overlapped`: sums and products in the order of `stacked`. On a GPU, two products of the level run at a time. The sums
-  of one product then run concurrently with the leaf products of the other product.
+* `overlapped`: as `stacked`, but a GPU runs two products of the level at a time, so that sums below one product run
+  concurrently with leaf products of the other product.
 * `batched`: sums and products in the order of `stacked`. Every operand is copied to a temporary, and the level's
   products are one batch.
 * `fused`: on a GPU, one product at a time with its sums inside the kernel of the leaf, without temporaries.
@@ -78,8 +78,8 @@ from fmm.problem import Shape
 
 FRINGES = ("unequal", "pad", "peel")
 PAD_OPTIONS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
-# The function that returns the fringe for which a user's step table is proved: `unequal` or `pad`. fmm.kernels appends
-# it to this list, because a proof executes plans, and this module cannot import the modules that do so.
+# Functions that return the fringe, `unequal` or `pad`, for which a user's step table is proved. A proof executes plans,
+# and this module cannot import the modules that execute plans, so fmm.kernels appends the function.
 FRINGE_PROVERS: Final[list[Callable[[str], str]]] = []
 
 
@@ -99,12 +99,12 @@ class SchemeLevel(LevelWithSteps):
 
     @property
     def padded_side_multiple(self) -> int:
-        """Return the number of which padded block sides are multiples: 16 for `pad16`; 1 for all other fringes."""
+        """Return the number that divides padded block sides: 16 for `pad16`, 1 for all other fringes."""
         return int(self.fringe[3:] or 1) if self.fringe.startswith("pad") else 1
 
     @property
     def block_side_multiple(self) -> int | None:
-        """Return the number of which block sides are multiples; None for the fringe `unequal` (sides differ by 1)."""
+        """Return the number that divides all block sides; None for the fringe `unequal` (sides differ by 1)."""
         return None if self.fringe == "unequal" else self.padded_side_multiple
 
     @property
@@ -248,10 +248,7 @@ def build_scheme_level(
     name: str, scheme: Scheme | None, table: StepTable | None, traversal: Traversal | None, fringe: str,
     tasks: tuple[str, ...] = (),
 ) -> SchemeLevel:  # fmt: skip
-    """Return the level of this scheme or table, which need not be in the catalogue.
-
-    This function does not check the options.
-    """
+    """Return the level of a scheme or step table that need not be in the catalogue; the options are not checked."""
     bilinear = table_scheme(table) if table else scheme
     assert bilinear is not None
     unit = None if fringe == "unequal" else int(fringe[3:] or 1) if fringe.startswith("pad") else 1
@@ -269,8 +266,8 @@ def build_scheme_level(
         splits=max(bilinear.size) > 1,
         saves_products=bilinear.rank < prod(bilinear.size),
         bilinear=bilinear,
-        # With the fringe `peel`, the steps depend on the sides themselves, not only on the block sides. A table can
-        # store sums of A and B in blocks of C, so its steps depend on which of the block sides is longer.
+        # With the fringe `peel`, the steps depend on the sides of the product, not only on the sides of its blocks. A
+        # table can store sums of A and B in blocks of C, so its steps depend on which of the block sides is longer.
         cut=None if peeled else LevelBlockGrid(bilinear.size, unit, ordered=table is not None),
         types=_types_allowing_coefficients(bilinear),
         traversal=traversal,
@@ -362,7 +359,7 @@ def _side_length_ranks_with_ties(blocks: Sides) -> Shape:
 def _padded_table_error_text(level: SchemeLevel, inner: Plan, order: Shape) -> str:
     """Return the message of the PlanError that a step table raises on padded blocks; empty if the table is valid.
 
-    `order` holds the ranks of the block sides m, k and n by length.
+    `order` holds the ranks of the block sides m, k and n by length: 0 for the shortest.
     """
     try:
         m, k, n = (
@@ -380,7 +377,7 @@ SHORTEST_K_RANKS: Shape = (1, 0, 2)  # ranks of the sides by length: k is the sh
 @clear_on_registration
 @lru_cache(maxsize=1024)
 def _count_blocks_of_level(level: SchemeLevel, inner: Plan, order: Shape) -> BlockCounts:
-    """Return the block counts of the level. Only step tables depend on `order`, the ranks of block sides by length."""
+    """Return the block counts of the level; only step tables depend on `order`, the ranks of block sides by length."""
     usual = None if level.traversal in ("stacked", "overlapped") else 1
     return count_blocks(lambda unit, sides: level.level_steps(inner, unit, sides), level.block_grid, usual, order)
 

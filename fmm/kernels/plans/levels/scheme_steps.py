@@ -65,8 +65,9 @@ def _split_step(
 ) -> tuple[list[Place], Sum]:
     """Return the places of the operands, and the step that forms the operands in one pass.
 
-    If an operand is a block of A or B, it is read in place. If `shape` is given, all temporaries have this shape, and
-    smaller blocks at the edge are copied too. For a batch, all operands are copied into one tall temporary.
+    If an operand is a block of A or B, it is read in place. If `shape` is not None, all temporaries have this shape,
+    and smaller blocks at the edge are copied to temporaries. For a batch, all operands are copied into one tall
+    temporary.
     """
     places: list[Place] = []
     for p, column in enumerate(zip(*matrix, strict=True)):
@@ -140,7 +141,7 @@ def sequential_steps(scheme: Scheme, unit: int | None, inner: Plan, sides: Shape
 def _operand_place_or_sum_step(
     name: str, column: Sequence[Coefficient], blocks: Sequence[Place], steps: list[Sum | Product]
 ) -> Place:
-    """Return the place of an operand. If the operand is a sum, first append the step that forms it to `steps`."""
+    """Return the place of an operand; if the operand is a sum, append the step that forms the sum to `steps`."""
     parts = [(c, block) for c, block in zip(column, blocks, strict=True) if c]
     if len(parts) == 1 and parts[0][0] == 1:
         return parts[0][1]
@@ -168,7 +169,7 @@ def _accumulate_product_step(
 
 @lru_cache(maxsize=1024)
 def _accumulate_product_program(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionProgram:
-    """Return a program with one output for each pair (c, old): c times input 0, plus a further input if `old`."""
+    """Return the program that computes c times the product (input 0), plus an old value if `old`, for each (c, old)."""
     lines: list[programs.Terms] = []
     inputs = 1
     for c, old in wanted:
@@ -207,15 +208,15 @@ def steps_of_step_table(table: StepTable, unit: int | None, inner: Plan, sides: 
 
 
 class _TableLowering:
-    """Lowers a step table: computes, step by step, the rectangle that each block or temporary holds."""
+    """Computes the steps of a step table, and the size of each block or temporary after each step."""
 
     def __init__(
         self, table: StepTable, blocks: dict[str, Place], plan: Plan, full: dict[str, tuple[int, int]]
     ) -> None:
         self.table, self.blocks, self.plan, self.full = table, blocks, plan, full
         self.held = {name: place for name, place in blocks.items() if name[0] in "AB"}
-        # What a place holds: a sum of blocks of A, a sum of blocks of B, or numbers of C. Only a place that holds
-        # numbers of C can be cropped to fewer rows or columns.
+        # Each place holds a sum of blocks of A, a sum of blocks of B, or numbers of C. A sum of blocks of A or B that
+        # does not fit into its place is an error; numbers of C are cropped.
         self.kind = {name: name[0] for name in self.held}
         self.steps: list[Sum | Product | ProductWithSums] = []
 
@@ -266,10 +267,10 @@ class _TableLowering:
         return place
 
     def _can_fuse(self, places: Sequence[Place]) -> bool:
-        """Return True if the leaf can form the sums of a kernel at these places.
+        """Return True if the leaf's kernel can form the sums at these places.
 
-        No place may be a block of A or B. If a kernel both reads and writes a place, the size of the place must be the
-        same.
+        The leaf cannot read or write blocks of A or B in these sums, and cannot read and write one place with two
+        sizes.
         """
         if self.plan.levels or not self.plan.leaf_use.leaf.can_compute_sums:
             return False
@@ -281,9 +282,9 @@ class _TableLowering:
 
 
 def core_and_strip_steps(core: Plan, parts: Shape, sides: Shape) -> LevelSteps:
-    """Return the product of the core (all equal blocks), then up to three products for the rest of m, k and n.
+    """Return the product of the core (the part of equal blocks), then up to three products of the strips at the edge.
 
-    The plan `core` computes the product of the core; its leaf computes the other products.
+    The plan `core` computes the product of the core; the leaf of this plan computes the other products.
     """
     leaf, (m, k, n) = replace(core, levels=()), sides
     mc, kc, nc = (side - side % part for side, part in zip(sides, parts, strict=True))
