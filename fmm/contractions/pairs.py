@@ -97,7 +97,7 @@ class MatrixView(NamedTuple):
 
 
 class ConsumingPair(NamedTuple):
-    """The later pair that has a result as an operand: the labels of the pair's other operand and of its result."""
+    """The pair that later reads this pair's result: the labels of its other operand and of its own result."""
 
     other: frozenset[str]
     kept: frozenset[str]
@@ -268,7 +268,7 @@ def contiguous_layout(labels: Labels, sizes: dict[str, int]) -> LabeledLayout:
 
 
 def summed_order(a: LabeledLayout, b: LabeledLayout, labels: Collection[str]) -> Labels:
-    """Return the order of the summed labels with which fewer elements of the operands must be copied."""
+    """Return the order of the summed labels for which the fewest elements of a and b must be copied."""
 
     def copied_elements(order: Labels) -> int:
         return sum(0 if x.are_dimensions_mergeable(order) else prod(x.shape) for x in (a, b))
@@ -277,13 +277,13 @@ def summed_order(a: LabeledLayout, b: LabeledLayout, labels: Collection[str]) ->
 
 
 def split_stack(operand: LabeledLayout, free: Labels, summed: Labels) -> tuple[Labels, Labels]:
-    """Return the free labels in two parts: labels that number the matrices of a stack, and labels of a matrix side.
+    """Divide the free labels into labels that number the matrices of a stack, and labels of one side of a matrix.
 
-    Free labels are labels that this operand has and the other operand lacks. A matrix with all free labels as one side
-    needs a copy of the operand if these labels cannot become one dimension. A stack needs no copy: the outermost free
+    Free labels are labels that this operand has and the other operand lacks. If all free labels form one side of a
+    single matrix and cannot become one dimension, the operand must be copied. A stack needs no copy: the outermost free
     labels number its matrices, and the other free labels form a side of each matrix. Stacks of small matrices are slow:
-    the stack is chosen only if both sides of its matrices are large. An operand that must be copied for its summed
-    labels becomes one matrix, since one product is faster than a stack.
+    the stack is chosen only if both sides of its matrices are large. If the operand must be copied in any case, because
+    its summed labels cannot become one dimension, it becomes one matrix: one product is faster than a stack.
     """
     if not operand.are_dimensions_mergeable(summed):
         return (), free

@@ -183,8 +183,7 @@ def simulate_tasks(
         reads = set(task.reads)
         start = max((ready_at[key] for key in reads), default=0.0)
         # Candidates are the workers that hold a chunk that this task reads, and the first free worker. All workers
-        # without a chunk of this task need the same transfers, so only the first free worker among these workers is a
-        # candidate.
+        # without these chunks need the same transfers, so the first free worker is the best of them.
         candidates = {_first_free_process(first_free_at, start)}.union(*(places[key] for key in reads))
         missing = {worker: sum(worker not in places[key] for key in reads) for worker in candidates}
         started = {x: max(first_free_at[x], start) + missing[x] * workers.fetch_seconds for x in candidates}

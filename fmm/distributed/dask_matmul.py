@@ -123,7 +123,7 @@ def _chunk_library_name(x: Any, y: Any) -> str:
 def _check_no_constraints(plan: Plan | None, growth: float | None, dtype: np.dtype[Any]) -> None:
     """Raise PlanError if the caller passed `plan` or `max_error_growth` for a product that dask.array.matmul computes.
 
-    Integer products are exact, so max_error_growth is no error for integers.
+    `max_error_growth` is allowed for integers, since integer products are exact.
     """
     kinds = "matrices of floating-point numbers, not masked, with known chunks that are plain arrays"
     if plan not in (None, VENDOR):

@@ -1,8 +1,7 @@
 """The libraries that fmm can be installed into, and the state of each installation (`InstallTarget`).
 
-If one thread installs fmm, fmm is installed for all threads of the process. `install` is one holder of a target, and
-each running `with installed(...)` block is another holder. When the last holder ends, the library's original objects
-are restored.
+If one thread installs fmm, fmm is installed for all threads of the process. The library's original objects are restored
+when `uninstall` has undone `install` and all `with installed(...)` blocks have ended.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ class InstallTarget:
 
     library: str
     module: str
-    # Name of the function in `module` that installs fmm. This install function returns another function, which
-    # uninstalls fmm.
+    # Name of the function in `module` that installs fmm and returns a function that uninstalls fmm.
     function: str = "install"
     permanent: bool = False  # True after install(), until uninstall()
     holders: int = 0  # number of the target's running `with installed(...)` blocks
@@ -60,8 +58,7 @@ INSTALL_TARGETS = {
     "scipy": InstallTarget("scipy.linalg", "fmm.integrations.solver_functions"),
 }
 DEFAULT_TARGET_NAMES = "torch", "cupy", "numpy", "scipy"
-# The lock that guards all targets. The lock is reentrant, since an installation may import the library of another
-# target.
+# The lock of all targets is reentrant, since an installation may import the library of another target.
 _targets_lock = ForkSafeLock(threading.RLock)
 
 
@@ -221,11 +218,11 @@ def _is_importable(library: str) -> bool:
 
 
 def _update_installation(target: InstallTarget, loaded: bool = False) -> None:
-    """Install fmm if the target has a holder, else uninstall fmm; the caller holds the lock of the targets.
+    """Install or uninstall fmm, as `install` and `installed` now require; the caller holds the lock of the targets.
 
     `loaded` is True if the library has just been loaded. If another thread is loading the library, the loading thread
-    installs fmm when the library is loaded. The caller does not wait for the loading thread: the loading thread needs
-    the lock that the caller holds, so waiting would be a deadlock.
+    installs fmm when the library is loaded. The caller must not wait for the loading thread, since the loading thread
+    needs the lock that the caller holds.
     """
     if not target.is_target_selected and target.undo is not None:
         undo, target.undo = target.undo, None
@@ -243,7 +240,7 @@ def _update_installation(target: InstallTarget, loaded: bool = False) -> None:
 
 
 def install_into_loaded_library(library: str) -> None:
-    """Install fmm into a library that has just been loaded, for those targets of the library that have a holder."""
+    """Install fmm into a library that has just been loaded, if `install` or `installed` requires it."""
     for target in INSTALL_TARGETS.values():
         with _targets_lock.now:
             if target.library == library:

@@ -39,21 +39,21 @@ from fmm.runtime.prepare import prepare_call
 
 CPP_SOURCE = Path(__file__).with_suffix(".cpp")
 NO_PLAN_SIDE = 0  # as the smallest side of a type, this value means that NumPy computes all products of the type
-# Smallest number of multiply-adds for which fmm chooses a plan already for the first product of its sizes. The choice
-# of a plan takes about a millisecond; a product with FIRST_PRODUCT_WORK multiply-adds takes far longer. The number is
-# smaller for integers, since NumPy multiplies integers more slowly. If a product has fewer multiply-adds, NumPy
-# computes the first product of new sizes, and fmm chooses a plan for the second product.
+# From this number of multiply-adds on, fmm chooses a plan at the first product of new sizes. NumPy computes a smaller
+# first product, and fmm chooses a plan at the second product of the same sizes. The choice of a plan takes about a
+# millisecond; a product with FIRST_PRODUCT_WORK multiply-adds takes far longer. The number is smaller for integers,
+# since NumPy multiplies integers more slowly.
 FIRST_PRODUCT_WORK, FIRST_INTEGER_PRODUCT_WORK = 1 << 31, 1 << 24
-# Functions of OWN_PACKAGES run inside fmm's calls. A function of another package in a traceback is a signal handler.
+# fmm's calls run only functions of OWN_PACKAGES. If a traceback contains a function of another package, the exception
+# came from a signal handler.
 OWN_PACKAGES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}
 REPLACE_LOOP_INDEX = 30  # index of PyUFunc_ReplaceLoopBySignature in the table of NumPy's C functions for ufuncs
 DTYPES_BY_NUMBER: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in TYPE_NAMES}
 
 FIRST_PRODUCT_REASON = "NumPy computes the first product of these sizes, since a decision might take longer"
 # Return values of `compute_loop_product`. Unless `compute_loop_product` returns WRITTEN, NumPy's own loop computes the
-# product. If the function returns DECLINED, the compiled loops do not call `compute_loop_product` for products of the
-# same sizes for one second. If the function returns DECLINED_NOW, the compiled loops call `compute_loop_product` for
-# the next product.
+# product. After DECLINED, the compiled loops do not call `compute_loop_product` for products of the same sizes for one
+# second. After DECLINED_NOW, the compiled loops call `compute_loop_product` for the next product.
 DECLINED, WRITTEN, DECLINED_NOW = range(3)
 
 _installed_loops: list[CompiledLoops] = []  # the installed loops, at most one
@@ -176,8 +176,8 @@ def compute_loop_product(
 
     Return DECLINED or DECLINED_NOW if NumPy's own loop must compute the stack.
 
-    If `pays` is False, the compiled loop found that choosing a plan may take longer than the product: no plan is
-    chosen, but an active report counts the product.
+    If `pays` is False, choosing a plan may take longer than the product, so no plan is chosen. An active report still
+    counts the product.
 
     Exceptions of signal handlers pass through this function, and the compiled loop raises them when the product is
     complete. Any other exception is an error of fmm: it is logged, and NumPy's loop computes the product.
@@ -254,8 +254,8 @@ def _compute_and_count(a: Any, b: Any, c: Any, pays: bool) -> int:
     answer: int = count_product(
         kind, partial(_multiply_by_plan, a, b, c), partial(explain_matmul, NUMPY, a, b, c, NO_CONSTRAINTS)
     )
-    # The report must count every product, so DECLINED becomes DECLINED_NOW: after DECLINED, the compiled loops would
-    # not call this function for the next product of these sizes.
+    # The report must count every product. After DECLINED, the compiled loops would not call this function for the next
+    # product of the same sizes.
     return DECLINED_NOW if answer == DECLINED else answer
 
 
@@ -278,7 +278,7 @@ class LoopLibrary(NumpyLibrary):
 
     def __init__(self) -> None:
         super().__init__()
-        # prepared calls are shared with the adapter NUMPY, which runs the same plans
+        # the adapter NUMPY runs the same plans, so both adapters share their prepared calls
         self.cached_calls = NUMPY.cached_calls
         self.is_declined = False
 

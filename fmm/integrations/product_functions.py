@@ -20,8 +20,8 @@ NOT_DEFINED_VALUE = object()  # marks a name that the module or class does not d
 def replacement_function(own: Any, answer: Callable[..., Any]) -> ReplacementFunction:
     """Return a function that replaces the library's function `own` and calls fmm's function `answer`.
 
-    The new function allows weak references exactly if the library's function does: Numba has a table of functions,
-    with weak references to the functions that allow weak references.
+    Numba finds a function in a table that has a weak reference to each function that allows weak references. The new
+    function therefore allows weak references exactly if `own` does.
     """
     kind = WeakReplacementFunction if type(own).__weakrefoffset__ else ReplacementFunction
     return kind(own, answer)
@@ -83,7 +83,7 @@ def attributes_bound_to(value: object, *owners: Any) -> list[tuple[Any, str]]:
 def replace_attributes(values: Iterable[tuple[Any, str, Any]]) -> Callable[[], None]:
     """Set attributes of modules and classes; return the function that restores the original objects.
 
-    If another package replaces one of the attributes later, the returned function leaves that attribute as it is.
+    An attribute that another package has replaced in the meantime is not restored.
     """
     replaced: list[tuple[Any, str, Any, Any]] = []
 

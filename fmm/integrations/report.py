@@ -28,8 +28,8 @@ from fmm.runtime.decisions.decide import Decision
 
 MAX_REPORT_LINES = 30  # number of lines in the table of a report; products with the most flops come first
 GENERATED_PRODUCTS_NOTE = "products for which torch.compile generates code of its own"
-# For each install target: products that a report does not count if fmm is installed in this target alone, and the
-# names of the targets in which fmm must be installed too, so that a report counts these products.
+# For each install target: products that a report does not count if fmm is installed in this target alone, and the other
+# targets in which fmm must be installed to count them.
 UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "numpy": (("methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),),
     "scipy": (("products inside of the solvers of scipy.linalg", ()),),

@@ -177,7 +177,7 @@ def make_solver_replacement(own: Any, solver: SolverFunction, array_type: type) 
 def is_large_matrix(a: Any, array_type: type) -> bool:
     """Return True if an array is so large that a solver by products may be faster than the library's own.
 
-    `a` is an array, or SciPy's pair of a factor and a flag.
+    `a` is an array, or the tuple (factor, lower) that scipy.linalg.cho_factor returns.
     """
     a = a[0] if type(a) is tuple and a else a
     if type(a) is not array_type:

@@ -43,7 +43,7 @@ from fmm.runtime.gemm import (
 from fmm.runtime.prepare import prepare_call
 
 PLAIN_PRODUCT_PARAMS = BlasGemmParams()
-# The reasons that a report shows for products that torch's own kernel computes without a decision.
+# Reasons, in a report, why torch's own kernel computed a product without a decision of fmm.
 SMALL_REASON = "torch multiplies: the product is too small for a plan"
 RECORDED_REASON = "torch multiplies: its calls are being recorded"
 INVALID_ADDEND_REASON = (
@@ -58,8 +58,7 @@ class DispatcherOperators:
         self.library = library
         # The C++ hook that declines small products before Python is called; None if the hook cannot be compiled.
         self.hook = hook
-        # for each operator, by its name in aten: the function that returns a tensor, or None if torch's own kernel must
-        # run
+        # by name of the operator in aten: the function that returns the result, or None if torch's own kernel must run
         self.functions = {operator.name: self._operator_function(operator) for operator in TORCH_OPERATORS}
 
     def _operator_function(self, operator: TorchOperator) -> Callable[..., Any]:
@@ -86,7 +85,7 @@ class DispatcherOperators:
     def _must_decline(self, where: str, a: Any, b: Any) -> bool:
         """Return True if torch must compute the product, since fmm itself called torch or torch records its calls.
 
-        The hook must not cache a decline by this function, since a plan may compute a later call with the same sizes.
+        After True, the hook does not cache the decline, since a plan may compute the next product of the same sizes.
         """
         own = getattr(bypass_state, "on", False)
         declined = own or is_recording()
@@ -128,7 +127,7 @@ class DispatcherOperators:
         return _is_too_small_for_plans(a, b) or (a.dim() == 2 and was_declined(self.library, a, b))
 
     def _cached_plan_call(self, a: Any, b: Any, addend: Any, out: Any, update: BlasGemmParams) -> RecurringCall | None:
-        """Return the call with the key under which its plan is cached; None if no plan is cached for these operands."""
+        """Return the call if its plan is cached for these operands, else None."""
         library = self.library
         if library.processor == "cpu" or is_reporting():  # a report counts every decision
             return None

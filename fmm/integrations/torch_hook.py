@@ -26,8 +26,8 @@ class CompiledHook:
     def set_min_multiply_adds(self, work: int, work_16_bit: int, work_16_bit_unaligned: int) -> None:
         """Set the smallest numbers of multiply-adds of products for which the hook calls Python.
 
-        `work` is the number for any type, `work_16_bit` the number for 16-bit types, and `work_16_bit_unaligned` the
-        number for 16-bit types with unaligned rows.
+        `work` is the number for all types except 16-bit types, `work_16_bit` the number for 16-bit types with aligned
+        rows, and `work_16_bit_unaligned` the number for 16-bit types with unaligned rows.
         """
         self.library.fmm_least_work(work, work_16_bit, work_16_bit_unaligned)
 

@@ -36,7 +36,7 @@ MAX_INVERSE_GROWTH = 8.0
 
 
 class CholeskyQrPasses(NamedTuple):
-    """A = Q R after all passes but for the last division of Q by L, and the Cholesky factor L of Q^H Q."""
+    """Q and R before the last division, and the Cholesky factor L of Q^H Q: the QR factors are Q L^-H and L^H R."""
 
     q: Any
     r: Any
@@ -53,7 +53,7 @@ def run_cholesky_qr_passes(
         is_last = step > 0 and deviation_from_identity(library, gram) <= MAX_DEVIATION
         if step == max_passes - 1 and not is_last:
             return None
-        # Only the first pass adds a shift: after a shift in a later pass, no pass is left to make the columns
+        # Only the first pass adds a shift: after a shift in a later pass, too few passes remain to make the columns
         # orthonormal.
         if (factor := shifted_cholesky(library, gram, limit, (0.0, SHIFT_UNITS) if step == 0 else (0.0,))) is None:
             return None
@@ -168,10 +168,9 @@ def invert_lower_in_place(library: NumpySolvers, a: Any, x: Any, halvings: int, 
 def inverse_error_growth(factor: Any, inverse: Any) -> float:
     """Return the factor by which a product with L^-H may exceed the backward error of a triangular solve.
 
-    If a row a of A is multiplied by L^-H, entry k of the result has an error of eps ||a|| ||column k of L^-H||. The
-    backward error is the error of the result, multiplied by L^H. For all rows of A together, the norm of the backward
-    error is eps * ||A|| * sqrt(sum over k of ||row k of L^-1||^2 * ||column k of L||^2). The function returns this
-    square root divided by sqrt(n), so that the result is 1 if L is the identity.
+    The backward error of the product A L^-H is the rounding error of the product, multiplied by L^H. Its norm is eps *
+    ||A|| * sqrt(sum over k of ||row k of L^-1||^2 * ||column k of L||^2). The function returns this square root divided
+    by sqrt(n), which is 1 if L is the identity.
     """
     rows, columns = (abs(inverse) ** 2).sum(1), (abs(factor) ** 2).sum(0)
     return sqrt(float((rows * columns).mean()))

@@ -71,8 +71,8 @@ def cholesky_of_stacks(library: NumpySolvers, a: Any, limit: float | None, colum
 class CholeskyFactorization:
     """The state of one factorization: the matrix, and on a GPU the inverses of blocks on its diagonal.
 
-    The library factors blocks of `side` rows. On the diagonal of each factor, blocks of `small` rows are inverted.
-    `failures` has a number in device memory for each factored block; the number is not 0 if the block has no factor.
+    The library factors blocks of `side` rows. On the diagonal of each factor, blocks of `small` rows are inverted. For
+    each factored block, `failures` has a number in device memory, which is not 0 if the block has no Cholesky factor.
     """
 
     def __init__(self, library: NumpySolvers, a: Any, side: int, limit: float | None) -> None:

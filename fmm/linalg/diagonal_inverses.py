@@ -17,10 +17,10 @@ from typing import Any
 
 from fmm.linalg.solver_library import InvertedBlock, NumpySolvers
 
-# Largest row sum of |A^-1| |A| for a block A that is solved by its inverse. The row sum of |A^-1| |A| does not change
-# if rows of A are scaled. For blocks of the LU factors of random matrices, the largest row sum of |A^-1| |A| is 2e4
-# (512 rows) and 8e4 (1024 rows). If blocks of the LU factors are inverted, the backward error of a solution is 1.5 to 3
-# times the backward error of substitution.
+# Systems with a diagonal block A are solved by the inverse of A if no row sum of |A^-1| |A| exceeds this number. The
+# row sum of |A^-1| |A| does not change if rows of A are scaled. For blocks of the LU factors of random matrices, the
+# largest row sum of |A^-1| |A| is 2e4 (512 rows) and 8e4 (1024 rows). If blocks of the LU factors are inverted, the
+# backward error of a solution is 1.5 to 3 times the backward error of substitution.
 MAX_SKEEL_CONDITION = 1e5
 
 
@@ -36,7 +36,7 @@ def invert_diagonal_blocks(library: NumpySolvers, a: Any, lower: bool, unit_diag
 def write_inverses(library: NumpySolvers, a: Any, stacked: Any, block: InvertedBlock) -> None:
     """Write the inverses of the diagonal blocks of a to the stack `stacked`.
 
-    If `a` is a single block, `stacked` may be a view of a part of one matrix in the stack.
+    If `a` is a single block, `stacked` may be a submatrix on the diagonal of a larger inverse.
     """
     if library.invert_blocks(a, stacked, block):
         return

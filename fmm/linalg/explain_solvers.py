@@ -118,7 +118,7 @@ def tall_qr_decision(
 def diagonal_blocks_function(library: NumpySolvers, a: Any, limit: float | None) -> BlocksOfSystem:
     """Return a function that describes the diagonal blocks of a triangular system with a matrix like a.
 
-    The arguments of this function are the number of rows and the number of right-hand sides.
+    The returned function has two parameters: the number of rows and the number of right-hand sides.
     """
 
     def select_diagonal_blocks(n: int, columns: int) -> DiagonalBlocks:

@@ -1,10 +1,10 @@
-"""Decide how often a solver halves its matrix: as long as a speedup is predicted for the product between the halves.
+"""Decide how often a solver halves its matrix: as long as a plan is predicted to speed up the product of two halves.
 
 A solver for a matrix of 2h rows consists of two solvers for h rows and a product of h x h matrices. The library's own
 function contains the same product, computed by the vendor. A halving therefore saves the time that a plan saves in the
-product, minus the time that the library's function loses on smaller matrices. The time that the library's function
-loses is not predicted. Instead, each solver has a rule with two limits: the smallest speedup of the product for which
-the solver halves a matrix, and the smallest number of rows of a half.
+product, minus the time that the library's function loses on smaller matrices. Since no model predicts the time that the
+library's function loses, each solver has a rule with two limits: the smallest speedup of the product for which the
+solver halves a matrix, and the smallest number of rows of a half.
 
 On a GPU, solvers that invert the blocks on the diagonal save more time than their products do: the library's functions
 for triangular matrices are slow. The rules of solvers that invert blocks are therefore the smallest sizes of matrices
@@ -79,8 +79,7 @@ def first_half_rows_rounded(n: int, side: int) -> int:
 def lu_split_column(first: int, last: int, width: int) -> int:
     """Return the column at which the LU recursion divides the columns first to last - 1.
 
-    The column is the first column of a panel. If there are more than two panels, the column is the first column of a
-    pair of panels.
+    The recursion divides the columns between two panels; more than two panels are divided between two pairs of panels.
     """
     unit = 2 * width if last - first > 2 * width else width
     return first + (-(-(last - first) // unit) + 1) // 2 * unit
@@ -135,7 +134,7 @@ def count_halvings(n: int, columns: int | None, dtype: str, device: str, limit: 
     """Return how many times a solver halves a matrix of n rows.
 
     Return 0 if the library's own function must compute the whole matrix. `columns` is the number of right-hand sides;
-    None if the products of the solver are square. `limit` is the limit on the error growth.
+    None for a solver that computes only square products. `limit` is the limit on the error growth.
     """
     levels, half = 0, first_half_row_count(n)
     if dtype not in SOLVER_TYPES or columns == 0:

@@ -52,9 +52,8 @@ def factor_matrix(library: NumpySolvers, a: Any, width: int, limit: float | None
 class _BlockedFactorization:
     """The state of one factorization: the matrix, its pivots, and the inverses of the diagonal blocks of L.
 
-    A block on the diagonal of L has the columns of two panels. Each panel has a smaller block on the diagonal, and
-    the inverse of this smaller block is computed first. The inverse of a block with the columns of two panels is
-    computed from the inverses of the panels' smaller blocks.
+    Diagonal blocks of L are as wide as two panels. The inverse of a diagonal block is computed from the inverses of two
+    smaller blocks, each as wide as one panel.
     """
 
     def __init__(self, library: NumpySolvers, a: Any, width: int, limit: float | None) -> None:
@@ -83,7 +82,7 @@ class _BlockedFactorization:
             self._invert_block(first, self.side, self.width)
 
     def _factor_panel(self, first: int, last: int) -> None:
-        """Factor a panel; if columns follow on its right, also invert the block of L on the panel's diagonal."""
+        """Factor a panel; unless it is the last panel, also invert the panel's diagonal block of L."""
         pivots = self.pivots[first:last]
         self.library.factor_panel(self.a[first:, first:last], pivots)
         pivots += first
@@ -106,7 +105,7 @@ class _BlockedFactorization:
         return self.inverses[first // self.side][rows, rows]
 
     def _exchange_rows(self, pivots: slice, columns: slice) -> None:
-        """Exchange the rows in the columns `columns`, by the pivots of the columns `pivots`."""
+        """Exchange rows in the range `columns` of columns, by the pivots of the range `pivots` of columns."""
         self.library.exchange_rows(self.a[pivots.start :, columns], self.pivots[pivots], pivots.start)
 
     def _solve_lower(self, first: int, middle: int, x: Any) -> None:

@@ -67,9 +67,9 @@ def panel_launches(shape: PanelShape) -> Iterator[Launch]:
 
 def _factor_launch(shape: PanelShape, first: int, width: int, block: int) -> Launch:
     each = rows_per_thread(shape.rows - first)
-    # Bytes of struct BlockMemory of lu_panel.cuh. The struct starts with 33 BestRow structs (32 received, 1 sent); a
-    # BestRow has 16 bytes and one row of the block. Behind these structs are entries of U and L, barriers, a pivot
-    # candidate of each warp, and the pivots.
+    # Bytes of struct BlockMemory of lu_panel.cuh. The struct has 33 BestRow structs (32 received, 1 sent), entries of U
+    # and L, barriers, a pivot candidate of each warp, and the pivots. A BestRow has 16 bytes and one row of the block
+    # of columns.
     item = ITEM_BYTES[shape.dtype]
     shared = 33 * (16 + block * item) + (block * block + each * FACTOR_THREADS * (block + 1)) * item
     shared += 16 + FACTOR_THREADS // 32 * 12 + 4 * block + 64
@@ -128,9 +128,9 @@ def product_source(dtype: str, width: int) -> str:
 
 
 def moved_row_indices_launch(count: int, origin: int) -> Launch:
-    """Return the launch that lists the rows that `count` exchanges move: first their new places, then their old ones.
+    """Return the launch that writes the new indices of all rows that `count` exchanges move, and then the old indices.
 
-    A pivot with the value `origin` means the first row.
+    `origin` is the value of a pivot that means the first row.
     """
     kernel = Kernel(moved_row_indices_source, (), "fmm_lu_trace", TILE_THREADS)
     slots = AddressSlot(0, PIVOTS), AddressSlot(1, ROWS), AddressSlot(2, ROWS, 16 * count)
@@ -148,9 +148,10 @@ def moved_row_indices_source() -> str:
 
 
 class BlockTriangularMatrix(NamedTuple):
-    """A triangular matrix of whole blocks of `side` rows, and the stacked inverses of the blocks.
+    """A triangular matrix, its diagonal blocks of `side` rows, and the stack of the blocks' inverses.
 
-    The inverses of blocks of `known_side` rows have been written already. 0 means that no inverse has been written.
+    The inverses of smaller diagonal blocks, of `known_side` rows, have been written before; 0 means that no inverse has
+    been written.
     """
 
     rows: int
@@ -197,7 +198,7 @@ def _small_inverse_launch(form: BlockTriangularMatrix) -> Launch:
 def _merge_inverses_launches(form: BlockTriangularMatrix, small: int) -> Iterator[Launch]:
     """Yield the launches that invert blocks [[A, 0], [C, B]] from the inverses of A and B, which have `small` rows.
 
-    The launches compute the products T = C A^-1 and X = -B^-1 T for all such blocks.
+    For each block, the launches compute T = C A^-1, and X = -B^-1 T, the lower left part of the block's inverse.
     """
     item, pairs, count = ITEM_BYTES[form.dtype], form.side // (2 * small), form.rows // form.side
     of_matrix, of_inverses = (form.row_step, form.column_step), (form.stacked_side, 1)

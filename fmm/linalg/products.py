@@ -28,9 +28,9 @@ def has_aligned_rows(library: NumpySolvers, x: Any) -> bool:
 def subtract_product(library: NumpySolvers, a: Any, b: Any, c: Any, limit: float | None) -> None:
     """Replace c by c - a b.
 
-    fmm.gemm would copy c before its plan overwrites c. Therefore fmm.matmul computes the product in a new array, and a
-    second step subtracts this array from c. Product and subtraction move as many bytes as fmm.gemm would, and
-    fmm.matmul prepares its call faster than fmm.gemm. The new array has the memory order of c.
+    fmm.matmul computes the product in a new array with the memory order of c, and a second step subtracts the new array
+    from c. fmm.gemm would move as many bytes, since it copies c before its plan overwrites c, and would prepare its
+    call more slowly than fmm.matmul.
     """
     if _is_column_major(library, c):
         a, b, c = library.transpose(b), library.transpose(a), library.transpose(c)

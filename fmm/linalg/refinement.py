@@ -42,8 +42,8 @@ class _LinearSystem:
     def residual(self, x: Any) -> tuple[Any, float]:
         """Return the residual b - a x, and the largest ratio of a column of the residual to the column's bound.
 
-        The ratio of a column is its largest entry divided by the bound. The bound of a column is `tolerance` times the
-        largest entry of the same column of x.
+        The ratio of a column is the largest entry of the residual in this column, divided by the column's bound. The
+        bound of a column is `tolerance` times the largest entry of the same column of x.
         """
         module = self.library.module
         columns = self.b - module.matmul(self.a, x)

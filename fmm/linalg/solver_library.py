@@ -164,9 +164,9 @@ class NumpySolvers:
         return self.adjoint(factor(self.adjoint(a))) if upper else factor(a)
 
     def cholesky_block(self, a: Any) -> tuple[Any, Any]:
-        """Return the lower Cholesky factor of a block, and None; raise `linalg_error` if the block has none.
+        """Return (lower Cholesky factor, None) of a block; raise `linalg_error` if the block has no factor.
 
-        TorchSolvers raises nothing, and returns a tensor of one number instead of None; the number is not 0 if the
+        TorchSolvers raises no error. It returns a tensor of one number instead of None: 0, or another number if the
         block has no factor.
         """
         return self.cholesky(a), None
@@ -236,7 +236,7 @@ class NumpySolvers:
         """Write the inverses of the blocks on the diagonal of `a` to `stacked`.
 
         Return False and write nothing if no kernel inverts blocks of this array. `stacked` is a stack of row-major
-        matrices with `block.stacked_side` rows, or a view that begins on the diagonal of one of these matrices.
+        matrices with `block.stacked_side` rows, or a submatrix on the diagonal of one matrix in this stack.
         """
         return False
 
@@ -365,7 +365,7 @@ class CupySolvers(DeviceSolvers):
         """Do nothing: CuPy returns inf and NaN for singular matrices."""
 
     def cholesky_block(self, a: Any) -> tuple[Any, Any]:
-        """Return the lower Cholesky factor of a block, and None; raise `linalg_error` if the block has none."""
+        """Return (lower Cholesky factor, None) of a block; raise `linalg_error` if the block has no factor."""
         from cupyx import errstate
 
         with errstate(linalg="raise"):

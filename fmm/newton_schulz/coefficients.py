@@ -45,7 +45,7 @@ NAMED_COEFFICIENTS: dict[str, tuple[StepCoefficients, ...]] = {
 
 
 def step_coefficients(coefficients: Any, steps: Any) -> tuple[StepCoefficients, ...]:
-    """Return the coefficients (a, b, c) of each step; if too few are listed, the last three numbers are repeated.
+    """Return (a, b, c) of each step; if the caller lists fewer triples than steps, the last triple is repeated.
 
     `coefficients` is a name, three numbers for all steps, or a sequence of three numbers for each step.
     """

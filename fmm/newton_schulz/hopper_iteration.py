@@ -64,7 +64,7 @@ def _cached_iteration(
     """Return the cached iteration of this signature, prepared on a miss; None if products of arrays are faster.
 
     While the caller captures the stream in a CUDA graph, no kernel can be loaded, and cuBLAS has no memory that
-    outlives the capture. During a capture, None is therefore returned if the iteration is not cached or calls cuBLAS.
+    outlives the capture. During a capture, the function returns None if the iteration is not cached or calls cuBLAS.
     """
     try:
         from cupy_backends.cuda.api import runtime

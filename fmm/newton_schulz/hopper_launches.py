@@ -1,31 +1,22 @@
 """The Newton-Schulz iteration of a stack on Hopper's tensor cores, as one launch list.
 
-Each step of the iteration has three kernel launches, each for all matrices of the stack. The first two launches of a
-step compute symmetric matrices: only one triangle is multiplied, and then mirrored.
-
-    A = X X^T                    (X^T X if X is tall)
-    P = a I + b A + c A A^T
-    Y = P X                      (X P if X is tall)
-
-X and Y exchange their roles after each step. cuBLAS computes a product without an addend if the full product by cuBLAS
-is predicted to be faster than one triangle by the kernel. P contains a I, so P X contains a X, and no kernel reads X as
-an addend. The rounding error is as large as that of a kernel with the addend a X.
+Each step computes Y = a X + b A X + c A A X with A = X X^T (X^T X if X is tall), by three kernel launches, each for all
+matrices of the stack. The launches compute A, then P = a I + b A + c A A^T, then Y = P X (X P if X is tall). Only one
+triangle of A and P, which are symmetric, is multiplied, and then mirrored. The next step reads Y and overwrites X.
+cuBLAS computes a product without an addend if the full product by cuBLAS is predicted to be faster than one triangle by
+the kernel. Because P contains the term a I, no kernel adds a X to the product P X. The rounding error is as large as if
+a kernel added a X.
 
 For a long matrix (one side much larger than the other), two steps form a pair. A pair multiplies by X twice; two single
-steps multiply by X four times. In the formulas below, P, B and S are polynomials of the symmetric matrix A. Polynomials
-of A commute, so P, B, S and S P are symmetric:
+steps multiply by X four times. A pair computes the A and the P of its first step, the matrix B = P A P, which is the A
+of its second step, the matrix S, which is the P of its second step, and Y = (S P) X. Polynomials of A commute, so P, B,
+S and S P are symmetric. For m rows and k columns, a pair takes 3 m^2 k + 5 m^3 flops, and two steps take
+6 m^2 k + 2 m^3 flops, since half of a symmetric matrix is computed.
 
-    A = X X^T,    P = a I + b A + c A A
-    B = P (A P),  S = a' I + b' B + c' B B    (B is the A of the second step)
-    Y = (S P) X
-
-For m rows and k columns, a pair takes 3 m^2 k + 5 m^3 flops, and two steps take 6 m^2 k + 2 m^3 flops, since half of a
-symmetric matrix is computed.
-
-Three or more steps are never combined. The eigenvalues of X X^T are never negative, but rounding can make small
-eigenvalues of B = P (A P) negative. A step that computes the next B from B, and not from a new X X^T, multiplies an
-eigenvalue x of B by (a + b x + c x^2)^2. With the usual coefficients a > 1, b < 0 and c > 0, this factor is above 1 for
-all negative x and grows with |x|. Negative eigenvalues would therefore grow in every combined step, without a bound.
+Three or more steps are never combined, since rounding errors would grow in each further step. The eigenvalues of X X^T
+are never negative, but rounding can make small eigenvalues of P A P negative. A third step without a new X X^T would
+multiply an eigenvalue x of P A P by (a + b x + c x^2)^2. With coefficients a > 1, b < 0 and c > 0, this factor is above
+1 for all negative x and grows with |x|.
 """
 
 from __future__ import annotations
@@ -76,8 +67,7 @@ class Stack:
 # If (predicted time of a pair) / (predicted time of two single steps) is at most this number, steps run in pairs.
 # MAX_PAIR_TIME_RATIO is below 1, because predicted times have an error of 6 %.
 MAX_PAIR_TIME_RATIO = 0.95
-# The coefficients (a, b, c) of one step, or of the two steps of a pair. A unit is one step or a pair of two steps; each
-# unit computes Y from X.
+# The coefficients (a, b, c) of one step, or of two steps that run as a pair.
 StepUnit = tuple[StepCoefficients, ...]
 SAMPLE_STEP = (1.0, 1.0, 1.0)  # coefficients for predictions of the time: any nonzero coefficients have the same time
 
@@ -126,9 +116,9 @@ def iteration_launches(stack: Stack, units: tuple[StepUnit, ...], multiprocessor
 
 
 def _iteration_products(stack: Stack, units: Sequence[StepUnit]) -> Iterator[tuple[GemmOp, float]]:
-    """Yield (product, a) for all products of the iteration in order.
+    """Yield the products of the iteration in order, each with a number a.
 
-    The kernel of a product adds a times the identity matrix to the result; a = 0 means that nothing is added.
+    The kernel adds a times the identity matrix to the product, or nothing if a is 0.
     """
     x, y = (stack_view(base, stack.rows, stack.cols, stack.dtype) for base in "AC")
     is_tall, side = stack.rows > stack.cols, stack.smaller_matrix_side
@@ -162,9 +152,9 @@ def _gram_factors(x: DeviceView, is_tall: bool) -> tuple[DeviceView, DeviceView]
 # Lower bound of the time of a step by the library's own products: the host needs this time to launch five kernels.
 LIBRARY_STEP_SECONDS = 4e-5
 # The launches are used if (predicted time of the vendor's products) / (predicted time of the launches) is at least this
-# number. MIN_TIME_RATIO is below 1, because a step of the library also copies the addend of a product with beta.
-# MIN_TIME_RATIO was chosen on an H200 with 24 random stacks that have a ratio from 0.91 to 1.2: the launches are 1.1 to
-# 6.8 times as fast as torch's products.
+# number. MIN_TIME_RATIO is below 1, because the library also copies an addend in each step, and the predicted time does
+# not include this copy. MIN_TIME_RATIO was chosen on an H200 with 24 random stacks that have a ratio from 0.91 to 1.2:
+# the launches are 1.1 to 6.8 times as fast as torch's products.
 MIN_TIME_RATIO = 0.9
 
 

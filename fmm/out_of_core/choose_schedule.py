@@ -19,29 +19,29 @@ from fmm.problem import Shape
 
 # Candidates for the number of parts into which a side of C is cut.
 CANDIDATE_PART_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-# Smallest preferred length of equal pieces of the inner dimension. Shorter pieces are candidates only if longer pieces
-# do not fit into memory.
+# If the inner dimension is cut into equal ranges, a range has at least this length. Shorter ranges are candidates only
+# if longer ranges do not fit into memory.
 MIN_INNER_PIECE_LENGTH = 2048
-# The lengths of pieces of the inner dimension and of bands of rows are multiples of this number.
+# The lengths of ranges of the inner dimension, and of ranges of rows, are multiples of this number.
 CUT_LENGTH_MULTIPLE = 64
-# Cuts of the inner dimension into growing pieces: candidate ratios of consecutive lengths, and candidate numbers of
-# pieces. The first piece is short, so that its load soon ends and the products begin. While one piece of the inner
-# dimension is multiplied, the next piece, which is longer, is loaded.
+# If the inner dimension is cut into growing ranges: candidate ratios of consecutive lengths, and candidate numbers of
+# ranges. The first range is short, so that its tiles are soon loaded and the products begin. While one range is
+# multiplied, the tiles of the next, longer range are loaded.
 PIECE_GROWTHS, PIECE_COUNTS = (1.5, 2.0, 3.0, 4.0), (3, 4, 6)
-MIN_FIRST_PIECE_LENGTH = 256  # smallest length of the first of several growing pieces
-# Candidates for cutting the rows of a block of C into bands, as fractions of the block's rows; the last fraction
-# repeats. Large bands are multiplied faster, and the storing of a small last band ends sooner.
+MIN_FIRST_PIECE_LENGTH = 256  # smallest length of the first of several growing ranges
+# A block of C is computed and stored in bands (ranges of rows). Each candidate lists the sizes of the bands as
+# fractions of the block's rows; the last fraction repeats. Large bands are multiplied faster, and a small last band is
+# stored sooner.
 CANDIDATE_BAND_SHARES = ((1.0,), (0.5, 0.25, 0.125), (0.75, 0.1875, 0.0625), (0.4, 0.3, 0.2, 0.1), (0.25,))
-# Candidates for the number of tiles of A, or of B, on the device at a time: one is multiplied, one is being loaded, and
-# a third may be ready.
+# Candidates for the number of tiles of A, or of B, on the device at a time: one tile is multiplied, one is being
+# loaded, and a third may already be loaded.
 TILE_SLOT_COUNTS = 3, 2
 MAX_TILE_PRODUCTS = 2048  # largest number of tile products in one schedule
 MIN_PRODUCTS_FOR_ONE_BAND = (
     64  # from this number of tile products on, the start and the end of a schedule hardly affect its time
 )
 
-# A function that takes a workspace limit in bytes, and returns a function from the size of a tile product to the
-# product's seconds.
+# workspace limit in bytes -> function that predicts the seconds of a tile product from its size
 ProductSecondsByWorkspace = Callable[[int], Callable[[Shape], float]]
 
 
@@ -66,9 +66,9 @@ def choose_schedule(
 def candidate_schedules(size: Shape, dtype: str, memory_limit: int) -> Iterator[Schedule]:
     """Yield candidate schedules: for each cut of the inner dimension, those with the fewest blocks of C.
 
-    Each further piece of the inner dimension adds a product to C, and rounds C once more. 16-bit types lose accuracy
-    when C is rounded more often, and integers need an extra pass over memory for each piece. For 16-bit types and
-    integers, the inner dimension is therefore a single piece if this piece fits into memory.
+    Each range of the inner dimension adds a product to C. 16-bit types lose accuracy, since each addition rounds C, and
+    integers need an extra pass over memory for each range. For 16-bit types and integers, the inner dimension is cut
+    only if its uncut tiles do not fit into memory.
     """
     row, fits = DTYPES[dtype], False
     for pieces in _inner_piece_lengths(size[1]):
@@ -83,7 +83,7 @@ def candidate_schedules(size: Shape, dtype: str, memory_limit: int) -> Iterator[
 
 
 def _inner_piece_lengths(k: int) -> Iterator[tuple[int, ...]]:
-    """Yield candidate lengths of pieces of the inner dimension: one piece, growing pieces, shorter equal pieces."""
+    """Yield the candidates for cutting the inner dimension: no cut, growing ranges, equal ranges of falling length."""
     yield (k,)
     for growth in PIECE_GROWTHS:
         for count in PIECE_COUNTS:
@@ -131,7 +131,6 @@ def _cut_with_fewest_blocks(
         for parts_across in CANDIDATE_PART_COUNTS:
             if parts_across > parts:
                 continue
-            # The longer side of C is cut into `parts`, the shorter side into `parts_across`.
             down, across = (parts, parts_across) if m >= n else (parts_across, parts)
             rows, cols = -(-m // down), -(-n // across)
             down, across = -(-m // rows), -(-n // cols)
@@ -139,8 +138,7 @@ def _cut_with_fewest_blocks(
                 continue
             tiles = min(count * down, slots[0]), min(count * across, slots[1]), min(down * across, 2)
             cut = ProductCut(rows, cols, pieces, (rows,), tiles)
-            # An integer product is written to a separate block and then added to C, which needs memory for one more
-            # block.
+            # An integer product needs memory for one more block: it is written to a separate block and then added to C.
             limit = memory_limit - (block_slot_bytes(rows, cols, itemsize) if exact else 0)
             if _estimate_slot_bytes(size, cut, itemsize) > limit:
                 continue

@@ -15,7 +15,8 @@ cuda_runtime = cupy.cuda.runtime
 # Bytes that are reserved in addition to the workspace, since CuPy's pool rounds each array up to a multiple of 512
 # bytes.
 POOL_ROUNDING_BYTES = 1 << 16
-# A function of (A, B, C, adds, workspace bytes) that multiplies tiles; `adds` is True to add the product to C.
+# Function that multiplies tiles on the device. Parameters: A, B, C, True to add the product to C, workspace limit in
+# bytes.
 MultiplyTiles = Callable[[Any, Any, Any, bool, int], None]
 
 

@@ -42,8 +42,8 @@ ALWAYS_FREE_BYTES = 64 << 20  # bytes of the device's memory that are never allo
 # A memory limit is rounded down to its leading bit and this number of further bits, so that similar limits share a
 # cached schedule.
 LIMIT_SIGNIFICANT_BITS = 3
-# Fractions of the memory limit that tiles may use. If the workspace of the caller's plan does not fit beside the tiles,
-# the next smaller fraction is tried.
+# Fractions of the memory limit that tiles may use. If the workspace of the caller's plan does not fit into the
+# remaining memory, the next smaller fraction is tried.
 TILE_MEMORY_SHARES = 1.0, 0.7, 0.5, 0.35, 0.25
 RETRY_MEMORY_RATIO = 0.7  # after the device ran out of memory, the memory limit is multiplied by this number
 MAX_MEMORY_ATTEMPTS = 4
@@ -214,10 +214,10 @@ def _cached_streamed_product(
     constraints: PlanConstraints,
     settings: Hashable,
 ) -> StreamedProduct:
-    """Return the fastest schedule within `limit` bytes; `settings` only distinguishes calls in the cache.
+    """Return the fastest schedule within `limit` bytes; `settings` is only a part of the key in the cache.
 
-    A plan that the caller passed may need more workspace than the tiles leave free. The function therefore tries
-    smaller fractions of the memory for tiles, until workspace and tiles fit.
+    If the workspace of the caller's plan does not fit beside the tiles, the function tries smaller fractions of the
+    memory for tiles.
     """
     if constraints.plan is None:
         return _fastest_streamed_product(limit, size, dtype, limit, rates, device, constraints)
@@ -307,7 +307,7 @@ def _stream_product(
         except machine.out_of_memory_error as error:
             if attempt == MAX_MEMORY_ATTEMPTS - 1 or isinstance(error, TilesDoNotFitError):
                 raise
-        # the finished multiply-adds are subtracted, since the product starts again from the beginning
+        # the product starts again from the beginning, so its finished multiply-adds no longer count as progress
         progress.add_done(done - progress.done)
         limit = _round_bytes_down(int(limit * RETRY_MEMORY_RATIO))
 

@@ -3,10 +3,10 @@
 Each thread executes its steps in order; a step starts after all steps in its field `after` are done. An exception in
 one thread, including Ctrl-C, ends all three threads before the exception is raised.
 
-A launched product cannot be stopped, so Ctrl-C waits until all launched products end. The launched products that wait
-for the running product take at most one second together; one product may always wait. A product that takes more than a
-second (float64 on a GPU with few float64 units) is launched in bands of rows, if all its bands together are predicted
-to take at most 1 % longer than the whole product.
+A launched product cannot be stopped, so Ctrl-C waits until all launched products end. Behind the running product, the
+device's queue has at most one product, or products of at most one second in all. A product of more than a second
+(float64 on a GPU with few float64 units) is launched in bands (ranges of rows), if all bands together are predicted to
+take at most 1 % longer than the whole product.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from fmm.out_of_core.transfers import Array, CopyThreads, DeviceEngine, DeviceEv
 from fmm.problem import Shape
 
 MAX_LAUNCH_SECONDS_AHEAD = 1.0  # seconds of products that may be launched ahead of the running product
-# A product is launched in bands if all bands take at most this multiple of the time of the whole product.
+# A product is launched in bands (ranges of rows) only if all bands together take at most this multiple of the time of
+# the whole product.
 MAX_BAND_SLOWDOWN = 1.01
 MIN_BAND_ROWS = 256  # smallest number of rows of a band
 ASSUMED_PRODUCT_SECONDS = MAX_LAUNCH_SECONDS_AHEAD / 4  # assumed seconds of a product that the model cannot predict
@@ -58,7 +59,7 @@ def whole_launch_band(size: Shape, product_seconds: Callable[[Shape], float]) ->
 def limited_launch_band(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchBand:
     """Return the LaunchBand with the largest number of rows for which a launch takes at most a second.
 
-    If short launches would make the product too slow, each launch has more rows and takes more than a second.
+    A launch takes more than a second if shorter launches would slow down the product by more than MAX_BAND_SLOWDOWN.
     """
     unit = whole = whole_launch_band(size, product_seconds)
     while unit.seconds > MAX_LAUNCH_SECONDS_AHEAD:
@@ -73,7 +74,7 @@ def limited_launch_band(size: Shape, product_seconds: Callable[[Shape], float]) 
 class LaunchQueue:
     """The queue of launched products that may not have ended.
 
-    The function `done` is called with the number of multiply-adds of each product that has ended.
+    When a product has ended, the queue calls `done` with the product's number of multiply-adds.
     """
 
     def __init__(self, done: Callable[[int], object]) -> None:
@@ -83,8 +84,8 @@ class LaunchQueue:
     def wait_to_launch(self, seconds: float) -> None:
         """Wait until a product that takes `seconds` may be launched.
 
-        The wait ends when at most one product is in the queue. The wait also ends when the products that have not
-        begun, with the new product, take at most a second.
+        The wait ends when at most one product is in the queue, or when the new product and all products that have not
+        begun take at most a second together.
         """
         while len(self.running) > 1 and self.seconds - self.running[0][1] + seconds > MAX_LAUNCH_SECONDS_AHEAD:
             self._wait_for_first_product()

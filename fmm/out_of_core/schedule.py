@@ -1,13 +1,13 @@
 """The schedule of a streamed product: the order in which tiles are loaded to the device, multiplied and stored back.
 
 C is cut into as few blocks as the device's memory allows. A block of C stays on the device while tiles of A and B are
-loaded, one piece of the inner dimension after the other. The product of the last piece finishes the block in bands of
-rows; each band is stored while the next bands are computed. A tile stays in its slot (a range of device memory) until
-the slot is needed for another tile. If several tiles could be evicted, the tile that is needed again last is evicted.
+loaded, one range of the inner dimension after the other. The product of the last range is computed in bands of rows;
+each band of C is stored while the next band is computed. A tile stays in its slot (a range of device memory) until the
+slot is needed for another tile. If no slot is free, the tile with the latest next use is evicted.
 
 This module counts, times and describes the steps of a schedule; fmm.out_of_core.run_schedule executes the steps. A step
-waits for all earlier steps of its own class (LoadStep, MultiplyStep or StoreStep). The field `after` lists the steps of
-other classes that the step also waits for.
+waits for all earlier steps of its own class (LoadStep, MultiplyStep or StoreStep). A step also waits for the steps in
+its field `after`, which belong to the other two classes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LoadStep:
 
 @dataclass(frozen=True)
 class MultiplyStep:
-    """A step that multiplies a band of a tile of A by a tile of B into a block of C, after both tiles are loaded.
+    """A step that multiplies a range of rows of a tile of A by a tile of B, and writes or updates a block of C.
 
     The product for the first range of the inner dimension overwrites the memory (slot) of the block, after the previous
     block in the slot has been stored. The products for later ranges of the inner dimension are added to the block of C.
@@ -68,7 +68,7 @@ class MultiplyStep:
 
     @property
     def first_row_in_block(self) -> int:
-        """The first row of this step's band, counted from the first row of the block of C."""
+        """The first row that this step computes, counted from the first row of the block of C."""
         return self.rows[0] - self.left.rows[0]
 
 
@@ -223,7 +223,7 @@ class _ScheduleBuilder:
             for tile in (left, right):
                 self.uses.setdefault(tile, []).append(number)
         self.places = {name: _TileSlots(count) for name, count in zip("AB", cut.slots, strict=False)}
-        # for each slot that holds a block of C: the indices of the StoreSteps of the previous block in the slot
+        # slot of a block of C -> indices of the StoreSteps that store the slot's previous block
         self.stores: dict[int, list[int]] = {}
         for number, (block, first, last, left, right) in enumerate(products):
             slots = self._add_load_step(number, left), self._add_load_step(number, right), block % cut.slots[2]
@@ -268,7 +268,7 @@ class _ScheduleBuilder:
 
 
 class _TileSlots:
-    """The ranges of device memory (slots) for tiles of A or B; each tile's LoadStep, and each slot's last reader."""
+    """Assigns tiles of A or B to slots (ranges of device memory); records LoadSteps and the last readers of slots."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -277,7 +277,7 @@ class _TileSlots:
         self.readers: dict[int, tuple[int, ...]] = {}
 
     def take_slot(self, next_use: Callable[[StreamedTile], int]) -> tuple[int, tuple[int, ...]]:
-        """Return a slot and the products that last read it; if no slot is free, evict the tile that is needed last."""
+        """Return a slot and its last readers; if no slot is free, evict the tile with the latest next use."""
         if len(self.slot) < self.count:
             return len(self.slot), ()
         evicted = max(self.slot, key=next_use)
@@ -286,10 +286,10 @@ class _TileSlots:
 
 
 def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bool, StreamedTile, StreamedTile]]:
-    """Yield for each product of two tiles: index of C's block, flags (first, last range of k), tiles of A and B.
+    """Yield for each tile product: index of C's block, True for the first and the last range of k, tiles of A and B.
 
-    Every second row of blocks, and the pieces of every second block, are in reverse order, so that each product uses a
-    tile of the product before.
+    To reuse a tile of the previous product, every second row of blocks runs from right to left, and every second block
+    runs through the inner dimension backwards.
     """
     m, k, n = size
     block = 0
