@@ -49,8 +49,6 @@ cublas_handle, cublas_gemm = cupy.cuda.device.get_cublas_handle, cublas.gemmEx
 
 
 class _GemmType(NamedTuple):
-    """The type-dependent arguments of cublasGemmEx for one element type."""
-
     cuda_type: int  # cudaDataType
     compute_types: dict[int, int]  # value of cublasComputeType_t for each compute type of CuPy
     one: int  # address of the scalar 1 in host memory
@@ -307,7 +305,6 @@ def _common_type(a: Any, b: Any) -> str | None:
 
 
 def _same_memory_transposed(a: Any, b: Any) -> bool:
-    """Return True if `b` is a transposed view of `a`, in the same memory."""
     if a.ndim < 2 or a.ndim != b.ndim or a.data.ptr != b.data.ptr or a.dtype != b.dtype:
         return False
     (*stack, rows, cols), (*steps, down, right) = a.shape, a.strides

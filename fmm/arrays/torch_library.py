@@ -98,7 +98,6 @@ def matmul_into(multiply: Callable[..., Any], a: Any, b: Any, out: Any) -> Any:
 
 
 def _overlaps(x: Any, y: Any) -> bool:
-    """Return True if the address ranges of two tensors intersect."""
     try:
         if x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr():
             return False

@@ -332,7 +332,6 @@ def transposed_operands(library: Library, a: Any, b: Any, params: BlasGemmParams
 
 
 def _arrange_operands(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> GemmOperands:
-    """Return the operands of a call; ValueError if the shapes do not match."""
     a, b, conjugates = transposed_operands(library, a, b, params)
     shape = product_shape(tuple(a.shape), tuple(b.shape))
     if shape is None:
@@ -412,7 +411,6 @@ def _check_broadcast(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
 
 
 def _arrays_may_overlap(library: Library, x: Any, y: Any) -> bool:
-    """Return True if the two arrays may share memory."""
     of_x, of_y = (byte_span(library.describe_operand(v)) for v in (x, y))
     return may_overlap(library.data_pointer(x), of_x, library.data_pointer(y), of_y)
 

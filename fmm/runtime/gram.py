@@ -386,7 +386,6 @@ def _both_triangles_params(params: GemmParams) -> GemmParams:
 def _compute_gram(
     library: Library, operands: GramOperands, constraints: PlanConstraints, recurring: RecurringCall | None
 ) -> Any:
-    """Return C, in `out` unless `out` is None."""
     if operands.params.alpha == 0:  # no plan runs, not even a plan that the caller passed
         remember_declined_call(recurring, library)
         return _run_vendor(library, operands)

@@ -248,7 +248,6 @@ def stack_as_tall_matrix(x: Operand) -> Operand | None:
 
 
 def _matrix_byte_offsets(x: Operand, stack: tuple[int, ...]) -> Iterator[int]:
-    """Yield the byte offset of each matrix of the stack."""
     steps, item = _stack_strides(x, stack), DTYPES[x.dtype].itemsize
     for index in np.ndindex(*stack):
         yield sum(i * step for i, step in zip(index, steps, strict=True)) * item

@@ -174,7 +174,7 @@ def _prepare_and_cache(
     constraints: PlanConstraints | GramKey,
     prepare: PrepareFunction,
 ) -> CachedCall:
-    """Prepare a call and cache it.
+    """
 
     If the caller set no workspace limit, the limit depends on the free memory, so the cached call expires when the free
     memory is read again.
@@ -396,7 +396,6 @@ def _checked_result_operand(query: ProblemQuery) -> Operand:
 
 
 def _problem_of_query(query: ProblemQuery, work: CallMatrices) -> Problem:
-    """Return the problem with the query's addend strides, componentwise constraint and prepared operand (A or B)."""
     problem, side = work.problem, query.prepared_side
     if query.addend_strides is not None:
         problem = replace(problem, addend_strides=(query.addend_strides[-2], query.addend_strides[-1]))
@@ -554,7 +553,6 @@ MAX_GRAPH_OPS, MAX_GRAPH_MULTIPLY_ADDS = 64, 1 << 36
 def _call_with_launches(
     call: PreparedCall, launches: LaunchList, work: CallMatrices, query: ProblemQuery
 ) -> PreparedCall:
-    """Return the call with its launches, the byte offsets of its products, and its memory needs."""
     # imported here, so programs without a GPU do not load the module
     from fmm.kernels.cuda.record import record_operations
 

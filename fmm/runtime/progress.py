@@ -79,8 +79,6 @@ class _ProgressText(Protocol):
 
 
 class _TqdmBar:
-    """tqdm's progress bar."""
-
     update_seconds = BAR_UPDATE_SECONDS
 
     def __init__(self, tqdm: Any, total: int) -> None:

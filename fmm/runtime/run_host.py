@@ -262,7 +262,7 @@ class _PlanMultiplier:
                 raise _VendorNeededError("an operand or the result has inf or NaN") from why
 
     def _begin_progress(self, progress: Progress, size: int) -> None:
-        """Start to count the finished leaf products if there is more than one; `size` is the number of entries of C."""
+        """Start to count the finished leaf products if the plan has several; `size` is the number of entries of C."""
         problem, device = self.call.decision.problem, self.call.device
         assert problem is not None and device is not None
         products = [kind(self.plan, *problem.size, self.params) for kind in (count_leaf_products, count_leaf_triangles)]

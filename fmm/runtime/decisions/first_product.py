@@ -156,7 +156,7 @@ def first_product_trial(problem: Problem, limits: Limits, device: Device) -> onl
 
 
 def _trial_on_largest_blocks(problem: Problem, limits: Limits, device: Device) -> online.OnlineTrial | None:
-    """Return the trial for the largest leading blocks of A and B that are predicted to be measured fast enough."""
+    """Return a trial on leading blocks of A and B, the largest predicted to take MAX_PREDICTED_SECONDS or less."""
     assert device.guess is not None
     for side in BLOCK_SIDES:
         block = Problem(min(problem.m, side), min(problem.k, side), min(problem.n, side), problem.dtype)

@@ -170,7 +170,7 @@ def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill:
 
 
 def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Any:
-    """Return the result of fmm.gram by torch's own functions; torch can trace them, transform them and record them."""
+    """Return the result of fmm.gram, computed by torch's own functions, which torch can trace and transform."""
     if out is not None or constraints.plan not in (None, VENDOR):
         _decide_gram_fallback(a, b, out, constraints)  # raises TypeError with the reason
     left, right = (a, b) if b is not None else (a, a.mH) if params.rows else (a.mH, a)
