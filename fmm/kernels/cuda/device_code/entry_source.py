@@ -57,7 +57,7 @@ def source_with_headers(header: str, lines: Iterable[str]) -> str:
 
 @lru_cache(maxsize=512)
 def inline_headers(text: str) -> str:
-    """Return the source with the text of each header in place of its first `#include`, and without later ones."""
+    """Return the source with each header's text in place of its first `#include`, and no later includes."""
     seen: set[str] = set()
 
     def header_text_once(match: re.Match[str]) -> str:

@@ -40,7 +40,7 @@ SPLIT_THREADS = 256  # number of threads in a thread block of the split kernels
 SPLIT_CLUSTER_BLOCKS = 8
 STRIP_POSITIONS = 16  # without clusters: number of rows of A, or of columns of B, that one thread block splits
 WARP_THREADS = 32
-MAX_REGISTER_LOADS = 16  # largest number of a line's loads that a thread holds in registers
+MAX_REGISTER_LOADS = 16  # largest number of loads from one line that a thread holds in registers
 # Rules for scaling an operand and for arranging its planes hi and lo. All rules scale each row of A or column of B.
 # With the rule "default", chunks of PLANE_CHUNK_LENGTH numbers of plane hi and of plane lo alternate in memory. With
 # the rule "separate", the complete plane hi precedes plane lo, as cuBLAS needs, and the splitting kernel uses no
@@ -63,7 +63,7 @@ class SplitKernel:
 
     along: ContiguousAxis
     group: int  # number of threads that split one line; 0 if lines run along the outer dimension
-    # number of a line's loads that a thread holds in registers; 0 if lines run along the outer dimension
+    # number of loads from one line that a thread holds in registers; 0 if lines run along the outer dimension
     register_loads: int
     wide: bool  # True if each load reads 16 bytes
 
@@ -194,7 +194,7 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
 
 
 def _reuse_prepared_planes(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
-    """Return the layout of the planes that `fmm.prepare` has stored for the operand; without stored planes, `x`."""
+    """Return the layout of the planes that `fmm.prepare` has stored for the operand, or `x` if no planes are stored."""
     if op.prepared.prepared_matrix is None or op.prepared.prepared_matrix != x.source.base or op.checked:
         return x
     return replace(x, base=op.prepared.prepared_matrix, offset=padded_matrix_bytes(x.lines, x.length))
@@ -316,7 +316,7 @@ class BalancedPlanes:
 
 @lru_cache(maxsize=16)
 def balance_decision_kernel_source(left: ContiguousAxis, right: ContiguousAxis) -> str:
-    """Return the CUDA source of the kernel that decides whether the operands must be split again (`ENTRY_NAME`)."""
+    """Return the CUDA source of the kernel that decides whether the operands must be split again."""
     along = ", ".join(str(x == "inner").lower() for x in (left, right))
     call = f"fmm::planes::balance<{along}>(p);"
     return entry_source("fmm::planes::Balance", call, "f16_spread.cuh", (SPLIT_THREADS,))

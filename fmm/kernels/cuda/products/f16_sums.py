@@ -124,20 +124,20 @@ def _can_write_planes(split: SumOp, x: OperandPlanes) -> bool:
 
 @lru_cache(maxsize=4)
 def maxima_kernel_source(lines: bool, wide: bool) -> str:
-    """Return the CUDA source of the kernel that finds the largest numbers of blocks; its entry is `ENTRY_NAME`."""
+    """Return the CUDA source of the kernel that finds the largest magnitudes in the rows or columns of blocks."""
     call = f"{'line' if lines else 'position'}_maxima<{str(wide).lower()}>"
     return _f16_sums_source("fmm::planes::Extent", f"fmm::planes::{call}(p)", EXTENT_THREADS)
 
 
 @lru_cache(maxsize=16)
 def exponent_kernel_source(sums: int) -> str:
-    """Return the CUDA source of the kernel that bounds the exponents of sums, with entry point `ENTRY_NAME`."""
+    """Return the CUDA source of the kernel that computes the exponents of sums from bounds of the sums."""
     return _f16_sums_source(f"fmm::planes::Bounds<{sums}>", "fmm::planes::bound_sums(p)", EXTENT_THREADS)
 
 
 @lru_cache(maxsize=64)
 def plane_sum_kernel_source(kernel: SumKernel, lines: bool, separate: bool) -> str:
-    """Return the CUDA source of the kernel that forms sums and writes planes, with entry point `ENTRY_NAME`."""
+    """Return the CUDA source of the kernel that forms sums of blocks and writes planes."""
     parameters = f"fmm::planes::PlaneSumParams<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
     arrangement = f"fmm::planes::{'Separate' if separate else 'Alternating'}"
     call = f"fmm::planes::sum_to_planes<Step, {arrangement}, {kernel.vector_width}, {str(lines).lower()}>(p.sums, p.to)"
@@ -152,7 +152,7 @@ def _f16_sums_source(parameters: str, call: str, bounds: object, before: Iterabl
 
 
 def plane_sum_launches(x: PlaneSums, alignment: Mapping[str, int]) -> tuple[Launch, Launch, Launch]:
-    """Return three launches, which find the blocks' largest numbers, compute exponents, and write sums as planes."""
+    """Return three launches, which find the blocks' largest magnitudes, compute exponents, and write planes of sums."""
     return _maxima_launch(x, alignment), _exponent_launch(x), _sum_launch(x)
 
 
@@ -180,7 +180,7 @@ def _maxima_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
 
 
 def _exponent_launch(x: PlaneSums) -> Launch:
-    """Return the launch that bounds the largest number of each sum and computes the sum's exponents."""
+    """Return the launch that bounds the largest magnitudes of each sum, and computes the sum's exponents."""
     down, across = x.block_counts
     parameters = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer_size, down * across, *x.block_bit_masks)
     grid = -(-x.planes.outer_size // EXTENT_THREADS), x.planes.count, 1

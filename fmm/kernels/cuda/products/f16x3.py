@@ -257,7 +257,7 @@ def vendor_f16x3_steps(
 
 
 def _plane_products(k: int) -> list[PlaneProduct]:
-    """Return the products hi lo and lo hi, then a product hi hi for each VENDOR_PIECE_LENGTH positions."""
+    """Return the products hi lo and lo hi, then one product hi hi for each VENDOR_PIECE_LENGTH inner positions."""
     first = PlaneProduct(0, k, lo_of_b=True, factor=1 / LO_PLANE_SCALE, keep=0.0)
     second = PlaneProduct(0, k, lo_of_a=True, factor=1 / LO_PLANE_SCALE)
     pieces = range(0, k, VENDOR_PIECE_LENGTH)

@@ -32,8 +32,8 @@ class TileSizes:
     # minimum number of resident thread blocks per multiprocessor, for `__launch_bounds__`; 0: no minimum
     blocks: int = 0
     rate: float = 1.0  # measured speed divided by the block model's speed (float32, H200); corrects the block model
-    # True if sums of K-major blocks (contiguous along the inner dimension) are stored transposed in shared memory. Each
-    # strategy uses the value, True or False, that causes fewer register bank conflicts.
+    # True if sums of K-major blocks (contiguous along the inner dimension) are stored transposed in shared memory,
+    # which causes fewer register bank conflicts in most strategies
     transposed_sums: bool = True
     types: tuple[str, ...] = ("float32", "float64")  # element types for which a thread's registers suffice
     mma_depth: int = 8  # depth of one float64 mma instruction along the inner dimension

@@ -94,7 +94,7 @@ def best_mma_sizes(
 
 
 def _with_max_pipeline_stages(s: MmaSizes, chip: Chip) -> MmaSizes:
-    """Return the sizes with as many stages as fit in shared memory together with all resident thread blocks."""
+    """Return the sizes with the most pipeline stages for which all resident thread blocks fit in shared memory."""
     fitting = chip.shared_bytes_per_block // s.blocks // s.stage_bytes
     return replace(s, stages=max(2, min(fitting, MAX_STAGES)))
 

@@ -33,8 +33,8 @@ RESIDUE_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster
 TRANSPOSED_POSITIONS, TRANSPOSED_POSITIONS_OF_16_BYTES = 64, 32
 # Number of positions of the inner dimension that a thread block without a cluster reads and transposes together.
 TRANSPOSED_POSITIONS_ALONE = 16
-# Minimum number of resident thread blocks of the split kernel per multiprocessor, for `__launch_bounds__`: with 0, 1
-# and 2 levels of Strassen's algorithm. The empty text means no minimum.
+# Minimum number of resident thread blocks of the split kernel per multiprocessor, for `__launch_bounds__`: 4 without
+# levels of Strassen's algorithm, no minimum with one level, and 2 with two levels.
 MIN_SPLIT_BLOCKS_PER_SM = "4", "", "2"
 # A warp finds the norm of a line of at most MAX_WARP_LINE_BYTES bytes; a thread block finds the norm of a longer line.
 WARP_THREADS, MAX_WARP_LINE_BYTES = 32, 4096
@@ -43,8 +43,8 @@ STRIP_BYTES = 128  # width in bytes of the strip of adjacent lines that a cluste
 STRIP_PART_POSITIONS = 32  # each thread block of a cluster splits a multiple of this number of positions of the lines
 # The largest number of positions in a line for which one kernel finds the norm of the line and also splits the line.
 # For longer lines, two kernels are faster, because shared memory holds fewer thread blocks of the single kernel. On an
-# H200, float64 products with the single kernel took 1.02 times as long for lines of 5500 numbers, and 1.13 times as
-# long for lines of 8192 numbers.
+# H200, float64 products with the single kernel took 1.02 times as long as with two kernels for lines of 5500 numbers,
+# and 1.13 times as long for lines of 8192 numbers.
 MAX_SPLIT_LINE_LENGTH = 4096
 OPERAND_WORDS = 11  # number of 8-byte words in struct Operand of residue_planes.cuh
 RESIDUE_NAMESPACE = "fmm::residues::"

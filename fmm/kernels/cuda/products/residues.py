@@ -316,8 +316,8 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
     """Return the launches that prepare one operand for later calls, and the bytes of workspace for these launches."""
     if not any(x.is_prepared for x in op.operands):
         return (), 0
-    # In `op`, the operand to prepare counts as prepared. The launches below skip an operand that counts as prepared, so
-    # they need the opposite value of `is_prepared` for A and for B.
+    # In `op`, `is_prepared` is True for the operand to prepare, because products read its stored planes. The launches
+    # below compute planes only where `is_prepared` is False, so the values of A and of B are inverted.
     left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.operands)
     aligned, moduli = _operand_alignments(op, alignment), op.geometry.remainder_weights.moduli
     workspace = max(size for x, size in zip(op.operands, op.geometry.transposed_bytes, strict=True) if x.is_prepared)
@@ -452,7 +452,7 @@ def integer_reconstruction_launch(op: ResidueOp) -> Launch:
 
 @lru_cache(maxsize=64)
 def reconstruction_kernel_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
-    """Return the CUDA source of the kernel that reconstructs real or complex numbers from residues (`ENTRY_NAME`)."""
+    """Return the CUDA source of the kernel that reconstructs real or complex numbers from residues."""
     columns = columns_per_reconstruction_thread(dtype, levels)
     body = (f"{RESIDUE_NAMESPACE}join<Sums, {levels}, {columns}, {moduli}, {pieces}>(p);",)
     return _reconstruction_source_text(f"Join<{DTYPES[dtype].cpp}>", body, levels)
@@ -460,7 +460,7 @@ def reconstruction_kernel_source(levels: int, moduli: int, pieces: int, dtype: s
 
 @lru_cache(maxsize=64)
 def integer_reconstruction_kernel_source(levels: int, moduli: int, dtype: str) -> str:
-    """Return the CUDA source of the kernel that reconstructs integers from residues (`ENTRY_NAME`)."""
+    """Return the CUDA source of the kernel that reconstructs integers from residues."""
     columns = columns_per_reconstruction_thread(dtype, levels)
     body = (f"{RESIDUE_NAMESPACE}join_integers<Sums, {levels}, {columns}, {moduli}>(p);",)
     return _reconstruction_source_text(f"JoinIntegers<{DTYPES[dtype].cpp}>", body, levels)

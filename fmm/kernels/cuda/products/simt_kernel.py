@@ -39,8 +39,8 @@ ASYNC_PATHS: tuple[CopyPath, CopyPath] = ("async", "async")
 # The source orders the multiply-adds so that no register bank conflicts occur. Above -O1, ptxas would change the order
 # of the multiply-adds, and each multiply-add would take a third of a cycle longer.
 COMPILER_OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
-# The float64 mma instruction computes 16 rows and 8 columns of C. Its length along the inner dimension (depth) is 4, 8
-# or 16; MMA_DEPTH is the smallest depth.
+# The float64 mma instruction computes 16 rows and 8 columns of C. The instruction's depth (its length along the inner
+# dimension) is 4, 8 or 16; MMA_DEPTH is the smallest depth.
 MMA_ROWS, MMA_COLUMNS, MMA_DEPTH = 16, 8, 4
 
 
@@ -100,7 +100,7 @@ DEFAULT_EPILOGUE = adding_epilogue(1)
 def to_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
     """Return an `adding_epilogue` equivalent to the epilogue `e`, and a pair (factor, keep) for each destination.
 
-    Return `e` if no `adding_epilogue` does that, for example because a destination's new value depends on another
+    Return `e` if no `adding_epilogue` is equivalent, for example because a destination's new value depends on another
     destination's old value. An `adding_epilogue` saves compilations: the step tables' operations mulIncInc and
     mulStoreDec, for example, use the same kernel and differ only in coefficients that the launch sets.
     """

@@ -123,7 +123,7 @@ class TileOp:
 
     @cached_property
     def access(self) -> MemoryAccess:
-        """16-byte accesses ("vector") if these are aligned for aligned base addresses; else one element at a time."""
+        """Widest access to all blocks if base addresses are aligned: 16 bytes ("vector") or one element ("scalar")."""
         fits = all(x * self.itemsize % VECTOR_BYTES == 0 for lines in self.lines for x in lines)
         return "vector" if fits and all(p.offset % VECTOR_BYTES == 0 for p in self.pieces) else "scalar"
 

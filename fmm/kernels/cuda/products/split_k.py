@@ -19,8 +19,8 @@ TASK_COUNTS = (1, 8, 24)  # numbers of tasks for which kernels are compiled; a l
 MAX_TILE_PARTS = 16  # largest number of parts of one tile
 # Times of a thread block: to start, to store a tile of C, and to store an ordered tile (a tile that several thread
 # blocks write one after the other). The unit is the time to multiply one position of the inner dimension. On an H200,
-# an ordered store took 45 units when all thread blocks stored at about the same time. Usually they store at different
-# times, so 30 units is used: the divisions into tasks that are predicted fastest were then also measured fastest.
+# an ordered store took 45 units when all thread blocks stored at about the same time. Usually the thread blocks store
+# at different times. With 30 units, the division into tasks with the smallest predicted time was also the fastest.
 BLOCK_START_TIME, TILE_STORE_TIME, ORDERED_STORE_TIME = 30, 18, 30
 
 

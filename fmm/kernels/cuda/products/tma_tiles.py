@@ -291,7 +291,7 @@ def _pack_tasks(
 
 
 def _has_tiles_before_and_after_cut(part: ProductPart, cut: int) -> list[bool]:
-    """Return False if the task writes tiles before index `cut`, and True if it writes tiles from `cut` on."""
+    """Return a list: with False if the task has tiles before index `cut`, with True if it has tiles from `cut` on."""
     return [behind for behind in (False, True) if (part.first + part.tiles > cut if behind else part.first < cut)]
 
 
