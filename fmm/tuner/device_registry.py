@@ -123,7 +123,7 @@ def find_datasheet(name: str) -> datasheets.Datasheet | None:
 def find_device_identity(name: str) -> Identity:
     """Return the identity of a device, found by a local name, its key or its datasheet's name.
 
-    Any other name is returned as the key of an unknown device.
+    A name that matches no device is returned as the key of an unknown device.
     """
     if is_cpu_name(name):
         return identity.cpu_identity(blas_threads())

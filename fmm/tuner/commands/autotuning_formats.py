@@ -87,7 +87,7 @@ def _t4_plan_result(tuning: RecordedTuning, trials: Sequence[Trial]) -> dict[str
 def _t4_trial_configuration(key: str, trial: Trial) -> dict[str, Any]:
     """Return T4's configuration of a trial: the problem, the plan, and the choices that build the plan.
 
-    For a plan outside the search space, such as the baseline, the result has no choices.
+    A plan outside the search space, such as the baseline, has no choices in the configuration.
     """
     m, k, n = trial.size
     space = search_space_of_device(key, trial.dtype)
@@ -160,8 +160,8 @@ def t1_space_conditions(space: SearchSpace) -> Iterator[dict[str, Any]]:
 def _t1_exclusion_expression(names: Sequence[str], excluded: Sequence[Sequence[str]]) -> str:
     """Return a Python expression that is false if the parameters have one of the excluded combinations of values.
 
-    Kernel Tuner takes < and > in the names of leaves for comparisons. An expression with several comparisons is split
-    by Kernel Tuner, unless it contains ` and `.
+    Kernel Tuner takes < and > in the names of leaves for comparisons. Kernel Tuner splits an expression with several
+    comparisons, unless the expression contains ` and `.
     """
     clauses = (" and ".join(f"{name} == {x!r}" for name, x in zip(names, values, strict=True)) for values in excluded)
     return " and ".join(f"not ({clause})" for clause in clauses)

@@ -33,8 +33,8 @@ from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, median
 from fmm.tuner.trials.record import TrialFile
 from fmm.tuner.tune import trials_path
 
-# Arguments of --plan that name the recursive algorithms of Li, Ranka and Sahni's Figures 16 and 23. Both
-# algorithms use the thresholds tau1 and tau2 from this device's tuning.
+# Arguments of --plan that name the recursive algorithms of Li, Ranka and Sahni's Figures 16 and 23. The algorithms of
+# Li, Ranka and Sahni use the thresholds tau1 and tau2 from this device's tuning.
 LI_CODE_PATTERN = re.compile(r"(strassen|winograd)\(tau1, *tau2\)(?: *> *(\S+))?")
 MODEL_SOURCE, OPTUNA_SOURCE = "model's first choice", "Optuna's best"  # sources of the two plans of a search
 LI_CODES_HELP = "'strassen(tau1, tau2)' and 'winograd(tau1, tau2)' are Li's codes with the tuned thresholds"
@@ -85,7 +85,7 @@ def run_bench(options: argparse.Namespace) -> int:
 
 
 def recorded_search_gains(device: TunableDevice) -> list[SearchGain]:
-    """Return what Optuna added to the searches of this device, by the trials beside the configs that fmm reads."""
+    """Return the gains by Optuna in the searches of this device, from the trials of the configs that fmm reads."""
     paths = dict.fromkeys(map(trials_path, files.search_path(environment.environment_value("FMM_CONFIG"))))
     for path in paths:
         with suppress(OSError):  # a trials file that cannot be read has no searches

@@ -220,7 +220,7 @@ def _untuned_cpu_note(name: str, problem: Problem, choice: Choice) -> str:
 
 
 def _portable_kernels_note(name: str, problem: Problem, choice: Choice) -> str:
-    """Return a note if no GPU of this kind has run the plan's kernels; its first large product will measure them."""
+    """Return a note if no GPU of this kind has run the plan's kernels; the first large product measures the kernels."""
     gpu = find_datasheet(name)
     if gpu is None or not uses_portable_kernels(choice.best.plan, problem.dtype, gpu.name):
         return ""

@@ -67,8 +67,8 @@ class _DiskOnlyCudaModule:
 def compile_to_disk_cache(kernel: Kernel, text: str, device: int) -> None:
     """Compile a kernel into CuPy's disk cache.
 
-    The function makes the same CuPy calls as fmm's CUDA backend. The compiled code then has the name under which the
-    backend looks for the code in the cache.
+    The function makes the same CuPy calls as fmm's CUDA backend, so that the backend finds the compiled code in the
+    cache.
     """
     import cupy
     from cupy.cuda import compiler

@@ -152,7 +152,7 @@ CPU_EFFORTS = {
     "default": Effort(150, 290, 3, 20, 10, 4, 11, spread=2.0),
     "full": Effort(900, 1500, 5, 60, 24, 6, 21, spread=2.0),
 }
-# The efforts on a GPU, where compiling kernels takes longer than measuring. `coarse` is therefore a first look, which
+# The efforts on a GPU, where compiling kernels takes longer than measuring. The effort `coarse` is a first look, which
 # uses only the few kernels that compile first. The first looks at all seven types together take 56 s; a tuning of
 # several types with `quick` ends after these first looks. A tuning of seven types with `default` takes five minutes.
 GPU_EFFORTS = {

@@ -102,7 +102,7 @@ class SimulatedDevice:
     identity: Identity = SIMULATED_IDENTITY
     measurement_conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
     memory_bytes: int = 1 << 34
-    # for each alternative leaf of the vendor, its time divided by the time of the plan `vendor`
+    # time of each alternative product function of the vendor, divided by the time of the plan `vendor`
     vendor_alternative_ratios: Mapping[str, float] = field(default_factory=dict)
     gpu: bool = False
     chip: Chip | None = None

@@ -236,9 +236,9 @@ def check_model(
     for_error = [margin_for_error(fitting.prediction_errors(fitted, seen)["speedup"]) for seen in families]
     if any(o.run_kind == "own rate" for o in held):
         for_error[1] = max(for_error[1], MIN_OWN_RATE_MARGIN)
-    # The margin for extrapolation depends on the side from which one level is predicted to gain. On a GPU, the measured
-    # tau1, tau2 and tau3 do not limit the levels in this prediction: the thresholds need the same rankings of plans,
-    # which are cached.
+    # The margin for extrapolation depends on the side from which one level is predicted to gain. On a GPU, this side is
+    # predicted without the limits of the measured tau1, tau2 and tau3, so that the cached rankings of plans also serve
+    # to compute the thresholds.
     free = replace(fitted, level_bounds=()) if fitted.batches else fitted
     pays = crossover_of_levels(replace(free, margin=for_error[0], tiled_margin=for_error[1]), dtype, 1)
     least = max(margin_for_slowdown(slower), margin_for_extrapolation(pays, measured))

@@ -196,7 +196,7 @@ def default_limits(used: ModelInUse, problem: Problem) -> Limits | None:
 def decide_large_square(used: ModelInUse, first: int, side: int) -> SquareDecision | None:
     """Return a decision with a gain: for the side max(first, side), or else for the largest possible of ROUND_SIDES.
 
-    Return None if fmm.matmul gains on none of these squares with sides of at least `first`.
+    Return None if no square with a side of `first` or more has a gain.
     """
     decisions = [decide_square(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND_SIDES)))]
     return next((x for x in decisions if x and x.side >= first and x.has_gain), None)

@@ -3,8 +3,8 @@
 fmm.config.schema defines each threshold. The 95 % interval of a threshold contains its values for 95 % of the
 calibrations that fmm.tuner.fit.sampled draws around the fit. The intervals of alpha, pi and n1 are computed from all
 sampled calibrations. The intervals of tau1, tau2 and tau3 are computed from REDUCED_SAMPLE_COUNT calibrations, and only
-from the fitted model's best plans for each number of levels. For the interval of epsilon, the measured shapes are
-resampled too.
+from the fitted model's best plans for each number of levels. For the interval of epsilon, the measured shapes are also
+drawn at random, with replacement.
 """
 
 from __future__ import annotations

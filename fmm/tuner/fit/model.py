@@ -249,9 +249,10 @@ PRIOR_WEIGHT = 0.002
 # Intervals are computed with at least this standard deviation of the residuals: a few residuals may be small by chance.
 MIN_RESIDUAL_DEVIATION = 0.01
 MIN_SINGULAR_VALUE_SHARE = 1e-12  # singular values of the Jacobian are raised to at least this share of the largest one
-# Observations of only the sums or only the products of a plan have this weight in the fit, observations of whole plans
-# have the weight 1: sums and products that are timed alone run with other cache contents and clock rates than inside a
-# plan. On a CPU where plans run several products at a time, sums are timed while plans run, and have the weight 1.
+# Observations of whole plans have the weight 1 in the fit. Observations of only the sums or only the products of a plan
+# have a lower weight, since sums and products that are timed alone run with other cache contents and clock rates than
+# inside a plan. On a CPU where plans run several products at a time, sums are timed while plans run, and have the
+# weight 1.
 RUN_PART_WEIGHTS = {"sums": 0.1, "products": 0.1}
 # On a CPU, the weights of plans with several levels are raised: a tuning times few of these plans, but decisions depend
 # strongly on their times. MAX_DEEP_PLAN_WEIGHT is the largest factor by which a plan's weight is raised. The factor is
@@ -417,9 +418,8 @@ class PredictionError:
     """Statistics of relative errors of predictions, (predicted / measured) - 1.
 
     `median` and `p95` are quantiles of the absolute errors. `bias` is the median of the signed errors. `upper` is the
-    upper end of the 95 % interval of `median`; for few measurements, it is far above the median. `above` is the
-    corresponding quantile of the signed errors, for too large predictions only: it equals `upper` if the errors are
-    symmetric about 0.
+    upper end of the 95 % interval of `median`; for few measurements, it is far above the median. `above` is like
+    `upper`, but for too large predictions only; both are equal if the signed errors are symmetric about 0.
     """
 
     count: int

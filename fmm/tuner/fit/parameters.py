@@ -1,7 +1,7 @@
 """The parameters that a tuning fits: fields of a calibration, with units, bounds and meanings.
 
-If the measurements do not determine a parameter, the fit fixes the parameter at its neutral value, or at the value from
-the datasheet. For a fixed parameter, the config has no interval.
+If the measurements do not determine a parameter, the fit fixes the parameter at a neutral value (1 for a factor), or at
+the value from the datasheet. For a fixed parameter, the config has no interval.
 """
 
 from __future__ import annotations

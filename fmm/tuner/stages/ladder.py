@@ -117,8 +117,11 @@ class Ladder:
             rung += -1 if ratio > 1 else 1
 
     def predicted_square_index(self) -> int:
-        """Return the index of the smallest square on which `levels` levels are predicted to win; else the last
-        index."""
+        """Return the index of the square that is measured first.
+
+        The square is the smallest one on which plans with `levels` levels or more are predicted to win, else the
+        largest one.
+        """
         first = bisect_left(self.squares, True, key=lambda problem: self.predicted_level_time_ratio(problem) > 1)
         return min(first, len(self.squares) - 1)
 

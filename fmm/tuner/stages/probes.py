@@ -178,7 +178,7 @@ def probe_own_rate_leaves(journal: Journal, squares: Sequence[Problem], effort: 
 def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
     """Time fmm's own kernel in rounds with the vendor's product: with fused sums, without levels, and on odd sides.
 
-    Plans with levels above a leaf for which the calibration has a separate rate are timed, too.
+    The rounds include plans with levels and a leaf that has a separate rate in the calibration.
     """
     for problem in squares:
         plans = own_kernel_plans(journal.device, problem, effort)

@@ -74,8 +74,8 @@ def random_probe_shapes(side: int, effort: Effort, share: float, seed: int) -> I
 # times the side of the largest square that the tuning has time to measure. The sides of the smaller squares are at most
 # 0.55 times that side. The sides are limited because three plans and the vendor's product are timed on each shape.
 LARGEST_CROSSOVER_SIDE_SHARE, CROSSOVER_SIDE_SHARE = 0.8, 0.55
-# An oblong shape (m, k, n) is timed to check the crossovers. The sides of this shape are these numbers times 0.55 times
-# the side of the largest square that the tuning has time to measure.
+# Sides (m, k, n) of an oblong shape that checks the crossovers, divided by 0.55 times the side of the largest square
+# that the tuning has time to measure.
 CROSSOVER_OBLONG_SHARES = (1.0, 0.625, 1.25)
 CROSSOVER_OFFSET = 16  # added to sides that are multiples of 32, so that no other stage measures the same squares
 
@@ -83,8 +83,8 @@ CROSSOVER_OFFSET = 16  # added to sides that are multiples of 32, so that no oth
 def crossover_shapes(side: int, crossovers: Iterable[float], count: int) -> list[Size]:
     """Return `count` shapes on which crossovers are checked: a large square, an oblong shape, squares near crossovers.
 
-    The sides of the first two shapes are fixed fractions of `side`, the largest side that the tuning has time for. If
-    these are fewer than `count` shapes, further squares are added, each smaller than the square before.
+    The sides of the first two shapes are fixed fractions of `side`, the largest side that the tuning has time for.
+    Smaller squares are added until there are `count` shapes.
     """
     largest = CROSSOVER_SIDE_SHARE * side
     around = [x * crossover for x in (1.1, 0.9) for crossover in crossovers]

@@ -197,7 +197,8 @@ class RoundLimits:
     seconds: float = 0.0
     max_uncertain_rounds: int = 0  # largest number of rounds if the median of a run is uncertain
     max_uncertainty: float = 0.02  # largest relative standard error of a median that is not uncertain
-    # once all samples together have taken this number of seconds, uncertain medians are not measured in more rounds
+    # once the samples of all runs on a problem have taken this number of seconds, uncertain medians are not measured in
+    # more rounds
     max_uncertain_seconds: float = float("inf")
     # A run with two samples is timed in a third round if (longer time) / (shorter time) exceeds this number.
     max_ratio_of_two: float = float("inf")
