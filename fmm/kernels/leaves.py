@@ -19,7 +19,7 @@ through registers. With the suffix `.texture`, tiles of the left operand are loa
 in tStrassen and tWinograd of Li, Ranka and Sahni.
 
 On a CPU, the leaf `digits` multiplies integers. Products of floating-point numbers by a level `residues` directly above
-`bytes` also run on a CPU, with the same bits as on a GPU. On a CPU, plans with this level are slow and are no
+`bytes` also run on a CPU, with the same bits as on a GPU. On a CPU, plans with residues are slow and are no
 candidates.
 
 The suffixes `.inner` and `.outer` of a leaf set the layout of the last level's sums, which are the operands of the

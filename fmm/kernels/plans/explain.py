@@ -60,8 +60,8 @@ def plan_rows(
 ) -> Iterator[PlanRow]:
     """Yield a row for each level, the outermost level first.
 
-    The first row describes the whole product. Each further row describes the largest of the products into which the
-    previous row's level cuts. The temporaries of all rows add up to the plan's workspace.
+    The first row describes the whole product. Each further row describes the largest product of the previous row's
+    level. The temporaries of all rows add up to the plan's workspace.
     """
     name: str
     remaining, streams = plan_workspace_bytes(plan, m, k, n, itemsize, *params), 1
@@ -91,7 +91,7 @@ def plan_rows(
 def _rows_of_level_run_by_leaf(plan: Plan, size: Shape, nbytes: int, steps: LevelSteps) -> Iterator[PlanRow]:
     """Yield the row of a level that one leaf runs, then the rows of its inner levels, then the row of the last leaf.
 
-    The first row shows `nbytes`, the memory of all these rows together; the other rows show 0 bytes.
+    The first row shows the memory of all these rows together, `nbytes`; the other rows show 0 bytes.
     """
     products = list(steps.products)
     first, *inner, last = plan.leaf.split(" > ")

@@ -75,8 +75,7 @@ def _two_stream_stages(tasks: Sequence[ProductGroup], written: Sequence[BlockSet
     """Yield the stages (launches between two synchronizations of the streams), as in Figure 7 of Huang et al. (2020).
 
     In a stage, each stream first gets one launch; the two launches write different blocks of C. Further launches are
-    then added to the two streams. A launch is added to a stream only if the launch writes no block of C that the other
-    stream writes, and only if the stream does not have more launches than the other stream.
+    then added to the stream with fewer launches, as long as the two streams write different blocks of C.
     """
     left = list(range(len(tasks)))
     while pair := next(((i, j) for i in left for j in left if i < j and not written[i] & written[j]), None):
@@ -133,7 +132,7 @@ def count_touched_blocks(scheme: Scheme, product: int) -> OperandBlocks:
 
 
 def fused_variant_name(w: OperandBlocks) -> str:
-    """Return a variant's name: `Var#3` for number 3 of Figure 6; else its numbers of blocks of A, B, C: `W(3,1,2)`."""
+    """Return a variant's name: `Var#3` for number 3 of Figure 6, `W(3,1,2)` (blocks of A, B, C) if not in Figure 6."""
     return _VARIANT_NAMES.get(w, "W({},{},{})".format(*w))
 
 

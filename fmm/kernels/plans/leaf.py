@@ -23,11 +23,11 @@ HostProductFunction = Callable[[Any, Any, Any], object]  # called as multiply(le
 HostProductWithScratchFunction = Callable[
     [Any, Any, Any, Any, Any], object
 ]  # called as multiply(left, right, dest, scratch, threads)
-# called as scratch(m, k, n, count); returns the bytes of workspace for a batch of `count` products
+# Function scratch(m, k, n, count): returns the bytes of workspace for a batch of `count` m x k x n products.
 ScratchFunction = Callable[[int, int, int, int], int]
 TypedScratchFunction = Callable[[int, int, int, int, int], int]  # called as scratch(itemsize, m, k, n, count)
-# called as layout(itemsize, number of rows of A or columns of B, inner dimension); returns (offset, bytes) of the
-# prepared data behind an operand
+# Function layout(itemsize, number of rows of A or columns of B, inner dimension): returns the offset and the bytes of
+# the prepared data behind an operand in memory.
 PreparedLayoutFunction = Callable[[int, int, int], tuple[int, int]]
 
 
@@ -55,7 +55,7 @@ class Leaf:
 
     # Fields on the types that the leaf multiplies.
     types: tuple[str, ...]  # types that the leaf multiplies, also below levels of any kind
-    # types for which the leaf forms sums inside its products, for fused levels and step tables
+    # types for which the leaf's kernel can form the sums of fused levels and of step tables
     types_with_sums: tuple[str, ...] = ()
     types_alone: tuple[str, ...] = ()  # further types that the leaf multiplies in plans without levels
     # further types that the leaf multiplies below levels that only cut A, B and C into blocks
@@ -82,8 +82,7 @@ class Leaf:
     # Fields on the leaf's text in a plan.
     orders: tuple[OperandOrder, ...] = OPERAND_ORDERS
     numbers: int = 0  # for numbered leaves, a number from 0 to `numbers` - 1 follows the name; 0: not numbered
-    # Groups of options, in the order in which a text names them. The text of a leaf names at most one option of each
-    # group.
+    # The text of a leaf names at most one option of each group, in the order of the groups.
     options: tuple[tuple[LeafOption, ...], ...] = ()
 
     # Fields on the conditions under which the leaf is a candidate.
@@ -97,14 +96,12 @@ class Leaf:
     # max_error_growth below 1.
     for_smaller_errors: bool = False
     # Names of the patterns of candidate plans that end in the leaf (CandidateForm in fmm.perfmodel.candidates).
-    # `alone`: the leaf without levels. `peer`: the leaf without levels, a baseline for other plans. `half`: the leaf
-    # without levels, for one triangle of a Gram product.
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
     unprobed: tuple[str, ...] = ()  # the `forms` in which the tuner's probes do not measure the leaf
     tried: int = 4  # for numbered leaves: only the numbers 0 to `tried` - 1 are candidates
 
     # Fields on the error of the leaf.
-    # True if the leaf saves multiplications: an inf or NaN can then appear where the vendor's product has none
+    # True if the leaf saves multiplications, so that an inf or NaN can appear where the vendor's product has none
     saves_products: bool = False
     relative_error: float = 1.0  # error as a multiple of the vendor's error
     # True if the leaf multiplies in another type (emulation). The error of emulation is bounded relative to the norms
@@ -122,13 +119,12 @@ class Leaf:
 
     # Fields on the predicted time.
     rate: str = ""  # name of the leaf's rate in a calibration, with `{}` for the type; empty: the type's name
-    # The leaf's predicted time is multiplied by this factor. If the calibration has no rate for this leaf: the leaf's
-    # time as a multiple of the vendor's.
+    # Factor of the leaf's predicted time; a leaf without a rate in the calibration has the vendor's rate.
     relative_time: float = 1.0
     time_formula: Literal["vendor", "tiles"] = "vendor"
     slow_columns: tuple[str, ...] = ()  # types for which a product with a column-major B takes far longer
-    # True if the leaf's thread blocks occupy every multiprocessor to the end of the product, so that no sums run
-    # concurrently
+    # True if the leaf's thread blocks occupy every multiprocessor to the end of the product, so that concurrent sums
+    # wait
     fills_device: bool = False
 
     # A leaf can run a level together with everything below it, such as `residues(14) > bytes`.
@@ -168,7 +164,7 @@ class Leaf:
 
     @property
     def candidate_names(self) -> tuple[str, ...]:
-        """Return the leaf's names in candidates: for a numbered leaf, the names with the smallest numbers."""
+        """Return the leaf's names in candidate plans; a numbered leaf has several names, such as lt0 to lt3."""
         if not self.numbers:
             return (self.name,)
         return tuple(f"{self.name}{number}" for number in range(min(self.tried, self.numbers)))
@@ -234,8 +230,8 @@ class LeafUse:
 class LeafFamily:
     """A family of leaves: each leaf runs one level (such as `residues(14)`) together with everything below this level.
 
-    `leaves` returns a row for each leaf. All leaves of a family end in the same last leaf, `end`. Where leaves are
-    listed, the leaves of the family replace the leaf `end`.
+    The function `leaves` returns the leaves of the family. The texts of all leaves of a family end in the same leaf,
+    `end`.
     """
 
     name: str

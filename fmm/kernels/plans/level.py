@@ -33,7 +33,7 @@ class LevelBlockGrid(NamedTuple):
     """How many blocks a level cuts m, k and n into, if the level's steps depend only on the sides of the blocks."""
 
     parts: tuple[int, int, int]
-    # Block sides are multiples of this unit, except at the edge of the matrix. None: block sides differ by at most one.
+    # Block sides are multiples of this number, except at the edge; if None, block sides differ by at most 1.
     unit: int | None
     ordered: bool = False  # True if the steps also depend on which block side is the longest and which the shortest
 
@@ -46,7 +46,7 @@ class FusedProducts(NamedTuple):
     """A fused level, described for a kernel that forms all sums of the level inside the products."""
 
     scheme: Scheme
-    # Block sides are multiples of this unit, except at the edge of the matrix. None: block sides differ by at most one.
+    # Block sides are multiples of this number, except at the edge; if None, block sides differ by at most 1.
     unit: int | None
     tasks: tuple[str, ...] = ()  # options for launches and streams: streams, atomic, variants (fused_order.py)
 
@@ -69,10 +69,10 @@ class Level(ABC):
     splits: bool = True  # True if the level's products are smaller than the problem
     # True if each product multiplies a block of A by a block of B into a block of C, without sums
     only_cuts: bool = False
-    # True if the level saves multiplications: an inf or NaN can then appear where the classical product has none
+    # True if the level saves multiplications, so that an inf or NaN can appear where the classical product has none
     saves_products: bool = True
     bilinear: Scheme | None = None  # the scheme or the composition of schemes that the level computes
-    # the numbers of blocks along m, k and n; if set, all counts of the level are polynomials in the block sides
+    # the numbers of blocks along m, k and n; None if the level's counts do not depend on the block sides alone
     cut: LevelBlockGrid | None = None
     below: str = ""  # for a level that one leaf runs: a description of the texts that can follow it in a plan
 
@@ -83,13 +83,12 @@ class Level(ABC):
 
     # Fields on types and numbers.
     types: tuple[str, ...] | None = None  # types of products that the level computes; None: any type
-    # The numbers that the level's products multiply: numbers of the operands' type, of the real type that belongs to a
-    # complex type, or bytes.
+    # Type of the numbers that the level's products multiply: the operands' type, the real type of a complex type, or
+    # bytes.
     number_below: Literal["same", "real", "byte"] = "same"
     conjugates: tuple[bool, bool] = (False, False)  # (True if the level conjugates A, True if the level conjugates B)
     named_leaves: tuple[str, ...] = ()  # texts of leaves that the level itself names for some of its products
-    # The factor by which the level increases the expected error. If the level computes the scheme `bilinear`, the error
-    # growth of this scheme is a further factor.
+    # Factor by which the level increases the expected error, in addition to the error growth of the scheme `bilinear`.
     error_growth: float = 1.0
     same_sign_error_growth: float = 1.0  # factor by which the level increases the expected error on numbers of one sign
     error_note: str = ""  # a note on the error that explain prints next to the error growth
@@ -100,7 +99,7 @@ class Level(ABC):
     takes_alpha_beta: bool = False  # True if the steps compute alpha A B + beta C, False if another pass updates C
     # True if some sums are computed inside the products, provided that the leaf can form sums
     sums_inside: bool = False
-    # Description of the level for a kernel that forms all sums inside the products; else None.
+    # Description of a fused level for the kernel that forms all sums inside the products; None for other levels.
     fused_products: FusedProducts | None = None
 
     def __str__(self) -> str:
@@ -146,7 +145,7 @@ class Level(ABC):
 
     @property
     def inner_multiplication_cost(self) -> float:
-        """Return the cost of one multiplication below the level, as a multiple of one in the operands' type."""
+        """Return the cost of one multiplication below the level, in multiplications of the operands' type."""
         if self.number_below == "byte":
             return 1 / self.products
         return 0.25 if self.number_below == "real" else 1.0

@@ -48,7 +48,7 @@ class LevelWithSteps(Level):
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return the steps of C = alpha A B + beta C.
 
-        `plan` begins with this level. `plan.inner_plan` computes the level's products.
+        The first level of `plan` is this level, and `plan.inner_plan` computes the level's products.
         """
 
     def lower_gram_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
@@ -61,20 +61,20 @@ class LevelWithSteps(Level):
 
     @property
     def has_same_steps_for_nested_plans(self) -> bool:
-        """Return True if the steps for two inner plans with levels differ only in the plan of the products."""
+        """Return True if the steps for all inner plans with levels are equal, except for the plan of the products."""
         return False
 
     def memory_needs(self, inner: Plan, sides: Shape) -> LevelMemoryNeeds | None:
-        """Return the memory needs of A B, if the plan `inner` computes the products.
+        """Return the level's temporaries and products for sides m, k, n; None if they must be found from the steps.
 
-        Return None if the memory needs must be counted from the steps.
+        The plan `inner` computes the level's products.
         """
         return None
 
     def estimate_level_work(self, inner: Plan, sides: Sides) -> LevelWorkEstimate | None:
-        """Return the estimate of A B, if the plan `inner` computes the products.
+        """Estimate the level's products and sums for sides m, k, n; return None if the model must count the steps.
 
-        Return None if the model must count the steps. Raise PlanError for sides that the level cannot cut.
+        The plan `inner` computes the level's products. Raise PlanError for sides that the level cannot cut.
         """
         return None
 
@@ -98,14 +98,14 @@ class LevelInLeaf(LevelWithSteps):
     def lower_product_in_leaf(
         self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = ""
     ) -> LevelSteps:
-        """Return the steps of a product of numbers of `itemsize` bytes. The leaf of `plan` runs this level.
+        """Return the steps of a product with elements of `itemsize` bytes. The leaf of `plan` runs this level.
 
         `dtype` can be omitted if `itemsize` determines the steps.
         """
 
     @abstractmethod
     def multiplication_cost(self, steps: LevelSteps) -> float:
-        """Return the cost of a multiplication in these steps, as a multiple of one in the operands' type."""
+        """Return the cost of one multiplication in these steps, in multiplications of the operands' type."""
 
 
 def require_level_with_steps(level: Level) -> LevelWithSteps:
@@ -163,10 +163,10 @@ def gemm_steps_by_temporary(plan: Plan, m: int, k: int, n: int, alpha: Coefficie
 def lower_leaf_level(
     plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmParams = PLAIN, dtype: str = ""
 ) -> LevelSteps | None:
-    """Return the steps of a level that one leaf runs, for counts and explain.
+    """Return the steps of the level that the plan's leaf runs, for counts and for explain.
 
     Return None if the plan has levels above the leaf, or if the leaf runs no level. Also return None for a Gram
-    product, because one triangle of a Gram product counts as one operation.
+    product: a triangle that the leaf computes counts as one leaf product.
     """
     level = level_run_by_leaf(plan)
     if plan.levels or level is None or params.op != "product":

@@ -1,8 +1,6 @@
 """Plans: levels from the outermost inwards, then the leaf that multiplies. A plan is one line of text.
 
-The text form joins levels and leaf by " > ":
-
-    winograd^2 > li-fig3.peel > vendor          balanced(2) > hasa > vendor          vendor
+The text form joins levels and leaf by " > ", for example `winograd^2 > li-fig3.peel > vendor`.
 
 One leaf can run a level together with everything below it, for example `residues(14) > strassen > bytes`. The text of
 such a leaf contains the text of the level: the leaf of the plan `3m > residues(14) > bytes` is `residues(14) > bytes`.
@@ -55,7 +53,7 @@ class Plan:
         object.__setattr__(self, "leaf", ending)
 
     def _check_order_of_levels(self) -> None:
-        """Raise PlanError if the levels cannot have this order above this leaf."""
+        """Raise PlanError if the plan's levels cannot have this order above the plan's leaf."""
         with_streams = [level for level in self.levels if level.needs_extra_streams]
         if len(with_streams) > 1:
             manner = "run products concurrently" if with_streams[1].needs_fusing_leaf else "be overlapped"
@@ -186,9 +184,9 @@ class Plan:
     def dtype_in_first_level(self, dtype: str, products: Iterable[Plan]) -> str:
         """Return the type of the first level's temporaries and products, in a product of `dtype`.
 
-        `products` are the plans of the products in the first level's steps. Steps of `balanced`, and steps that add
-        beta C separately, contain products with the same plan. A step's product with the same plan still has the first
-        level before it, so its type is `dtype`.
+        `products` are the plans of the products in the first level's steps. If one of these plans is the whole plan
+        again, as for `balanced` and for a separate pass that adds beta C, temporaries and products have the type
+        `dtype`.
         """
         return dtype if not self.levels or self in products else self.levels[0].dtype_of_products(dtype)
 
@@ -308,7 +306,7 @@ def _is_plan_text(text: str) -> bool:
     return True
 
 
-# matches a name at the beginning of a level, or after the * of a composition
+# matches a name at the beginning of a level, or after the `*` of a composition
 _NAME_PATTERN = re.compile(r"(^|\*\s*)([\w-]+)")
 _SEPARATOR_PATTERN = re.compile(r"\s*[-=]*>\s*|\s*→\s*|(?<![*\s])\s+(?![*\s])")
 

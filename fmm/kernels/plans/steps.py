@@ -43,8 +43,7 @@ class Product:
 class ProductWithSums:
     """A product together with the sums of a step table's kernel.
 
-    The first place that `update` reads is the product. The other places that `update` reads hold blocks as they were
-    before the step.
+    The sums `update` read the product, and blocks with the values that the blocks had before the step.
     """
 
     product: Product
@@ -116,9 +115,9 @@ class LevelSteps:
     def layout_operands(self) -> dict[str, str]:
         """Return for each temporary the operand (A, B or C) with the same memory order, row-major or column-major.
 
-        A sum has the memory order of the first matrix that it reads; a product has the memory order of C. If kernels of
-        a step table update several places at once, all temporaries have the memory order of C, because these places
-        need equal layouts.
+        A sum has the memory order of the first matrix that it reads; a product has the memory order of C. In a step
+        table, all temporaries have the memory order of C, because a kernel can update blocks of C and temporaries at
+        once only if the layouts are equal.
         """
         if any(isinstance(step, ProductWithSums) for step in self.steps):
             return {name: "C" for name, _, _ in self.temporaries}
@@ -131,7 +130,7 @@ class LevelSteps:
 
 
 def temporary_sizes(steps: Sequence[Sum | Product | ProductWithSums]) -> tuple[tuple[str, int, int], ...]:
-    """Return (name, rows, columns) of each temporary, large enough for all its rectangles that the steps write."""
+    """Return (name, rows, columns) of each temporary, large enough for all rectangles that the steps write in it."""
     sizes: dict[str, tuple[int, int]] = {}
     for step in steps:
         update = step.update if isinstance(step, ProductWithSums) else step
@@ -165,7 +164,7 @@ def memory_needs_of_steps(steps: LevelSteps) -> LevelMemoryNeeds:
 
 # ---- steps of C = alpha A B + beta D, where D (the addend) is another matrix than C
 #
-# A step that reads a block of C reads the block of D instead, as long as no step has written the block of C.
+# As long as no step has written a block of C, steps read the block of the addend D in place of the block of C.
 
 
 @lru_cache(maxsize=1024)

@@ -124,11 +124,10 @@ class Sum:
 
     @cached_property
     def in_place_pairs(self) -> tuple[tuple[int, int], ...]:
-        """Return the pairs (index of a write, index of a read) with the same place.
+        """Return (index in `writes`, index in `reads`) for each place that is both read and written.
 
-        For each pair, the sum is formed in place: the write overwrites the read. An addend outside C (ADDEND) counts as
-        C in these pairs. Additions therefore have the same order with and without an addend, and the results are equal
-        bit for bit.
+        The matrix ADDEND counts as C. Additions then have the same order whether or not beta multiplies C itself, and
+        the results are equal bit for bit.
         """
         read_origins = [("C", *p.origin[1:]) if p.name == ADDEND else p.origin for p in self.reads]
         write_origins = [p.origin for p in self.writes]
@@ -144,7 +143,7 @@ class Sum:
 
     @property
     def simplified_sum(self) -> Sum:
-        """Return the same sums; each place is read once, and no output copies a place to itself."""
+        """Return the step without repeated reads, and without outputs that copy a place to itself."""
         places = tuple(dict.fromkeys(self.reads))
         rename = [places.index(place) for place in self.reads]
         rename += range(len(places), len(places) + len(self.program.lines))
@@ -177,21 +176,20 @@ def row_major_copy_step(source: Place, copy: Place) -> RowMajorCopy:
 
 
 # ---- scaling by powers of two.
-# Proofs and error bounds treat a scaling step as a copy, because scaling rounds nothing. Exponents are numbers of the
-# matrix's own type, in a temporary of one row.
+# Proofs and error bounds treat a scaling step as a copy, because scaling rounds nothing. Exponents are stored in a
+# temporary with one row, as numbers of the matrix's type.
 
 SignedExponents = tuple[Place | None, int]  # (vector of exponents or None, sign of the exponents: 1 or -1)
 
 
 @dataclass(frozen=True)
 class LineExponents(Sum):
-    """A step that finds the exponent e of each row (axis 0) or column (axis 1): 2^(e-1) <= max |x| < 2^e.
+    """A step that finds an exponent e for each row (axis 0) or column (axis 1): 2^(e-1) <= max |x| < 2^e.
 
-    The exponent is 0 for a row (column) of zeros, and for a row (column) with an inf or NaN. If `sign` is 1 or -1, the
-    second matrix in `reads` is a vector s of integers, as long as a row (column). The step then finds the exponent of
-    the row (column) with the elements x_i * 2^(sign * s_i) instead of x_i. If `sign` is 0, there is no vector s. If
-    `against` is True, the last matrix in `reads` is a vector with another exponent f for each row (column), and the
-    step's result is (e - f) / 2, rounded down.
+    The exponent is 0 for a row or column of zeros, or with an inf or NaN. If `sign` is 1 or -1, each element of a row
+    or column is first multiplied by 2^(sign * s), where the second matrix in `reads` is a vector with an integer s for
+    each element. If `against` is True, the last matrix in `reads` is a vector with another exponent for each row or
+    column, and the step's result is half the difference of the two exponents, rounded down.
     """
 
     axis: int = 0

@@ -49,9 +49,9 @@ class Machine(Protocol):
         """Return the rectangle `place` of the matrix, or the real or imaginary parts of the rectangle."""
 
     def column_major_by_operand(self, steps: LevelSteps) -> Mapping[str, bool]:
-        """Return the layouts of sums of A's blocks and of B's blocks: True for column-major, False for row-major.
+        """Return the layouts that the machine needs for sums of A's blocks and of B's blocks: True for column-major.
 
-        If "A" or "B" is missing, the sums have the same layout as the matrix itself.
+        If the result has no key "A" or "B", the sums of blocks have the layout of the matrix A or B.
         """
         ...
 
@@ -80,15 +80,12 @@ class Machine(Protocol):
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
         """Compute a product and the sums of a step table's kernel in one launch, and return True.
 
-        If the machine has no kernel for the step, compute nothing and return False.
+        Without a kernel for the step, do nothing and return False.
         """
         ...
 
     def run_fused_level(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
-        """Execute a whole fused level, and return True.
-
-        If the machine has no kernel for the level, compute nothing and return False.
-        """
+        """Execute a whole fused level and return True; without a kernel for the level, do nothing and return False."""
         ...
 
     def run_concurrently(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
@@ -212,7 +209,7 @@ def _run_batch(step: ProductBatch, operands: Operands, machine: Machine, dtype: 
 
 
 def _run_product_then_sums(step: ProductWithSums, operands: Operands, machine: Machine, dtype: str) -> None:
-    """Compute the product, and then the sums. If no operand holds the product, it is computed in scratch memory."""
+    """Compute the product, and then the sums; a product without a place in the operands goes to scratch memory."""
     mark, dest = machine.used_bytes, step.product.dest
     if dest.name not in operands:
         operands = operands | {dest.name: machine.allocate(dest.rows, dest.cols, False, dtype)}

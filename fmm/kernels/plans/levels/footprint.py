@@ -26,8 +26,7 @@ BlockGroup = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """Counts of one level: passes of its sums, blocks that its sums read and write, and blocks that its temporaries
-    hold.
+    """Counts of one level: passes of its sums, blocks that its sums read or write, and blocks in its temporaries.
 
     The first value of `held` and `in_place` is for a product with equal blocks, the second value for a product with
     smaller blocks at the edge.
@@ -40,8 +39,7 @@ class BlockCounts:
     in_place: tuple[float, float]  # fraction of products that read a block of A or B in place, or write a block of C
 
     def count_elements(self, blocks: Sides, sides: Sides) -> Sides:
-        """Return the elements in `blocks[0]` blocks of A, `blocks[1]` of B and `blocks[2]` of C, with block sides
-        `sides`."""
+        """Return the elements of A, B and C in these numbers of blocks, for the block sides `sides`."""
         m, k, n = sides
         return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
 

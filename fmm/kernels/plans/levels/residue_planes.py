@@ -193,9 +193,7 @@ def prepared_plane_layout(
 
 @dataclass(frozen=True)
 class NormExponents(LineExponents):
-    """A step that finds the largest power of two by which each row (axis 0) or column (axis 1) can be scaled, from
-    norms.
-    """
+    """A step that finds from norms by which power of two each row (axis 0) or column (axis 1) can be scaled at most."""
 
 
 @dataclass(frozen=True)
