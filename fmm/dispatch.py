@@ -187,8 +187,8 @@ def _multiply_on_own_device(request: MatmulRequest) -> Any:
         library = library_of(a, b, request.out).adapter_for_matmul_options(request.options)
         if library.is_observed():
             # torch.jit.trace traces a function twice and compares the two traces. The first fmm.matmul call of a
-            # process runs this function, but later calls run multiply_without_options, which is therefore called here
-            # too.
+            # process runs this function, but later calls run multiply_without_options. Calling multiply_without_options
+            # here makes both traces equal.
             plain = constraints is NO_CONSTRAINTS and not request.options and type(a) is type(b) in PLAIN_TYPES
             if plain:
                 return multiply_without_options(library, a, b, request.out)

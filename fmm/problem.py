@@ -56,8 +56,8 @@ class Problem:
     prepared_side: Literal["A", "B"] | None = None  # the operand that a leaf has prepared (fmm.prepare)
     # Row and column strides of an addend outside C, in elements; the stride of a broadcast axis is 0.
     addend_strides: tuple[int, int] | None = None
-    # Distances from one matrix of the batch to the next, in elements, for A, B and C. None if each product of the batch
-    # is launched separately.
+    # Distances from one matrix of the batch to the next, in elements, for A, B and C. `batch_strides` is None if each
+    # product of the batch has launches of its own.
     batch_strides: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:

@@ -345,7 +345,7 @@ def stream_at_address(address: int) -> Any:
 
 
 def to_callers_library(c: Any, a: Any, b: Any) -> Any:
-    """Return the product as an array of Numba or JAX if the first operand without an adapter is one."""
+    """Return the product as a Numba or JAX array if the first operand without an adapter is a Numba or JAX array."""
     foreign = next((x for x in (a, b) if array_kind(x) == "other"), None)
     library = type(foreign).__module__.partition(".")[0]
     if library == "numba":

@@ -72,8 +72,7 @@ def _cgroup_folders() -> list[tuple[Path, str, str]]:
             continue
         own = root / path.strip("/")
         folders = [own, *own.parents]
-        # Inside a container, /proc may show the control group's path on the host, which does not exist in the
-        # container. `_cgroup_folders` then returns only the root folder.
+        # If /proc shows a path that exists only outside this container, `_cgroup_folders` returns only the root folder.
         found += [(folder, *names) for folder in folders[: folders.index(root) + 1] if folder.is_dir()]
     return found
 

@@ -46,7 +46,7 @@ class ProductSetting(NamedTuple):
     refusal: str = ""  # reason why only the library may compute the call; empty if a plan may compute it
     refuses_plans: bool = False  # True if the library must compute the call even if the caller passes a plan
     # Text that says why the library's product of these arrays is faster than any plan; empty if a plan may be faster. A
-    # plan that the caller passed runs in any case.
+    # plan that the caller passed runs even if the library is faster.
     vendor_advantage: str = ""
     b_is_transposed_a: bool = False  # True if b is a transposed view of a, in the same memory
     # True if the library computes one triangle of A A^T and mirrors it, so that the product is symmetric bit for bit
@@ -328,10 +328,7 @@ class HostLibrary(Library, Protocol):
         ...
 
     def unwrap_scalar(self, c: Any) -> Any:
-        """Return the product c, or a number instead.
-
-        A number is returned if c is a product of two vectors and the library returns such products as numbers.
-        """
+        """Return the product c; for two vectors, return a number if the library's own product is a number."""
         ...
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:

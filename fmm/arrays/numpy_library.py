@@ -306,8 +306,8 @@ class NumpyLibrary(NumpyLikeLibrary):
             return transpose._replace(shape=shape, strides=transpose.strides and transpose.strides[::-1])
         if self.order in ("C", "A") or max(a.ndim, b.ndim) <= 2 or 0 in shape:
             return contiguous_operand(shape, dtype)
-        # numpy.matmul orders the axes of a stack of products in memory as an elementwise operation does. The strides of
-        # an elementwise result with one entry for each matrix therefore show this order.
+        # numpy.matmul orders the axes of a stack of products in memory as an elementwise operation does, so an
+        # elementwise operation on one entry of each matrix shows the order of the axes.
         batch = np.logical_or(*(x[..., 0, 0] if x.ndim > 1 else x[0] for x in (a, b)), order="K")
         axes = sorted(range(batch.ndim), key=lambda axis: -batch.strides[axis])
         strides, step = [0] * len(shape), 1

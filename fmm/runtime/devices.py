@@ -156,7 +156,8 @@ def datasheet_model(key: str, name: str) -> Calibration | None:
 
 
 def chip_with_tuned_terms(device: Device) -> Chip | None:
-    """Return the GPU's chip; if the GPU has a tuning, with the tuned block strategies and constants of the block model.
+    """Return the GPU's chip, with the block strategies and the constants of the block model from the GPU's tuning, if
+    any.
 
     Return None for a CPU.
     """

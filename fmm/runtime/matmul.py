@@ -120,8 +120,8 @@ def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, 
         raise PlanError(call.plan_refusal)
     if RECORDING_SWITCH.on:
         record_call(call.decision, None)
-    # `decision.problem` is None if no plan can compute this call. The reason can be an unusual `out`, so the decline of
-    # a call with `out` is not cached.
+    # If no plan can compute a call with `out` (`decision.problem` is None), the decline is not cached: without this
+    # `out`, a plan may be faster than the library.
     if constraints is NO_CONSTRAINTS and (out is None or call.decision.problem is not None):
         remember_decline(library, a, b, call.decision)
     return library.vendor_product(a, b, out)

@@ -1,10 +1,10 @@
 """The check for inf, NaN and possible overflow that precedes each fast product on the host.
 
 A fast algorithm turns one inf into a submatrix of NaN. The sums of a fast algorithm can overflow where the sums of the
-classical product do not, and vice versa. The plan runs only if g max|A|, g max|B| and g k max|A| max|B| are below the
-type's largest number, where g bounds the growth of numbers in the plan's sums (`intermediate_growth_bound`). Every
-intermediate result of the fast and of the classical algorithm is then finite. Otherwise, or if A or B has inf or NaN,
-the vendor multiplies.
+classical product do not, and vice versa. The factor g bounds the growth of numbers in the plan's sums
+(`intermediate_growth_bound`). If g max|A|, g max|B| and g k max|A| max|B| are below the type's largest number, every
+intermediate result of the fast and of the classical algorithm is finite. If an overflow is possible, or if A or B has
+inf or NaN, the vendor multiplies.
 
 By the Cauchy-Schwarz inequality, the product of the Frobenius norms of A and B bounds every entry of A B, without the
 factor k. The Frobenius norms need one pass over the operands and are tried first. If the Frobenius norms do not exclude

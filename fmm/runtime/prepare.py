@@ -174,10 +174,9 @@ def _prepare_and_cache(
     constraints: PlanConstraints | GramKey,
     prepare: PrepareFunction,
 ) -> CachedCall:
-    """
+    """Prepare a call, and cache it until the free memory is read again, or forever if the caller set a workspace limit.
 
-    If the caller set no workspace limit, the limit depends on the free memory, so the cached call expires when the free
-    memory is read again.
+    The default workspace limit depends on the free memory.
     """
     previous: CachedCall | None = library.cached_calls.get(key)
     if constraints.workspace is not None:

@@ -47,14 +47,15 @@ SUM_OPERAND_SIDE = 1536
 CONCURRENT_SHAPE = (640, 1024)
 # Factors on the measured rate of sums, for plans with sums and products one after the other. Sums in a plan are slower
 # than sums in the probe: the overflow check takes time, and the caches are colder. In float32 the products take less
-# time than in float64, so slow sums cost a larger fraction of a plan's time, and the factor is smaller.
+# time than in float64, so slow sums cost a larger fraction of a plan's time, and the factor in SUM_RATE_SHARE is
+# smaller.
 SUM_RATE_SHARE = {"float64": 0.75, "float32": 0.65}
 # Smallest predicted gain for which a plan is chosen. For sides from 4096 to 7000, plans on two cores with AVX-512 are
-# slower than predicted, by 2 to 5 % in float64 and by 6 to 8 % in float32. Plans are slower because of the start and
-# the end of each product, and because OpenBLAS's second thread spins after a product.
+# slower than predicted, by 2 to 5 % in float64 and by 6 to 8 % in float32. Plans are slower than predicted because of
+# the start and the end of each product, and because OpenBLAS's second thread spins after a product.
 MIN_PREDICTED_GAIN = 0.075
-# Smallest predicted gain of plans that replace a complex product by three real products. Two threads cannot share the
-# three products evenly, and OpenBLAS's second thread still spins when these products begin. (27 products with sides
+# Smallest predicted gain of plans that replace a complex product by three real products. Two threads cannot share three
+# real products evenly, and OpenBLAS's second thread still spins when the real products begin. (27 products with sides
 # from 1300 to 6000 on two cores with AVX-512: plans with a predicted gain of 9 to 13 % lost up to 14 %; plans with a
 # larger predicted gain won 5 to 19 %.)
 MIN_COMPLEX_GAIN = 0.13

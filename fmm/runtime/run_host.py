@@ -231,7 +231,7 @@ class _PlanMultiplier:
         Before the first write into C, the workspace is allocated, and `has_begun` becomes True.
         """
         # An overflow in a plan's sums is no overflow of the caller's product, so NumPy's warnings are off while a plan
-        # runs. They stay on for the vendor's product.
+        # runs, but on while the vendor multiplies.
         quiet = np.errstate(all="ignore") if self.plan != VENDOR else nullcontext()
         if self.progress is not None:
             self._begin_progress(self.progress, c.size)

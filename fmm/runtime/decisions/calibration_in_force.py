@@ -4,8 +4,8 @@ The calibration is from a trusted tuning of the device, else from a probe, else 
 
 The datasheet of a GPU can name a related GPU for which fmm ships a calibration (`relative_of`). A GPU without a tuning
 uses the shipped calibration of its related GPU, scaled by the two datasheets. If a datasheet names no related GPU, the
-calibration is made from this datasheet alone. This calibration gets the rates of portable kernels (kernels for any GPU)
-when the first large product has measured them (fmm.runtime.decisions.first_product).
+calibration is made from this datasheet alone. A calibration from a datasheet alone gets the rates of portable kernels
+(kernels for any GPU) when the first large product has measured these rates (fmm.runtime.decisions.first_product).
 """
 
 from __future__ import annotations
@@ -150,16 +150,16 @@ def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Cal
 def untuned_gpu_calibration(unmeasured: Calibration, problem: Problem, identity: Identity) -> Calibration:
     """Return the calibration of a GPU without a tuning.
 
-    If the GPU's datasheet names a related GPU, the shipped calibration of the related GPU is scaled to this GPU.
-    Otherwise, return `unmeasured`, the calibration from the datasheet, without the rates of portable kernels that the
-    first large product has not measured.
+    If the GPU's datasheet names a related GPU, the shipped calibration of the related GPU is scaled to this GPU. If the
+    datasheet names no related GPU, return the calibration from the datasheet (`unmeasured`), without the rates of
+    portable kernels that the first large product has not measured.
     """
     scaled = relative_calibration(unmeasured, problem.dtype)
     return scaled or calibration_by_first_product(unmeasured, problem, identity)
 
 
 def relative_calibration(unmeasured: Calibration, dtype: str) -> Calibration | None:
-    """Return the shipped calibration of the related GPU that the datasheet names, scaled to this GPU; None without one.
+    """Return the related GPU's shipped calibration, scaled to this GPU; None if the datasheet names no related GPU.
 
     Shipped calibrations are used only if the shipped config is one of the active configs.
     """

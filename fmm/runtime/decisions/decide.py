@@ -495,8 +495,8 @@ def plans_with_less_memory(problem: Problem, refused: Plan, limits: Limits, devi
         if plan is None:
             return
         yield plan
-        # The workspace of candidates is an estimate, so the plan can need more bytes than the limit `nbytes`. The next
-        # limit is at most the old limit, so that the loop ends.
+        # The workspace of candidates is an estimate, so the plan can need more bytes than the limit `nbytes`. Each
+        # limit is smaller than the limit before, so that the loop ends.
         nbytes = min(nbytes, peak_workspace(plan, problem))
 
 
@@ -527,9 +527,9 @@ def _ranked_candidates(problem: Problem, limits: Limits, device: Device) -> tupl
 
 # ---- expected times outside a choice
 
-# Largest ratio k / m for which one triangle of an m x k matrix times its adjoint is computed. If k / m is larger, the
-# vendor's gemm is fast, since it splits the inner side k among thread blocks. The performance model cannot predict
-# whether the vendor's syrk splits k too, so fmm computes the full product.
+# Largest ratio k / m for which one triangle of an m x k matrix times its adjoint is computed. If k / m exceeds
+# MAX_INNER_SIDE_RATIO, the vendor's gemm is fast, since it splits the inner side k among thread blocks. The performance
+# model cannot predict whether the vendor's syrk splits k too, so fmm computes the full product.
 MAX_INNER_SIDE_RATIO = 16
 # Largest number of rows of C for which the vendor's syrk takes about as long on a GPU as its gemm. (On an H200 with
 # 1024 rows and columns, syrk takes 63 us and gemm 59 us in float32; syrk takes 41 us and gemm 42 us in float64.)

@@ -159,8 +159,9 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision, beta:
     if library.processor == "cpu":
         if problem is None:  # torch computes all products of this type, whatever the sizes
             is_remembered = library.is_differentiable and a.shape[1] == b.shape[0]
-        # A decision with the source "rule" follows from a property of these arrays; for example, B is A's transposed
-        # view. Its decline is not cached, because other arrays of the same sizes may not have the property.
+        # If the source of a decision is "rule", a property of these arrays decided; for example, B is A's transposed
+        # view. A decline with the source "rule" is not cached, because other arrays of the same sizes may not have the
+        # property.
         else:
             is_remembered = decision.source != "rule"
         if not is_remembered or 2 * a.shape[0] * a.shape[1] * b.shape[1] < memory.flops:

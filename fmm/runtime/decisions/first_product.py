@@ -1,7 +1,7 @@
 """Measure fmm's portable kernels by the first large product of a type on an untuned GPU.
 
-The speed of fmm's portable kernels for bytes and float16 planes was measured on Hopper GPUs alone. On another GPU,
-products use the portable kernels only after a measurement there. Before the first product of at least
+The speed of fmm's portable kernels for bytes and float16 planes was measured on Hopper GPUs alone. On a GPU other than
+Hopper, products use the portable kernels only after a measurement on this GPU. Before the first product of at least
 MIN_MEASURED_FLOPS flops, fmm times a plan with a portable kernel and the vendor on leading blocks of the operands. The
 datasheet predicts which plan is the fastest, and this plan is timed.
 
@@ -46,7 +46,7 @@ BYTES_LEAF = "bytes"  # the leaf of the products by residues
 
 
 def has_portable_kernels(device: Device) -> bool:
-    """Return True for a GPU other than Hopper, which needs the portable kernels for bytes and float16 planes."""
+    """Return True for all GPUs except Hopper, since only Hopper has special kernels for bytes and float16 planes."""
     return device.guess is not None and not device.threads and _is_portable_datasheet(device.guess.name)
 
 

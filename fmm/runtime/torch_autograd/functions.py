@@ -5,7 +5,9 @@ product and its gradients by these formulas. In the formulas, G is the gradient 
 alpha* is the complex conjugate of alpha.
 
 * The gradients of C = A B are dA = G B^H and dB = A^H G.
+
 * The gradients of C = alpha A B + beta D are dA = alpha* G B^H, dB = alpha* A^H G and dD = beta* G.
+
 * The gradient of C = alpha A^H A is dA = alpha A (G + G^H).
 """
 

@@ -144,7 +144,7 @@ def _batched_operator_product(
 def _as_stack(x: Any, batch_axis: int | None, axes: int, missing_axis: int | None) -> Any:
     """Return an operand with the batch axis first.
 
-    Axes of length 1 are inserted behind the batch axis, so that `axes` axes follow it.
+    Axes of length 1 are inserted behind the batch axis, so that the number of axes behind the batch axis is `axes`.
     """
     x = x if batch_axis is None else x.movedim(batch_axis, 0)
     x = x if missing_axis is None else x.unsqueeze(missing_axis)
