@@ -5,10 +5,10 @@
 // dimension k; so each line has an exponent. Lines of an MN-major operand run along m or n; so each position in a line
 // has an exponent.
 //
-//   Operand         one operand: addresses, strides, sizes
-//   LineScaling     the usual scaling rule; f16_spread.cuh has a second rule, which records the spread of exponents
-//   split_by_line         splits a K-major operand, with an exponent for each line
-//   split_by_position     splits an MN-major operand, with an exponent for each position in a line
+//   Operand             one operand: addresses, strides, sizes
+//   LineScaling         the default scaling rule; the rules of f16_spread.cuh also count large and small numbers
+//   split_by_line       splits a K-major operand, with an exponent for each line
+//   split_by_position   splits an MN-major operand, with an exponent for each position in a line
 //
 // Index map: in split_by_line, GROUP threads process a line, and a thread block processes 256 / GROUP lines. In
 // split_by_position, a cluster of 8 thread blocks processes a strip of 64 positions; each thread block has an eighth of
@@ -54,7 +54,7 @@ __device__ __forceinline__ Four load_four(const float* line, int at, int length)
 
 // ---- the scaling rule
 
-// The usual scaling rule: the exponent of a line or position scales all its numbers. BLOCKS is the number of thread
+// The default scaling rule: the exponent of a line or position scales all its numbers. BLOCKS is the number of thread
 // blocks that share the lines of a strip of positions.
 template <class Arrangement, int BLOCKS>
 struct LineScaling {

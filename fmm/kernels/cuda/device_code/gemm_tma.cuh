@@ -6,15 +6,15 @@
 //
 //   Launch      the blocks (submatrices) of A, B and C, and the tasks: the blocks that a product adds and writes
 //   SharedTile  the layout of a tile in shared memory
-//   TermAdder      copies the blocks of one operand to shared memory, adds them, and reads the sums
+//   TermAdder   copies the blocks of one operand to shared memory, adds them, and reads the sums
 //   Reader      reads a tile from shared memory to a thread's registers, as Fragment of gemm_common.cuh does
 //   StagedTile  writes a tile of C from registers to shared memory, row by row
 //   store_...   writes a tile from shared memory to C; tasks that write the same block of C take turns
 //
 // Each stage has two barriers. `full` completes when the copies have arrived. `summed` completes when all warps have
-// formed their sums; without sums, it keeps the warps close together. A warp arrives at a barrier without waiting. It
-// waits for `summed` of tile t before it uses tile t. Each warp has formed these sums near the end of tile t - AHEAD.
-// So all warps have finished the tiles before tile t - AHEAD, whose memory can be filled again.
+// formed their sums; without sums, `summed` keeps the warps close together. Warps arrive at a barrier without waiting. A
+// warp waits for `summed` of tile t before it uses tile t. Each warp has formed the sums of tile t near the end of
+// tile t - AHEAD. So all warps have finished the tiles before tile t - AHEAD, and their memory can be filled again.
 #pragma once
 
 #include "gemm_common.cuh"

@@ -1,7 +1,7 @@
 // Recompute a product with the tiled kernel of gemm_simt.cuh, if the flag is up.
 //
 // All thread blocks are resident at the same time. Thread block b computes the tiles b, b + gridDim.x, ... If the flag
-// is down, which is the usual case, all thread blocks return at once.
+// is down, as after most products, all thread blocks return at once.
 #pragma once
 
 #include "gemm_simt.cuh"

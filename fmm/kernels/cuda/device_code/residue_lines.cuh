@@ -1,6 +1,6 @@
-// Measure and split whole lines of float64, float32 or complex operands in one kernel, which reads each line from global
-// memory once. residue_planes.cuh does the same in two kernels, for lines that do not fit in shared memory, and for
-// levels of a fast scheme.
+// Find the norms of lines of float64, float32 or complex operands, and split the lines into residues, in one kernel.
+// The kernel reads each line from global memory once. residue_planes.cuh does the same in two kernels, for lines that do
+// not fit in shared memory, and for levels of a fast scheme.
 //
 // Index map: in split_lines, GROUP threads process a line along the inner dimension. In split_strip, a cluster of 8
 // thread blocks processes the lines of an MN-major operand that are adjacent in 128 bytes of memory. Each thread block

@@ -3,16 +3,17 @@
 // Gaussian integers re + i im, with two planes for each modulus p: the residues of re + j im and of re - j im, where
 // j^2 = -1 modulo p.
 //
-//   measure  Floating-point types: for each row of A and each column of B, compute an upper bound of the 2-norm, and
-//            from it an exponent e. With e, no entry of the integer product exceeds half of the product of all moduli,
-//            since |sum a b| <= |a| |b| (Cauchy-Schwarz). All types: MN-major operands (contiguous along the outer
-//            dimension) are transposed at the same time.
-//   split    Scale and round numbers, compute the sums of submatrices ("blocks") for the levels of a fast scheme, and
-//            store the residues of these sums modulo each modulus.
+//   norm_exponents_...  Floating-point types: for each row of A and each column of B, compute an upper bound of the
+//                       2-norm, and from it an exponent e. With e, no entry of the integer product exceeds half of the
+//                       product of all moduli, since |sum a b| <= |a| |b| (Cauchy-Schwarz). All types: MN-major
+//                       operands (contiguous along the outer dimension) are transposed at the same time.
+//   split_both          Scale and round numbers, compute the sums of submatrices ("blocks") for the levels of a fast
+//                       scheme, and store the residues of these sums modulo each modulus.
 //
 // A line is a row of A or a column of B, so lines run along the inner dimension. Index map: in norm_exponents_of_lines,
-// GROUP threads process a line. In norm_exponents_and_transpose, a cluster of 8 thread blocks, or one thread block,
-// processes 64 lines. In split_both, a thread processes four adjacent numbers of every block.
+// GROUP threads process a line. In norm_exponents_and_transpose, a cluster of 8 thread blocks processes 64 lines (32
+// lines of complex128), or one thread block processes 16 lines. In split_both, a thread processes four adjacent numbers
+// of every block.
 //
 // Planes are K-major: lines are contiguous. They are padded with zeros to a multiple of 16 bytes.
 #pragma once
@@ -49,7 +50,7 @@ __device__ __forceinline__ Real component(Real x, int) { return x; }
 template <class Real>
 __device__ __forceinline__ Real component(Complex<Real> x, int part) { return part ? x.im : x.re; }
 
-// The number of lines that a cluster measures and transposes together. A square of this side fits in shared memory.
+// The number of lines that a cluster transposes together. A square of this side fits in shared memory.
 template <class Element>
 constexpr int POSITIONS = sizeof(Element) == 16 ? 32 : 64;
 
@@ -73,8 +74,8 @@ struct Operand {
 
 __device__ __forceinline__ double power_of_two(int e) { return __longlong_as_double((e + 1023ll) << 52); }
 
-// A sum of squares that neither overflows nor underflows: large, usual and small numbers are scaled differently, and
-// their squares are summed separately (Blue's algorithm).
+// A sum of squares that neither overflows nor underflows: large, medium (`usual`) and small numbers are scaled
+// differently, and their squares are summed separately (Blue's algorithm).
 struct Squares {
     double large, usual, small;
 
@@ -195,7 +196,7 @@ __device__ __forceinline__ Four<Element> load_four(const Element* line, int at, 
     return v;
 }
 
-// ---- measure: operands that are contiguous along the inner dimension
+// ---- norms of operands that are contiguous along the inner dimension
 
 __device__ __forceinline__ double sum_of_warp(double x) {
 #pragma unroll
@@ -237,7 +238,7 @@ __device__ __forceinline__ void norm_exponents_of_lines(const Operand<Element>& 
     if (mine == 0) p.exponents[number] = line_exponent(sum, p, from, 1);
 }
 
-// ---- measure and transpose: operands that are contiguous along the outer dimension
+// ---- norms and transposes of operands that are contiguous along the outer dimension
 
 // The shape of the tile that a thread block transposes: LINES lines and DEPTH positions of each line. With a cluster,
 // PARTS thread blocks share the positions of a line, and add up the line's norm. Without clusters a thread block computes
