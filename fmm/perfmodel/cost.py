@@ -2,9 +2,9 @@
 
 The counts come from the steps that a plan runs at the actual sizes, level by level (fmm.perfmodel.level_counts). Each
 block that a sum reads or writes is moved once: temporaries inside the sum stay in registers or cache. A leaf product
-counts as one read of A and B and one write of C, however its kernel is tiled. A sum inside a product's kernel adds only
-the blocks that the product does not read or write anyway. The counts leave out scaling by a coefficient, caches between
-steps, and partly used transactions of strided rows. A product with an empty side costs nothing.
+counts as one read of A and B and one write of C, however its kernel is tiled. For a sum inside a product's kernel, only
+those blocks are counted that the product does not read or write anyway. The counts leave out scaling by a coefficient,
+caches between steps, and partly used transactions of strided rows. A product with an empty side costs nothing.
 """
 
 from __future__ import annotations

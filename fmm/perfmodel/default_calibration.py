@@ -425,8 +425,8 @@ def _residue_rates(
 ) -> Iterator[tuple[str, ProductRate]]:
     """Yield the name and the rate of every leaf that runs a whole level of residues.
 
-    For integer types, the number of moduli suffices for an inner dimension of MODULI_INNER_DIMENSION. Floating-point
-    products without inner levels start `saved_seconds` earlier than other products.
+    For integer types, the number of moduli suffices for an inner dimension of MODULI_INNER_DIMENSION. A floating-point
+    product without inner levels takes `saved_seconds` less time to start.
     """
     for row in plan_leaves():
         if (found := residue_leaves().get(row.name)) is not None:

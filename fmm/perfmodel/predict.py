@@ -392,9 +392,10 @@ def tiled_slowdown(tiles: LeafTiles, rate: ProductRate, m: float, k: float, n: f
     return (rate.tiled or 1.0) * whole * (1 + start + rate.inside * added) * waiting
 
 
-# ---- s of the kernel `f16x3` (three float16 products) Each thread block of `f16x3` computes one tile after the other,
-# so that nothing hides the beginning and end of a tile. The model of the kernel `f16x3` leaves out that clocks fall
-# under load.
+# ---- s of the kernel `f16x3` (three float16 products)
+#
+# Each thread block of `f16x3` computes one tile after the other, so that nothing hides the beginning and end of a tile.
+# The model of the kernel `f16x3` leaves out that clocks fall under load.
 
 WIDE_TILE = F16X3_SIZES[0]
 # A tile of half the width takes NARROW_TILE_STEP_SHARE of a wide tile's time for each step, and NARROW_TILE_END_SHARE
