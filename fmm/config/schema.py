@@ -54,8 +54,8 @@ from fmm.kernels.cuda.products.kernel_sizes import ALL_STRATEGIES
 from fmm.kernels.plans.leaf import leaf_uses
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.calibration import Calibration, ProductRate
+from fmm.perfmodel.crossovers import MeasuredCrossovers
 from fmm.perfmodel.default_calibration import datasheet_rates
-from fmm.perfmodel.level_bounds import LevelBounds
 from fmm.problem import OPERATIONS, Operation
 
 __all__ = [
@@ -192,9 +192,9 @@ class Thresholds:
         return self.tau1.value, self.tau2.value, self.tau3.value
 
     @property
-    def level_bounds(self) -> tuple[LevelBounds, ...]:
+    def measured_crossovers(self) -> tuple[MeasuredCrossovers, ...]:
         """The measured crossovers, as upper bounds of the number of levels of candidates."""
-        return tuple(LevelBounds(baseline, **taus) for baseline, taus in self.measured_taus.items())
+        return tuple(MeasuredCrossovers(baseline, **taus) for baseline, taus in self.measured_taus.items())
 
     @property
     def json_fields(self) -> dict[str, JsonValue]:
@@ -400,7 +400,7 @@ def read_section(raw: JsonValue, json_path: str, identity: Identity, dtype: str)
         calibration = read_calibration(calibration, f"{json_path}.calibration", dtype, identity.name, source)
     thresholds = read_thresholds(found["thresholds"])
     if calibration is not None and thresholds is not None:
-        calibration = replace(calibration, level_bounds=thresholds.level_bounds)
+        calibration = replace(calibration, measured_crossovers=thresholds.measured_crossovers)
     then, now = found["versions"], identity.versions
     diagnostics = tuple(found.get("doubts", ()))
     if then.get(SUMS_VERSION_NAME) == COMPILED_SUMS != now.get(SUMS_VERSION_NAME, COMPILED_SUMS):

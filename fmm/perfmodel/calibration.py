@@ -13,7 +13,7 @@ from math import inf
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.level_bounds import LevelBounds, baseline_text, count_levels, effective_side
+from fmm.perfmodel.crossovers import MeasuredCrossovers, baseline_text, count_levels, effective_side
 from fmm.perfmodel.work import WIDE_ACCESS_BYTES, are_rows_aligned
 from fmm.problem import Problem
 
@@ -141,10 +141,9 @@ class Calibration:
     idle: float = 0.0  # seconds in which CPU threads are idle at a plan's beginning and end
     spin: float = 0.0  # seconds lost to BLAS threads, which spin on half of a processor after each product
     apart: float = 1.0  # share of `stream` that the sums of small plans reach, since these plans run one step at a time
-    # The measured crossovers tau1, tau2 and tau3 that limit the number of levels: one LevelBounds for each baseline (a
-    # plan without its recursion levels). If no LevelBounds has a plan's baseline, the plan may have any number of
-    # levels.
-    level_bounds: tuple[LevelBounds, ...] = ()
+    # The measured crossovers tau1, tau2 and tau3 that limit the number of levels: one instance for each baseline (a
+    # plan without its recursion levels). A plan with another baseline may have any number of levels.
+    measured_crossovers: tuple[MeasuredCrossovers, ...] = ()
 
     def matrix_side_for_crossovers(self, problem: Problem) -> float:
         """Return the effective side in rows for a comparison with tau1 to tau3; infinity if tau1 to tau3 do not apply.
@@ -156,16 +155,16 @@ class Calibration:
             return inf
         return effective_side(problem.size)
 
-    def level_bounds_of(self, plan: Plan) -> LevelBounds | None:
+    def crossovers_of_plan(self, plan: Plan) -> MeasuredCrossovers | None:
         """Return tau1 to tau3, measured on plans with the plan's baseline; None if they were not measured."""
-        if not self.level_bounds:
+        if not self.measured_crossovers:
             return None
         baseline = baseline_text(plan)
-        return next((bounds for bounds in self.level_bounds if bounds.baseline == baseline), None)
+        return next((bounds for bounds in self.measured_crossovers if bounds.baseline == baseline), None)
 
-    def exceeds_level_bounds(self, plan: Plan, problem: Problem) -> bool:
+    def has_too_many_levels(self, plan: Plan, problem: Problem) -> bool:
         """Return True if tau1, tau2 and tau3 allow fewer levels than the plan has for this problem."""
-        bounds = self.level_bounds_of(plan)
+        bounds = self.crossovers_of_plan(plan)
         return bounds is not None and count_levels(plan) > bounds.max_levels(self.matrix_side_for_crossovers(problem))
 
     def require_rate(self, dtype: str) -> ProductRate:

@@ -1,6 +1,6 @@
 """List the candidates: the plans that are compared for a problem when the caller names no plan.
 
-CANDIDATE_FORMS has named lists of text patterns for plans. A level names the lists with patterns into which the level
+PLAN_PATTERNS has named lists of text patterns for plans. A level names the lists with patterns into which the level
 may be inserted, and a leaf names the lists with patterns to which the leaf may be appended. New levels and leaves are
 therefore compared without a change of this module.
 
@@ -35,7 +35,7 @@ from fmm.problem import Problem
 
 
 @dataclass(frozen=True)
-class CandidateForm:
+class PlanPatterns:
     """A named list of text patterns for plans.
 
     A level's text replaces `{a}` in a pattern, and ` > ` and a leaf's name are appended. Texts that are no valid plans
@@ -63,15 +63,15 @@ class CandidateForm:
 
 # In each list, the pattern of the fastest plan comes first, and the pattern of the plan with the smallest workspace
 # last.
-CANDIDATE_FORMS: Final = (
-    CandidateForm(
+PLAN_PATTERNS: Final = (
+    PlanPatterns(
         "nested",
         "cpu",
         ("{a}", "{a} > {a}", "{a} > {a} > {a}"),
         7**3,
         "level by level: a CPU's caches hold the sums of one level, but not the sums of several levels at once",
     ),
-    CandidateForm(
+    PlanPatterns(
         "nested",
         "cpu",
         ("{a}^2",),
@@ -79,7 +79,7 @@ CANDIDATE_FORMS: Final = (
         "two levels in one pass: compiled sums load and store every number once and hold no panels in a cache",
         needs="llvmlite",
     ),
-    CandidateForm(
+    PlanPatterns(
         "one pass",
         "cuda",
         ("{a}.batched.pad16", "{a}^2.batched.pad16", "{a}^3.batched.pad16"),
@@ -89,7 +89,7 @@ CANDIDATE_FORMS: Final = (
         # levels have half the speed.
         "one to three levels in one pass with a batch of leaf products: the fewest passes over memory",
     ),
-    CandidateForm(
+    PlanPatterns(
         "outer",
         "cuda",
         (
@@ -101,7 +101,7 @@ CANDIDATE_FORMS: Final = (
         7**5,
         "batches below one or two levels with two products at a time: the sums of one overlap the other's products",
     ),
-    CandidateForm(
+    PlanPatterns(
         "in place",
         "cuda",
         ("{a}.overlapped.pad16", "{a}.pad16", "{a}^2.overlapped.pad16", "{a}^2.pad16"),
@@ -109,10 +109,10 @@ CANDIDATE_FORMS: Final = (
         # Without a batch of products, Winograd's levels copy less of A and B than Strassen's levels.
         "one or two levels that read blocks of A and B in place: fewer copies and less workspace",
     ),
-    CandidateForm(
+    PlanPatterns(
         "copied", "cuda", ("{a}.batched.pad16",), 1, "no level, but aligned copies: the vendor is slow on other rows"
     ),
-    CandidateForm(
+    PlanPatterns(
         "inside",
         "cuda",
         ("{a}.fused.pad4", "{a}.pad4 > {a}.fused.pad4"),
@@ -153,9 +153,7 @@ def device_candidate_plans(batches: bool, gram: bool = False) -> tuple[Plan, ...
 def candidate_plans(device: str) -> tuple[Plan, ...]:
     """Return the plans that are compared on a device (`cpu` or `cuda`), the vendor and the probed plans first."""
     more = [
-        plan
-        for name in _plan_form_names(device)
-        for plan in _plans_with_form_name(name, device, lambda leaf: leaf.forms)
+        plan for name in _pattern_names(device) for plan in _plans_from_patterns(name, device, lambda leaf: leaf.forms)
     ]
     plain = [plan for plan in dict.fromkeys([*probed_plans(device), *more])]
     above = [plan for level in candidate_levels() if level.above for plan in _plans_below_level(level, plain, device)]
@@ -166,10 +164,8 @@ def candidate_plans(device: str) -> tuple[Plan, ...]:
 @lru_cache(maxsize=4)
 def probed_plans(device: str) -> tuple[Plan, ...]:
     """Return the candidates that a tuning's probes measure: the vendor first, other leaves without levels last."""
-    names = _plan_form_names(device)
-    plans = [
-        plan for name in names for plan in _plans_with_form_name(name, device, lambda leaf: leaf.probed_plan_forms)
-    ]
+    names = _pattern_names(device)
+    plans = [plan for name in names for plan in _plans_from_patterns(name, device, lambda leaf: leaf.probed_plan_forms)]
     return tuple(dict.fromkeys([VENDOR, *plans]))
 
 
@@ -196,21 +192,21 @@ def _plans_below_level(level: CandidateLevel, plans: Sequence[Plan], device: str
                     yield composed
 
 
-def _usable_plan_forms(device: str) -> list[CandidateForm]:
-    usable = [form for form in CANDIDATE_FORMS if form.needs is None or find_spec(form.needs) is not None]
+def _usable_patterns(device: str) -> list[PlanPatterns]:
+    usable = [form for form in PLAN_PATTERNS if form.needs is None or find_spec(form.needs) is not None]
     return [form for form in usable if form.device == device]
 
 
-def _plan_form_names(device: str) -> tuple[str, ...]:
-    return (*(form.name for form in _usable_plan_forms(device)), "alone")
+def _pattern_names(device: str) -> tuple[str, ...]:
+    return (*(form.name for form in _usable_patterns(device)), "alone")
 
 
-def _plans_with_form_name(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
+def _plans_from_patterns(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
     """Return the plans from the pattern lists with this name; `leaf_forms` returns the names of a leaf's lists."""
     leaves = [x for leaf in device_leaves(device) if name in leaf_forms(leaf) for x in leaf.candidate_names]
     if name == "alone":
         return [Plan(leaf=leaf) for leaf in leaves]
-    forms = [form for form in _usable_plan_forms(device) if form.name == name]
+    forms = [form for form in _usable_patterns(device) if form.name == name]
     levels = candidate_levels()
     return [
         plan
@@ -227,7 +223,7 @@ def _plans_with_form_name(name: str, device: str, leaf_forms: Callable[[Leaf], t
 # For each device, the numbers of cuts that candidates try for a self-adjoint product. A CPU's BLAS gains nothing from
 # more cuts into small blocks.
 GRAM_CUT_COUNTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}
-# Blocks of C below the diagonal are general products. Their candidates come from the pattern lists in CANDIDATE_FORMS
+# Blocks of C below the diagonal are general products. Their candidates come from the pattern lists in PLAN_PATTERNS
 # with these names.
 GRAM_FORM_NAMES: Final = ("nested", "one pass", "outer")
 GRAM_ALGORITHM_COUNT: Final = 1  # number of algorithms that are tried for the products below the diagonal
@@ -246,8 +242,8 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
     diagonal. If the plan's leaf is `vendor`, further candidates compute the diagonal blocks with a triangle kernel of
     another leaf.
     """
-    inner = [VENDOR, *_plans_with_form_name("alone", device, lambda leaf: leaf.forms)]
-    for form in _usable_plan_forms(device):
+    inner = [VENDOR, *_plans_from_patterns("alone", device, lambda leaf: leaf.forms)]
+    for form in _usable_patterns(device):
         levels = [level for level in candidate_levels() if form.name in level.forms][:GRAM_ALGORITHM_COUNT]
         names = [x for leaf in device_leaves(device) if form.name in leaf.forms for x in leaf.candidate_names]
         if form.name in GRAM_FORM_NAMES:
@@ -284,13 +280,13 @@ def candidate_levels() -> tuple[CandidateLevel, ...]:
 
 def tuner_search_levels(device: str) -> tuple[CandidateLevel, ...]:
     """Return the levels that the tuner's search tries on a device, levels of candidates first."""
-    forms = [form.name for form in _usable_plan_forms(device)] + ([FORM_SEARCH_ONLY] if device == "cpu" else [])
+    forms = [form.name for form in _usable_patterns(device)] + ([FORM_SEARCH_ONLY] if device == "cpu" else [])
 
-    def first_form_index(level: CandidateLevel) -> int:
+    def first_pattern_index(level: CandidateLevel) -> int:
         return min((forms.index(form) for form in level.forms if form in forms), default=len(forms))
 
-    levels = [level for level in candidate_levels() if first_form_index(level) < len(forms)]
-    return tuple(sorted(levels, key=lambda level: (level.lean, first_form_index(level))))
+    levels = [level for level in candidate_levels() if first_pattern_index(level) < len(forms)]
+    return tuple(sorted(levels, key=lambda level: (level.lean, first_pattern_index(level))))
 
 
 @clear_on_registration

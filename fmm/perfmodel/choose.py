@@ -26,7 +26,7 @@ from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.candidates import compose_levels, device_candidate_plans, workspace_saving_levels
-from fmm.perfmodel.level_bounds import LevelBounds, count_levels
+from fmm.perfmodel.crossovers import MeasuredCrossovers, count_levels
 from fmm.perfmodel.predict import Prediction, is_b_column_major, predict_from_work, predict_vendor
 from fmm.perfmodel.stability import expected_error_growth, has_componentwise_bound
 from fmm.perfmodel.work import are_rows_aligned, estimated_work, estimated_workspace
@@ -136,7 +136,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
     return Choice(best, _reason_text(best, candidates, calibration, limits), candidates)
 
 
-# ---- 1. candidates: plans from the CandidateForms, and compositions of levels
+# ---- 1. candidates: plans from PLAN_PATTERNS, and compositions of levels
 
 
 def all_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
@@ -227,7 +227,7 @@ class EligiblePlan(NamedTuple):
     # the number of parts into which all levels together cut m, k and n; None: no cut
     parts: tuple[int, int, int] | None
     levels: int = 0  # number of levels of recursion
-    bounds: LevelBounds | None = None  # measured bounds on the number of levels; None: no bound
+    bounds: MeasuredCrossovers | None = None  # measured bounds on the number of levels; None: no bound
 
     def accepts_operands(self, problem: Problem) -> bool:
         """Return True if the problem's rows are aligned and the sides are neither too short nor too long."""
@@ -235,7 +235,7 @@ class EligiblePlan(NamedTuple):
         is_thin = any(side < least for side, least in zip(problem.size, self.shortest, strict=True))
         return aligned and not is_thin and (self.longest == inf or max(problem.size) <= self.longest)
 
-    def exceeds_level_bounds(self, side: float) -> bool:
+    def has_too_many_levels(self, side: float) -> bool:
         """Return True if tau1, tau2 and tau3 allow fewer levels at this effective side than the plan has."""
         return self.bounds is not None and self.levels > self.bounds.max_levels(side)
 
@@ -253,7 +253,7 @@ def filter_candidates(problem: Problem, calibration: Calibration, plans: Sequenc
     for x in (
         _filter_eligible_plans(plans, problem, calibration) if plans else _eligible_candidates(problem, calibration)
     ):
-        within = x.accepts_operands(problem) and not x.exceeds_level_bounds(side)
+        within = x.accepts_operands(problem) and not x.has_too_many_levels(side)
         if within and not x.has_too_short_leaves(problem, calibration.least):
             yield x.plan
 
@@ -304,7 +304,7 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
     # The products of a batch read only temporaries, which have aligned rows.
     reads_any_rows = plan.is_batched or (tiled and rate.tiled_odd > 0)
     # The crossovers tau1 to tau3 were measured on whole products, not on blocks of a triangle.
-    levels, bounds = count_levels(plan), None if writes_triangle else calibration.level_bounds_of(plan)
+    levels, bounds = count_levels(plan), None if writes_triangle else calibration.crossovers_of_plan(plan)
     shortest = min_sides_for_plan(plan, rate) if calibration.batches else (0, 0, 0)
     return EligiblePlan(plan, 1 if reads_any_rows else leaf.alignment, inf, shortest, parts, levels, bounds)
 

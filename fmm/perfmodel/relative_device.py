@@ -18,8 +18,8 @@ from types import MappingProxyType
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, ProductRate
+from fmm.perfmodel.crossovers import NEVER_WINS_SIDE, MeasuredCrossovers
 from fmm.perfmodel.default_calibration import datasheet_calibration
-from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds
 
 
 def scale_calibration_to_gpu(
@@ -46,7 +46,7 @@ def scale_calibration_to_gpu(
     }
     if dtype not in rates:
         return None
-    bounds = (_scaled_bounds(x, dtype, measured, rates, bandwidth) for x in measured.level_bounds)
+    bounds = (_scaled_crossovers(x, dtype, measured, rates, bandwidth) for x in measured.measured_crossovers)
     return replace(
         measured,
         name=of_relative.name,
@@ -56,7 +56,7 @@ def scale_calibration_to_gpu(
         small=measured.small * bandwidth,
         margin=max(measured.margin, of_relative.margin),
         tiled_margin=max(measured.tiled_margin, of_relative.tiled_margin),
-        level_bounds=tuple(x for x in bounds if x is not None),
+        measured_crossovers=tuple(x for x in bounds if x is not None),
     )
 
 
@@ -79,9 +79,9 @@ def _scaled_rate(
     return ProductRate(**scaled)
 
 
-def _scaled_bounds(
-    bounds: LevelBounds, dtype: str, measured: Calibration, rates: dict[str, ProductRate], bandwidth: float
-) -> LevelBounds | None:
+def _scaled_crossovers(
+    bounds: MeasuredCrossovers, dtype: str, measured: Calibration, rates: dict[str, ProductRate], bandwidth: float
+) -> MeasuredCrossovers | None:
     """Return tau1 to tau3 times the ratio of the devices' alpha / pi, as in Equation 3 of D'Alberto and Nicolau.
 
     NEVER_WINS_SIDE, the crossover recorded for a number of levels that never wins, is not scaled.
@@ -91,4 +91,4 @@ def _scaled_bounds(
         return None
     ratio = rates[rate].flops / measured.rates[rate].flops / bandwidth
     taus = (tau if tau is None or tau >= NEVER_WINS_SIDE else tau * ratio for tau in bounds.crossover_sides)
-    return LevelBounds(bounds.baseline, *taus)
+    return MeasuredCrossovers(bounds.baseline, *taus)

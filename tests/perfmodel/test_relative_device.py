@@ -14,8 +14,8 @@ from fmm.config import files
 from fmm.config.identity import Identity
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.choose import GPU_ERROR_GROWTH_LIMIT, Limits, choose
+from fmm.perfmodel.crossovers import NEVER_WINS_SIDE, MeasuredCrossovers
 from fmm.perfmodel.default_calibration import datasheet_calibration
-from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds
 from fmm.perfmodel.relative_device import scale_calibration_to_gpu
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import complete_calibration
@@ -24,7 +24,7 @@ from fmm.runtime.decisions.calibration_in_force import complete_calibration
 MEASURED_RATE = ProductRate(
     50e12, 1e6, 50.0, rows=30.0, cols=20.0, memory=10e12, batch=0.98, tile=64.0, sms=132.0, tiled=0.97, waves=26.4
 )
-BOUNDS = LevelBounds("vendor", 3000.0, 9000.0, NEVER_WINS_SIDE)
+BOUNDS = MeasuredCrossovers("vendor", 3000.0, 9000.0, NEVER_WINS_SIDE)
 MEASURED = Calibration(
     "H100",
     "calibrated",
@@ -34,7 +34,7 @@ MEASURED = Calibration(
     launch=4e-6,
     batches=True,
     margin=0.05,
-    level_bounds=(BOUNDS,),
+    measured_crossovers=(BOUNDS,),
 )
 
 
@@ -46,7 +46,7 @@ def test_only_the_memory_of_a_gh200_differs_from_an_h100s() -> None:
     assert (found.stream, found.small) == pytest.approx((3e12 * faster, 10e6 * faster))
     reads = {"rows": 30 / faster, "cols": 20 / faster, "memory": 10e12 * faster}
     assert vars(found.rates["float32"]) == pytest.approx(vars(replace(MEASURED_RATE, **reads)))
-    (bounds,) = found.level_bounds
+    (bounds,) = found.measured_crossovers
     assert bounds.crossover_sides == pytest.approx(
         (3000 / faster, 9000 / faster, NEVER_WINS_SIDE)
     )  # Equation 3: n1 = 22 alpha/pi
@@ -62,7 +62,7 @@ def test_an_h20_has_fewer_and_slower_multiprocessors() -> None:
     assert (rate.fill, rate.sms, rate.waves) == pytest.approx((1e6 * fewer, 78, 26.4 * fewer))
     assert (rate.rows, rate.cols) == pytest.approx((30 * slower / faster, 20 * slower / faster))
     assert (rate.pipe, rate.batch, rate.tile, rate.tiled) == (50.0, 0.98, 64.0, 0.97)
-    assert found.level_bounds[0].tau1 == pytest.approx(3000 * slower / faster)
+    assert found.measured_crossovers[0].tau1 == pytest.approx(3000 * slower / faster)
 
 
 def test_margins_are_at_least_the_datasheets() -> None:

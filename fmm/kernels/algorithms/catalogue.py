@@ -45,7 +45,7 @@ def scheme_names() -> tuple[str, ...]:
 
 
 def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (scheme name, names of the CandidateForms whose plans may contain the scheme).
+    """Yield (scheme name, names of the PlanPatterns whose plans may contain the scheme).
 
     Skip a scheme if the `consider` line of its file is invalid.
     """

@@ -399,7 +399,7 @@ def _require_proof(table: StepTable, origin: str) -> StepTable:
 
 
 def candidate_step_tables() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (table name, names of the CandidateForms whose plans may contain the table).
+    """Yield (table name, names of the PlanPatterns whose plans may contain the table).
 
     Skip a table if the `consider` line of its file is invalid.
     """

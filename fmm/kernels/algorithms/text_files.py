@@ -1,7 +1,7 @@
 """Algorithms in text form: the files of a folder, and the texts that users register.
 
 An optional line `consider` of a text names the patterns of candidate plans that may contain the algorithm
-(CandidateForm in fmm.perfmodel.candidates, for example `nested`). Without a line `consider`, the patterns are
+(PlanPatterns in fmm.perfmodel.candidates, for example `nested`). Without a line `consider`, the patterns are
 DEFAULT_PLAN_FORMS. An algorithm with `consider nothing` is never a candidate; it is used only if a caller writes a plan
 with it.
 """
@@ -32,7 +32,7 @@ _CONSIDER_LINE = re.compile(r"^consider\s+([^#\n]*)", re.MULTILINE)
 
 
 def parse_candidate_forms(text: str) -> tuple[str, ...]:
-    """Return the names of CandidateForms in the line `consider` of a text; raise ValueError for an unknown name.
+    """Return the names of PlanPatterns in the line `consider` of a text; raise ValueError for an unknown name.
 
     Lines other than `consider` are ignored.
     """
@@ -85,7 +85,7 @@ class AlgorithmTexts:
         self.registered.remove(name)
 
     def candidate_plan_forms(self, name: str) -> tuple[str, ...] | None:
-        """Return the names of the algorithm's CandidateForms; None if the `consider` line of its text is invalid."""
+        """Return the names of the algorithm's PlanPatterns; None if the `consider` line of its text is invalid."""
         try:
             return parse_candidate_forms(self.read_text(name))
         except ValueError:

@@ -95,7 +95,7 @@ class Leaf:
     # True if the leaf is a candidate only for a call that requires a smaller error than the vendor's: a call with
     # max_error_growth below 1.
     for_smaller_errors: bool = False
-    # Names of the patterns of candidate plans that end in the leaf (CandidateForm in fmm.perfmodel.candidates).
+    # Names of the patterns of candidate plans that end in the leaf (PlanPatterns in fmm.perfmodel.candidates).
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
     unprobed: tuple[str, ...] = ()  # the `forms` in which the tuner's probes do not measure the leaf
     tried: int = 4  # for numbered leaves: only the numbers 0 to `tried` - 1 are candidates

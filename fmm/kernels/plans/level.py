@@ -210,7 +210,7 @@ class Level(ABC):
 
 
 class CandidateLevel(NamedTuple):
-    """A level that candidate plans can have, and the names of the patterns of these plans (CandidateForm)."""
+    """A level that candidate plans can have, and the names of the patterns of these plans (PlanPatterns)."""
 
     text: str
     forms: tuple[str, ...]

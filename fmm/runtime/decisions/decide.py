@@ -25,8 +25,8 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_plan_type, check_product_count, plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, problem_for_ranking, recurring_call_seconds, required_margin
+from fmm.perfmodel.crossovers import NO_LEVEL_BOUND, count_levels
 from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE_TEXT
-from fmm.perfmodel.level_bounds import NO_LEVEL_BOUND, count_levels
 from fmm.perfmodel.predict import Prediction, is_b_column_major, is_slow_on_column_major_b, quick_prediction
 from fmm.perfmodel.prediction_terms import PredictionTerms, prediction_terms
 from fmm.perfmodel.stability import error_bound_text, expected_error_growth, is_error_measured
@@ -175,7 +175,7 @@ class Decision:
         calibration, problem = self.calibration, self.problem
         if not self.candidates or calibration is None or problem is None or problem.writes_triangle:
             return []
-        bounds, levels = calibration.level_bounds_of(self.plan), count_levels(self.plan)
+        bounds, levels = calibration.crossovers_of_plan(self.plan), count_levels(self.plan)
         side = calibration.matrix_side_for_crossovers(problem)
         position = bounds.crossover_position_text(side) if bounds else ""
         if not bounds or not position:

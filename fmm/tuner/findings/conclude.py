@@ -17,7 +17,7 @@ from fmm.config.schema import Thresholds
 from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, ProductRate
-from fmm.perfmodel.level_bounds import baseline_text
+from fmm.perfmodel.crossovers import baseline_text
 from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
 from fmm.tuner.devices.device import TunableDevice
 from fmm.tuner.findings.crossovers import (
@@ -194,11 +194,11 @@ def check_fit(
         fitting.observed_medians(trials, (HELD_OUT_STAGE,)),
     )
     crossovers = measure_crossovers(trials, whole)
-    bounded = replace(whole, level_bounds=level_bounds_from_crossovers(crossovers))
+    bounded = replace(whole, measured_crossovers=level_bounds_from_crossovers(crossovers))
 
     def is_allowed_by_level_bounds(o: fitting.Observation) -> bool:
         own = crossovers.get(baseline_text(o.run.plan))
-        excluded = bounded.exceeds_level_bounds(o.run.plan, o.problem)
+        excluded = bounded.has_too_many_levels(o.run.plan, o.problem)
         return not (own and excluded and own.is_model_optimistic_for(o.run.plan, o.problem))
 
     checked = [t for t in trials if t.stage in CHECKING_STAGES]
@@ -239,7 +239,7 @@ def check_model(
     # The margin for extrapolation depends on the side from which one level is predicted to gain. On a GPU, this side is
     # predicted without the limits of the measured tau1, tau2 and tau3, so that the cached rankings of plans also serve
     # to compute the thresholds.
-    free = replace(fitted, level_bounds=()) if fitted.batches else fitted
+    free = replace(fitted, measured_crossovers=()) if fitted.batches else fitted
     pays = crossover_of_levels(replace(free, margin=for_error[0], tiled_margin=for_error[1]), dtype, 1)
     least = max(margin_for_slowdown(slower), margin_for_extrapolation(pays, measured))
     required = zip(for_error, for_losses, losing, strict=True)
@@ -271,9 +271,9 @@ def thresholds_with_intervals(
     crossovers.
     """
     measured, trials = one_level_speedups(*looks), [t for look in looks for t in look]
-    calibration = replace(calibration, level_bounds=())
+    calibration = replace(calibration, measured_crossovers=())
     crossovers = measure_crossovers(trials, calibration)
-    bounded = replace(calibration, level_bounds=level_bounds_from_crossovers(crossovers))
+    bounded = replace(calibration, measured_crossovers=level_bounds_from_crossovers(crossovers))
     observed = fitting.observed_medians(trials, FITTED_STAGES)
     sampled = sample_calibrations(calibration, dtype, intervals, observed)
     found = replace(

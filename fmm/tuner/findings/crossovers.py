@@ -6,7 +6,7 @@ are the sides for two and three levels.
 Each timed pair shows the model's error for the plan's number of levels. If plans are measurably slower than predicted,
 the median error corrects their predictions before the crossover is computed. If a plan is slower than the vendor
 although its corrected prediction is a gain, the crossover is raised to the effective side of the product: the side of
-the square on which one level saves the same fraction of time as on the product. fmm.perfmodel.level_bounds applies the
+the square on which one level saves the same fraction of time as on the product. fmm.perfmodel.crossovers applies the
 crossovers to decisions.
 """
 
@@ -25,7 +25,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import device_candidate_plans
 from fmm.perfmodel.choose import rank_candidates
-from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds, baseline_text, count_levels, effective_side
+from fmm.perfmodel.crossovers import NEVER_WINS_SIDE, MeasuredCrossovers, baseline_text, count_levels, effective_side
 from fmm.problem import Problem
 from fmm.tuner.findings.diagnostics import EXTRAPOLATION_MARGIN, MIN_ACCEPTED_SPEEDUP
 from fmm.tuner.findings.ladder import ladder_crossovers
@@ -105,7 +105,7 @@ def level_samples(trials: Sequence[Trial], calibration: Calibration) -> list[Lev
 class BaselineCrossovers:
     """The crossovers of plans with one baseline, and the model's overestimate of speedups for each number of levels."""
 
-    bounds: LevelBounds
+    bounds: MeasuredCrossovers
     optimism: Mapping[int, ModelOptimism]
     # 95 % intervals of the crossovers, by the names tau1, tau2 and tau3
     intervals: Mapping[str, ThresholdInterval] = field(default_factory=dict)
@@ -127,7 +127,7 @@ def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dic
         exact = dict.fromkeys((0, *LEVEL_COUNTS), ModelOptimism())
         found = ladder_crossovers(trials)
         return {name: BaselineCrossovers(x.bounds, exact, x.intervals) for name, x in found.items()}
-    calibration = replace(calibration, level_bounds=())
+    calibration = replace(calibration, measured_crossovers=())
     by_baseline: dict[str, list[LevelSample]] = defaultdict(list)
     for sample in level_samples(trials, calibration):
         by_baseline[baseline_text(sample.plan)].append(sample)
@@ -137,8 +137,8 @@ def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dic
     }
 
 
-def level_bounds_from_crossovers(crossovers: Mapping[str, BaselineCrossovers]) -> tuple[LevelBounds, ...]:
-    """Return the crossovers as the calibration's field `level_bounds`, which limits the levels of candidates."""
+def level_bounds_from_crossovers(crossovers: Mapping[str, BaselineCrossovers]) -> tuple[MeasuredCrossovers, ...]:
+    """Return the crossovers as the calibration's field `measured_crossovers`, which limits the levels of candidates."""
     return tuple(x.bounds for x in crossovers.values())
 
 
@@ -173,7 +173,7 @@ def _crossovers_of_baseline(
             NEVER_WINS_SIDE,
         )
         taus.append(float(f"{tau:.4g}") if tau < NEVER_WINS_SIDE else NEVER_WINS_SIDE)
-    return BaselineCrossovers(LevelBounds(baseline, *taus), optimism)
+    return BaselineCrossovers(MeasuredCrossovers(baseline, *taus), optimism)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from fmm.config.schema import TAU_NAMES, JsonValue, Thresholds, read_thresholds
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import format_error_growth
 from fmm.kernels.plans.plan import VENDOR
-from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, baseline_text, count_levels
+from fmm.perfmodel.crossovers import NEVER_WINS_SIDE, baseline_text, count_levels
 from fmm.tuner.findings.model_in_use import (
     SquareDecision,
     decide_square,

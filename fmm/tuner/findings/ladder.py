@@ -16,7 +16,7 @@ from statistics import median
 from fmm.config.certification import median_interval, paired_ratios
 from fmm.config.schema import TAU_NAMES, ThresholdInterval
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.level_bounds import LevelBounds, baseline_text, count_levels
+from fmm.perfmodel.crossovers import MeasuredCrossovers, baseline_text, count_levels
 from fmm.problem import Problem
 from fmm.tuner.trials.record import DEFAULT_OPERATION, Trial
 
@@ -45,7 +45,7 @@ class LadderCrossovers:
     An end of an interval is None if it is above the largest square of the ladder.
     """
 
-    bounds: LevelBounds
+    bounds: MeasuredCrossovers
     intervals: dict[str, ThresholdInterval]
 
 
@@ -59,7 +59,7 @@ def ladder_crossovers(trials: Sequence[Trial]) -> dict[str, LadderCrossovers]:
         ]
         taus = [crossover_side([(p.side, p.ratio) for p in own]) for _, own in by_name]
         intervals = {name: crossover_interval(own) for name, own in by_name if own}
-        found[baseline] = LadderCrossovers(LevelBounds(baseline, *taus), intervals)
+        found[baseline] = LadderCrossovers(MeasuredCrossovers(baseline, *taus), intervals)
     return found
 
 

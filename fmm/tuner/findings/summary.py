@@ -23,7 +23,7 @@ from fmm.config.schema import (
 from fmm.kernels.plans.explain import format_error_growth
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE
+from fmm.perfmodel.crossovers import NEVER_WINS_SIDE
 from fmm.perfmodel.papers.recursion_points import WINOGRAD_WORK, recursion_point
 from fmm.tuner.findings.diagnostics import is_noisy_tuning
 from fmm.tuner.findings.model_in_use import (
@@ -228,7 +228,7 @@ class SectionText:
         def crossover_text(tau: float | None) -> str:
             return "no bound" if tau is None else NEVER_TEXT if tau >= NEVER_WINS_SIDE else f"{tau:.0f}"
 
-        rows = [(bounds.baseline, *map(crossover_text, bounds.crossover_sides)) for bounds in found.level_bounds]
+        rows = [(bounds.baseline, *map(crossover_text, bounds.crossover_sides)) for bounds in found.measured_crossovers]
         note = "up to tau1 no level is chosen, up to tau2 one, up to tau3 two" if rows else ""
         return make_table("measured crossovers, effective sides", ("without levels", *TAU_NAMES), rows, note)
 

@@ -23,7 +23,7 @@ from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, ThresholdInterval, Th
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, all_candidates, default_error_growth_limit, rank_candidates, required_margin
-from fmm.perfmodel.level_bounds import count_levels
+from fmm.perfmodel.crossovers import count_levels
 from fmm.perfmodel.papers import li_counts as li_thresholds
 from fmm.perfmodel.papers import recursion_points
 from fmm.perfmodel.papers.recursion_points import alpha_over_pi, alpha_seconds, pi_seconds
@@ -94,12 +94,12 @@ def compute_thresholds(
     measured: Sequence[tuple[ProductSize, float]] = (),
     strategies: Mapping[str, str] | None = None,
 ) -> Thresholds:
-    """Return the thresholds of a tuned model, with the measured crossovers from the calibration's field `level_bounds`.
+    """Return the thresholds of a tuned model, with the measured crossovers of the calibration.
 
     `measured` has pairs (size, measured speedup of one level). `strategies` maps the side of a square to the tile
     strategy of fmm's own kernel.
     """
-    bounds, calibration = calibration.level_bounds, replace(calibration, level_bounds=())
+    bounds, calibration = calibration.measured_crossovers, replace(calibration, measured_crossovers=())
     tau1, tau2, tau3 = (crossover_range(calibration, dtype, levels) for levels in LEVEL_COUNTS)
     return Thresholds(
         *alpha_and_pi(calibration, dtype),

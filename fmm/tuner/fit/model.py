@@ -27,7 +27,7 @@ import numpy as np
 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.level_bounds import count_levels
+from fmm.perfmodel.crossovers import count_levels
 from fmm.perfmodel.work import are_rows_aligned
 from fmm.problem import Problem
 from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_seconds

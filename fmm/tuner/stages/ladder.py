@@ -17,7 +17,7 @@ from itertools import islice
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, default_error_growth_limit, rank_candidates
-from fmm.perfmodel.level_bounds import baseline_text, count_levels
+from fmm.perfmodel.crossovers import baseline_text, count_levels
 from fmm.perfmodel.predict import predict_vendor
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Effort, TimedRun

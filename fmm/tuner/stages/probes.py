@@ -9,7 +9,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import device_candidate_plans
 from fmm.perfmodel.choose import rank_candidates
-from fmm.perfmodel.level_bounds import count_levels
+from fmm.perfmodel.crossovers import count_levels
 from fmm.perfmodel.work import are_rows_aligned, estimated_work
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import (

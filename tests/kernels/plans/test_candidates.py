@@ -13,7 +13,7 @@ from fmm.kernels.algorithms.text_files import (
 from fmm.kernels.algorithms.text_files import PLAN_FORM_NAMES as NAMED
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.candidates import (
-    CANDIDATE_FORMS,
+    PLAN_PATTERNS,
     candidate_levels,
     candidate_plans,
     probed_plans,
@@ -176,7 +176,7 @@ def test_strategies_are_searched_where_sums_are_inside() -> None:
 
 
 def test_every_form_that_a_file_may_name_is_one() -> None:
-    assert {*(form.name for form in CANDIDATE_FORMS), FORM_ABOVE_CANDIDATES, FORM_SEARCH_ONLY} == set(NAMED)
+    assert {*(form.name for form in PLAN_PATTERNS), FORM_ABOVE_CANDIDATES, FORM_SEARCH_ONLY} == set(NAMED)
     assert all(set(level.forms) <= {*NAMED, FORM_ABOVE_WITHOUT_OPTIONS} for level in candidate_levels())
 
 

@@ -10,7 +10,7 @@ import pytest
 from fmm.config import files
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds, baseline_text, count_levels, effective_side
+from fmm.perfmodel.crossovers import NEVER_WINS_SIDE, MeasuredCrossovers, baseline_text, count_levels, effective_side
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision, decide_plan
 from fmm.runtime.devices import cpu_device
@@ -86,8 +86,8 @@ def test_explain_names_the_crossovers_that_bound_the_levels(decide: Any) -> None
 def test_crossovers_belong_to_the_plan_without_levels() -> None:
     plans = {"winograd > vendor": "vendor", "3m > strassen > vendor": "3m > vendor", "vendor": "vendor"}
     assert {text: baseline_text(Plan.parse(text)) for text in plans} == plans
-    assert LevelBounds("vendor", None, 2000.0).max_levels(1500) == 1
-    assert LevelBounds("vendor", None, 2000.0).max_levels(2500) > 9
+    assert MeasuredCrossovers("vendor", None, 2000.0).max_levels(1500) == 1
+    assert MeasuredCrossovers("vendor", None, 2000.0).max_levels(2500) > 9
 
 
 # ---- a GPU: crossovers of each baseline, for products with aligned rows

@@ -10,7 +10,7 @@ import pytest
 
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.level_bounds import baseline_text
+from fmm.perfmodel.crossovers import baseline_text
 from fmm.runtime.devices import datasheet_model
 from fmm.tuner.devices.device import GPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice

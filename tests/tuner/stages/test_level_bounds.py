@@ -14,7 +14,7 @@ import pytest
 from fmm.config.certification import MIN_SPEEDUP
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, ProductRate
-from fmm.perfmodel.level_bounds import count_levels, effective_side
+from fmm.perfmodel.crossovers import count_levels, effective_side
 from fmm.problem import Problem
 from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION

@@ -187,7 +187,7 @@ def _parse_complex_blocks_level(text: str) -> Complex3mSchemeLevel | None:
 
 
 def _candidate_levels() -> Iterator[CandidateLevel]:
-    """Yield `3m(...)` with one and two levels of each scheme of the plan pattern `one pass` (CandidateForm)."""
+    """Yield `3m(...)` with one and two levels of each scheme of the plan pattern `one pass` (PlanPatterns)."""
     for name, forms in candidate_schemes():
         if "one pass" in forms:
             for power in (1, 2):

@@ -47,7 +47,7 @@ def baseline_text(plan: Plan) -> str:
 
 
 @dataclass(frozen=True)
-class LevelBounds:
+class MeasuredCrossovers:
     """The crossovers tau1 to tau3, as effective sides, of all plans with one baseline; None sets no limit."""
 
     baseline: str  # text of the baseline, as returned by `baseline_text`
@@ -72,7 +72,7 @@ class LevelBounds:
 
         Examples
         --------
-        >>> LevelBounds("vendor", 4000.0, 8300.0, 30300.0).crossover_position_text(9214)
+        >>> MeasuredCrossovers("vendor", 4000.0, 8300.0, 30300.0).crossover_position_text(9214)
         'effective side 9,214 is between tau2 8,300 and tau3 30,300'
         """
         if side == inf or self.crossover_sides == (None, None, None):
