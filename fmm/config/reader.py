@@ -104,56 +104,56 @@ def short_text(value: JsonValue) -> str:
 def number_check(low: float, high: float) -> JsonCheck:
     """Return a check that a value is a number within these bounds."""
 
-    def check(value: JsonValue, json_path: str) -> float:
+    def check_number(value: JsonValue, json_path: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise wrong_value_error(json_path, f"a number from {low:g} to {high:g}", value)
         return float(value)
 
-    return check
+    return check_number
 
 
 def optional_number_check(low: float, high: float) -> JsonCheck:
     """Return a check that a value is a number within these bounds, or null for a number that was not measured."""
     number = number_check(low, high)
 
-    def check(value: JsonValue, json_path: str) -> float | None:
+    def check_number_or_null(value: JsonValue, json_path: str) -> float | None:
         return None if value is None else float(number(value, json_path))
 
-    return check
+    return check_number_or_null
 
 
 def integer_check(low: int, high: int) -> JsonCheck:
     """Return a check that a value is a whole number from a smallest to a largest number."""
 
-    def check(value: JsonValue, json_path: str) -> int:
+    def check_integer(value: JsonValue, json_path: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise wrong_value_error(json_path, f"a whole number from {low} to {high}", value)
         return value
 
-    return check
+    return check_integer
 
 
 def choice_check(*valid: str) -> JsonCheck:
     """Return a check that a value is one of the texts `valid`."""
 
-    def check(value: JsonValue, json_path: str) -> str:
+    def check_choice(value: JsonValue, json_path: str) -> str:
         if value not in valid or not isinstance(value, str):
             raise wrong_value_error(json_path, " or ".join(valid), value)
         return value
 
-    return check
+    return check_choice
 
 
 def parser_check(valid_text: str, parse: Callable[[JsonValue], Any]) -> JsonCheck:
     """Return a check that returns `parse(value)`; if `parse` fails, the error message says `valid_text`."""
 
-    def check(value: JsonValue, json_path: str) -> Any:
+    def check_by_parsing(value: JsonValue, json_path: str) -> Any:
         try:
             return parse(value)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise wrong_value_error(json_path, valid_text, value) from None
 
-    return check
+    return check_by_parsing
 
 
 def check_text(value: JsonValue, json_path: str) -> str:

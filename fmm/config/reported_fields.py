@@ -65,7 +65,7 @@ def _check_text_or_number(value: JsonValue, json_path: str) -> JsonValue:
 def _check_errors(value: JsonValue, json_path: str) -> dict[str, Any]:
     """Check and return a section's model errors: an object for each predicted quantity (time, speedup)."""
 
-    def check(found: JsonValue, at: str) -> dict[str, Any] | None:
+    def check_model_error(found: JsonValue, at: str) -> dict[str, Any] | None:
         if found is None:
             return None
         unchecked = isinstance(found, dict) and found.get("count") == 0
@@ -75,7 +75,7 @@ def _check_errors(value: JsonValue, json_path: str) -> dict[str, Any]:
             raise wrong_value_error(f"{at}.{missing[0]}", "a number", None)
         return checked
 
-    return _check_object(value, json_path, check)
+    return _check_object(value, json_path, check_model_error)
 
 
 def _check_interval(value: JsonValue, json_path: str) -> tuple[float, float]:

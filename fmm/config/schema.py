@@ -295,7 +295,7 @@ SECTION_CHECKS: Mapping[str, JsonCheck] = {
     "intervals": accept_any_value,
     "error": accept_any_value,
     "thresholds": accept_any_value,  # read by read_thresholds
-    "blocks": accept_any_value,  # read by read_block_terms
+    "blocks": accept_any_value,  # read by read_block_model_constants
     "noise": optional_number_check(0, MAX_NOISE),
     "doubts": check_text_list,
     "failed": check_text_list,
@@ -348,7 +348,7 @@ def _parse_interval(raw: JsonValue) -> ThresholdInterval:
     return low, high
 
 
-def _parse_spread(raw: JsonValue) -> ThresholdRange:
+def _parse_threshold_range(raw: JsonValue) -> ThresholdRange:
     return ThresholdRange(*(_parse_finite(raw[end]) for end in ("value", "low", "high")))
 
 
@@ -363,7 +363,9 @@ def _parse_speedups(raw: JsonValue) -> dict[str, float]:
 THRESHOLD_CHECKS: Mapping[str, JsonCheck] = {
     **dict.fromkeys(NAMES_IN_SECONDS, parser_check("a number above 0", _parse_above_zero)),
     **dict.fromkeys(("n1", "n1_measured", "epsilon"), parser_check("a number or null", _parse_finite)),
-    **dict.fromkeys(TAU_NAMES, parser_check("an object of value, low and high, each a number or null", _parse_spread)),
+    **dict.fromkeys(
+        TAU_NAMES, parser_check("an object of value, low and high, each a number or null", _parse_threshold_range)
+    ),
     "block_strategy": parser_check("an object of names, by sides", partial(_parse_object_values, parse=str)),
     "one_level": parser_check("an object of numbers above 0, by sides", _parse_speedups),
     "intervals": parser_check(
@@ -412,7 +414,7 @@ def read_section(raw: JsonValue, json_path: str, identity: Identity, dtype: str)
         MappingProxyType({e.entry_key: e for e in entries}),
         changed=tuple(f"{x} {was} -> {now[x]}" for x, was in then.items() if now.get(x, was) != was),
         thresholds=thresholds,
-        fitted=read_block_terms(_field_or_none(found.get("blocks"), "fitted")),
+        fitted=read_block_model_constants(_field_or_none(found.get("blocks"), "fitted")),
         strategies=read_strategies(_field_or_none(found.get("blocks"), "strategies")),
         diagnostics=diagnostics,
         failed=tuple(found.get("failed", ())),
@@ -488,7 +490,7 @@ def threshold_errors(raw: JsonValue, json_path: str) -> Iterator[ConfigError]:
             yield error
 
 
-def read_block_terms(raw: JsonValue) -> BlockModelConstants | None:
+def read_block_model_constants(raw: JsonValue) -> BlockModelConstants | None:
     """Return the block model's fitted constants; None for missing or damaged constants."""
     check = number_check(1e-12, 1e6)
     try:

@@ -26,7 +26,7 @@ def merge_section(path: Path, device: str, dtype: str, section: dict[str, JsonVa
     """Write a section into a config; keep the old section's entries of other shapes, and replace its other fields."""
     path = path.resolve()  # write to the target of a symbolic link, and keep the link
     with writer_lock(path):
-        _remove_leftovers(path)
+        _remove_partial_files(path)
         devices = _read_devices(path)
         types = devices.setdefault(device, {})
         types[dtype] = keep_old_section_entries(types.get(dtype), section)
@@ -124,7 +124,7 @@ def _is_device_or_pipe(path: Path) -> bool:
     return False
 
 
-def _remove_leftovers(path: Path) -> None:
+def _remove_partial_files(path: Path) -> None:
     """Remove the partial files of a killed writer; the caller holds the lock, so no other writer runs."""
     for partial in path.parent.glob(f".{path.name}.*.partial"):
         partial.unlink(missing_ok=True)

@@ -307,11 +307,11 @@ def launch_seconds(
     # Products that add to several blocks of C read and write each of these blocks.
     written = FLOAT32_BYTES * write_back_elements(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.write_bytes_per_cycle
 
-    def cycles_of_block_round(blocks: int) -> float:
+    def cycles_of_one_wave(blocks: int) -> float:
         return steps * tile_cycles(s, w, contiguous_axes, chip, touched_bytes, blocks) + blocks * written
 
     rounds, last = divmod(-(-tiles // chip.multiprocessors), most)
-    return chip.fitted.launch + (rounds * cycles_of_block_round(most) + cycles_of_block_round(last)) / chip.clock
+    return chip.fitted.launch + (rounds * cycles_of_one_wave(most) + cycles_of_one_wave(last)) / chip.clock
 
 
 # ---- the fastest tile sizes

@@ -219,17 +219,17 @@ class _LevelPolynomials(NamedTuple):
         for x, y in combinations(range(3), 2):
             values[self.powers[x] + self.powers[y]] = blocks[x] * blocks[y]
 
-        def value(digits: BaseDigits) -> int:
+        def polynomial_value(digits: BaseDigits) -> int:
             return sum(c * values[power] for power, c in digits)
 
-        def sizes(sides: tuple[BaseDigits, ...]) -> tuple[int, ...]:
-            return tuple([value(side) for side in sides])
+        def polynomial_values(sides: tuple[BaseDigits, ...]) -> tuple[int, ...]:
+            return tuple([polynomial_value(side) for side in sides])
 
-        temporaries = _merge_counts((sizes(sides), times) for sides, times in self.temporaries)
-        calls = _merge_counts(((inner, sizes(sides), params), times) for sides, params, times in self.calls)
-        read = _merge_counts(((value(digits), below), times) for digits, below, times in self.read)
-        written = _merge_counts(((value(digits), below), times) for digits, below, times in self.written)
-        counts = value(self.additions), read, written, self.launches, temporaries, calls, self.streams
+        temporaries = _merge_counts((polynomial_values(sides), times) for sides, times in self.temporaries)
+        calls = _merge_counts(((inner, polynomial_values(sides), params), times) for sides, params, times in self.calls)
+        read = _merge_counts(((polynomial_value(digits), below), times) for digits, below, times in self.read)
+        written = _merge_counts(((polynomial_value(digits), below), times) for digits, below, times in self.written)
+        counts = polynomial_value(self.additions), read, written, self.launches, temporaries, calls, self.streams
         return LevelCounts(*counts)  # type: ignore[arg-type]
 
 

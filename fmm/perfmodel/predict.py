@@ -210,7 +210,7 @@ def leaf_time_terms(
     unaligned = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     unaligned, copied = 1 + unaligned, 1 + work.copied * (rate.copied - 1)
     unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
-    planes = SplitPassSlowdown(rate.rows / RIGHT_PREPARATION_PASSES, rate.cols / LEFT_PREPARATION_PASSES)
+    planes = PlanePassSlowdown(rate.rows / RIGHT_PREPARATION_PASSES, rate.cols / LEFT_PREPARATION_PASSES)
     has_strips = not is_b_column_major(problem)
     if leaf.prepared_layout and problem.prepared_side and not plan.levels:
         # A prepared operand is not split during the call.
@@ -230,7 +230,7 @@ def leaf_time_terms(
                 slowdown = f16x3_slowdown(rate, m, k, n, together, unpaired)
                 # The product kernel needs at least the time in which memory delivers the planes of A and B once.
                 slowdown = max(slowdown, planes.rows / m + planes.cols / n)
-                slowdown += split_slowdown(rate, m, k, n, together, has_strips)
+                slowdown += plane_split_slowdown(rate, m, k, n, together, has_strips)
                 slowdown = copied * leaf.relative_time * (slowdown * (rate.batch if together > 1 else 1.0))
             else:
                 slowdown = copied * leaf.relative_time * vendor_slowdown(rate, m, k, n, together, unaligned)
@@ -264,7 +264,7 @@ def _rate_with_operands_from_sums(rate: ProductRate, last: Level) -> ProductRate
     return replace(rate, rows=rate.rows * right, cols=rate.cols * left)
 
 
-class SplitPassSlowdown(NamedTuple):
+class PlanePassSlowdown(NamedTuple):
     """The time to read or write all planes once, relative to an m x n product: rows / m for B, and cols / n for A."""
 
     rows: float
@@ -301,7 +301,7 @@ def vendor_slowdown(rate: ProductRate, m: float, k: float, n: float, together: f
     and 7 % in bfloat16.
     """
     if together * m * n < MAX_COUNTED_ROUNDS * rate.sms * ROUND_TILE_SHAPES[0][0] * ROUND_TILE_SHAPES[0][1]:
-        slowdown = unaligned * _whole_round_slowdown(rate, m, k, n, together) + rate.rows / m + rate.cols / n
+        slowdown = unaligned * _whole_wave_slowdown(rate, m, k, n, together) + rate.rows / m + rate.cols / n
         return slowdown * (rate.batch if together > 1 else 1.0)
     cuts = max(k / SPLIT_K_STEPS, 1.0) if unaligned > 1 else 1.0
     slowdown = unaligned * (1 + rate.fill / (together * m * n * cuts)) + sqrt(unaligned) * rate.pipe / k
@@ -332,7 +332,7 @@ ROUND_TILE_SHAPES, SMALLER_TILE_LOSS = ((256, 128), (128, 256), (128, 128), (64,
 MAX_SPLIT_K_PARTS = 4
 
 
-def _whole_round_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float) -> float:
+def _whole_wave_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float) -> float:
     """Return the slowdown s for the fastest tile size if each multiprocessor computes one tile at a time.
 
     To fill the last wave, the vendor may cut each tile along the inner dimension into up to MAX_SPLIT_K_PARTS sections.
@@ -443,7 +443,9 @@ HELD_ROW_LENGTH, REREAD_BYTES, HELD_NUMBER_BYTES = 4 * SPLIT_THREADS * MAX_REGIS
 STRIP_BLOCK_BANDWIDTH, STRIP_NUMBER_BYTES = 17.5e9, 12.0
 
 
-def split_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float, has_strips: bool = True) -> float:
+def plane_split_slowdown(
+    rate: ProductRate, m: float, k: float, n: float, together: float, has_strips: bool = True
+) -> float:
     """Return the time to compute the planes of A and B before the product, divided by flops / rate.
 
     `has_strips` is True if B is row-major and its planes are computed in strips (ranges of columns).

@@ -19,9 +19,9 @@ from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibra
 from fmm.perfmodel.papers import dalberto, huang, li_results, recursion_points, sforza
 from fmm.perfmodel.predict import (
     f16x3_slowdown,
+    plane_split_slowdown,
     predict_from_work,
     quick_prediction,
-    split_slowdown,
     tiled_slowdown,
     vendor_slowdown,
 )
@@ -72,14 +72,14 @@ PLANES = ProductRate(250e12, 0.0, 500.0, rows=600.0, cols=400.0, blocks=132.0)
 
 
 def test_planes_are_computed_once_for_each_operand() -> None:
-    assert split_slowdown(PLANES, 4096, 8192, 3000, 1) == pytest.approx(600 / 4096 + 400 / 3000)
+    assert plane_split_slowdown(PLANES, 4096, 8192, 3000, 1) == pytest.approx(600 / 4096 + 400 / 3000)
 
 
 def test_rows_longer_than_the_registers_are_read_twice() -> None:
     """Of 65536 numbers of a row of A, 16384 stay in registers: 8 bytes each are moved, and 12 bytes of the others."""
     bytes_per_number = (16384 * 8 + 49152 * 12) / 65536
     expected = 600 / 4096 + 400 / 3000 * bytes_per_number / 8
-    assert split_slowdown(PLANES, 4096, 65536, 3000, 1) == pytest.approx(expected)
+    assert plane_split_slowdown(PLANES, 4096, 65536, 3000, 1) == pytest.approx(expected)
 
 
 def test_a_b_of_few_columns_is_split_by_few_thread_blocks() -> None:
@@ -87,9 +87,9 @@ def test_a_b_of_few_columns_is_split_by_few_thread_blocks() -> None:
     m, k, n = 512, 65536, 64
     seconds = k * 64 * 12 / 8 / 17.5e9
     product_seconds = 2 * m * k * n / PLANES.flops
-    assert split_slowdown(PLANES, m, k, n, 1) == pytest.approx(seconds / product_seconds)
-    assert split_slowdown(PLANES, m, k, n, 2) == pytest.approx(seconds / product_seconds / 2)
-    assert split_slowdown(PLANES, m, k, n, 1, has_strips=False) < seconds / product_seconds / 2
+    assert plane_split_slowdown(PLANES, m, k, n, 1) == pytest.approx(seconds / product_seconds)
+    assert plane_split_slowdown(PLANES, m, k, n, 2) == pytest.approx(seconds / product_seconds / 2)
+    assert plane_split_slowdown(PLANES, m, k, n, 1, has_strips=False) < seconds / product_seconds / 2
 
 
 def test_strips_of_columns_are_for_a_row_major_b_that_is_not_prepared() -> None:

@@ -34,7 +34,7 @@ class PublishedNumber(NamedTuple):
     predicted: float
 
     @property
-    def ratio(self) -> float:
+    def predicted_over_published(self) -> float:
         """The predicted number divided by the published number."""
         return self.predicted / self.published
 
@@ -118,11 +118,11 @@ def dalberto_numbers() -> Iterator[PublishedNumber]:
 # ---- the table
 
 
-def cards() -> PaperTable:
+def published_and_predicted_numbers() -> PaperTable:
     """Return the table of all published numbers beside the predictions for the same machines."""
     found = [*li_numbers(), *huang_numbers(), *sforza_numbers(), *dalberto_numbers()]
     columns = ("machine", "source", "quantity", "published", "predicted", "predicted / published")
-    rows = tuple((*number, number.ratio) for number in found)
+    rows = tuple((*number, number.predicted_over_published) for number in found)
     title = "published numbers of the papers' own machines, and predictions for these machines"
     return PaperTable("cards", title, columns, rows, tuple(error_notes(found)))
 
@@ -131,7 +131,7 @@ def error_notes(found: Iterable[PublishedNumber]) -> Iterator[str]:
     """Yield a note for each paper, with the errors of the predictions of the paper's numbers."""
     by_source: dict[str, list[float]] = {}
     for number in found:
-        by_source.setdefault(number.source, []).append(number.ratio)
+        by_source.setdefault(number.source, []).append(number.predicted_over_published)
     for source, ratios in by_source.items():
         error = exp(median(abs(log(ratio)) for ratio in ratios)) - 1
         yield (
@@ -140,4 +140,4 @@ def error_notes(found: Iterable[PublishedNumber]) -> Iterator[str]:
         )
 
 
-TABLE_FUNCTIONS: Final = (cards,)
+TABLE_FUNCTIONS: Final = (published_and_predicted_numbers,)

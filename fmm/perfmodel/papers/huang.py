@@ -164,7 +164,7 @@ def huang_bounds() -> PaperTable:
         for name, printed, computed in (*_printed_rates(), *_printed_block_sizes(), *_printed_limits())
     )
     columns = ("quantity", "printed", "computed", "difference")
-    return PaperTable("huang-bounds", "Section 5.2: rates and bounds", columns, rows, _bound_notes())
+    return PaperTable("huang-bounds", "Section 5.2: rates and bounds", columns, rows, _notes_on_printed_bounds())
 
 
 def _printed_rates() -> tuple[tuple[str, float | None, float], ...]:
@@ -212,7 +212,7 @@ def _printed_limits() -> tuple[tuple[str, float | None, float], ...]:
     )
 
 
-def _bound_notes() -> tuple[str, ...]:
+def _notes_on_printed_bounds() -> tuple[str, ...]:
     return (
         "tau_smop: the factors in footnote 13, 80 x 32 x 4 B x 1530 MHz, give 15.67 TB/s. The 15.30 TB/s of Figure 9 "
         "would need 1494 MHz.",

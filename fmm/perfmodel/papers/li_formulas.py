@@ -234,7 +234,7 @@ SECTION_6_KERNEL_CALLS: Final = {
 SECTION_6_EXCESS_COUNTS: Final = {"strassen": ("7m^2/4", "172m^2"), "winograd": ("11m^2/8", "136m^2")}
 
 
-def li_section6() -> PaperTable:
+def li_section6_numbers() -> PaperTable:
     """Return the numbers in the text of section 6: kernel calls, totals and reductions of one level."""
     rows: list[tuple[Cell, ...]] = []
     for method in PRINTED_METHODS:
@@ -298,7 +298,7 @@ SECTION_7_BLOCKS: Final = {"strassen": 51, "winograd": 41}  # number of blocks t
 SECTION_7_EXPECTATIONS: Final = ((3, 26, 33), (4, 29, 41))
 
 
-def li_section7() -> PaperTable:
+def li_section7_numbers() -> PaperTable:
     """Return the numbers in the text of section 7: terms of the recurrences, and expected reductions."""
     rows: list[tuple[Cell, ...]] = []
     for method in PRINTED_METHODS:
@@ -348,5 +348,5 @@ _SECTION_7_NOTES: Final = (
 
 FORMULA_TABLE_FUNCTIONS: Final = (
     *(li_fig11, li_fig14, li_fig15, li_fig17, li_fig18, li_fig19, li_fig20, li_fig21, li_fig22),
-    *(li_section6, li_section7),
+    *(li_section6_numbers, li_section7_numbers),
 )

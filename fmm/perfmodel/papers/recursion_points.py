@@ -322,10 +322,10 @@ class HasaThresholds:
 def calibrated_thresholds(calibration: Calibration, dtype: str) -> HasaThresholds:
     """Return the thresholds of a device without a tuning: alpha/pi for each shape follows from the calibration."""
 
-    def ratio(m: int, k: int, n: int) -> float:
+    def alpha_over_pi_of_product(m: int, k: int, n: int) -> float:
         return alpha_over_pi(calibration, Problem(m, k, n, dtype))
 
-    return HasaThresholds(ratio)
+    return HasaThresholds(alpha_over_pi_of_product)
 
 
 def hasa_depth(shape: Shape, thresholds: HasaThresholds) -> int:
