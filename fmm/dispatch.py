@@ -47,8 +47,8 @@ function) computes the call. Checks 1 to 4 are fast, because they look for no pl
 
    * `_decide_integers` declines an integer product with a side below `MIN_INTEGER_PLAN_SIDE` on the host.
 
-   * `untuned_arithmetic_variables` finds environment variables that change the vendor's arithmetic, and no tuning was
-     measured with these variables.
+   * `arithmetic_variables_unlike_tuning` finds environment variables that change the vendor's arithmetic, and no tuning
+     was measured with these variables.
 
    * `_decide_by_equation_2` declines a call if the rule of HASA (D'Alberto and Nicolau's algorithm) finds no level.
      With FMM_TUNING_MODE=hasa this rule replaces `decide_by_tuning` and `decide_by_model`.
@@ -185,7 +185,7 @@ def _multiply_on_own_device(request: MatmulRequest) -> Any:
     try:
         a, b, constraints = unwrap_operands(request.a, request.b, request.constraints)
         library = library_of(a, b, request.out).adapter_for_matmul_options(request.options)
-        if library.is_observed():
+        if library.are_calls_recorded():
             # torch.jit.trace traces a function twice and compares the two traces. The first fmm.matmul call of a
             # process runs this function, but later calls run multiply_without_options. Calling multiply_without_options
             # here makes both traces equal.
@@ -239,7 +239,7 @@ def _streaming_device(request: MatmulRequest) -> StreamingDevice | None:
     device = request.device
     assert device is not None
     a, b, _ = unwrap_operands(request.a, request.b, request.constraints)
-    on_cpu = _is_cpu(device)
+    on_cpu = _is_cpu_name(device)
     number = 0 if on_cpu else devices.parse_cuda_index(device)
     library = library_of(a, b, request.out)
     if library is NUMPY:
@@ -276,7 +276,7 @@ def dispatch_gram(request: GramRequest, key: CallKey | None = None) -> Any:
 
     If the library computes the call, the decline is cached under `key`.
     """
-    request = _with_call_key(request, key, None)
+    request = _request_with_call_key(request, key, None)
     return (
         torch_functions_module().gram_tensors(*request[1:]) if request.library.is_differentiable else run_gram(*request)
     )
@@ -304,7 +304,7 @@ def dispatch_gemm(request: GemmRequest, key: CallKey | None = None) -> Any:
 
     The decline of the call, or its plan on a device, is cached under `key`.
     """
-    request = _with_call_key(request, key, request.c)
+    request = _request_with_call_key(request, key, request.c)
     return (
         torch_functions_module().gemm_tensors(*request[1:]) if request.library.is_differentiable else run_gemm(*request)
     )
@@ -321,7 +321,7 @@ def dispatch_explain_gemm(request: GemmRequest) -> Decision:
 RequestT = TypeVar("RequestT", GemmRequest, GramRequest)
 
 
-def _with_call_key(request: RequestT, key: CallKey | None, c: Any) -> RequestT:
+def _request_with_call_key(request: RequestT, key: CallKey | None, c: Any) -> RequestT:
     """Return the request with the key under which its decline or plan is cached, if all operands have one type."""
     arrays = request.a, request.b, c, request.out
     if key is None or any(x is not None and x.dtype != request.a.dtype for x in arrays):
@@ -344,7 +344,7 @@ def plan_without_arrays(
     """Return the decision for a product of row-major arrays; `size` is (m, k, n)."""
     if not isinstance(op, str) or op not in OPERATIONS:
         raise ValueError(f"unknown operation {op!r}; valid: {', '.join(OPERATIONS)}")
-    on_cpu = _is_cpu(device)
+    on_cpu = _is_cpu_name(device)
     number = blas_threads() if on_cpu else devices.parse_cuda_index(device)
     if dtype not in (_NUMPY_TYPES if on_cpu else DTYPES):
         return _fallback_decision(dtype, on_cpu, constraints)
@@ -366,7 +366,7 @@ def _fallback_decision(dtype: str, on_cpu: bool, constraints: PlanConstraints) -
     return Decision(VENDOR, None, f"{library} multiplies: {dtype} products have no plan")
 
 
-def _is_cpu(device: object) -> bool:
+def _is_cpu_name(device: object) -> bool:
     """Return True for the text "cpu"; the type is checked first, since `array == "cpu"` would compare every entry."""
     return isinstance(device, str) and device == "cpu"
 
@@ -374,7 +374,7 @@ def _is_cpu(device: object) -> bool:
 def _find_device(device: str | int, number: int) -> devices.Device:
     """Return the device with this index; error messages show `device` as the caller wrote it."""
     try:
-        return devices.get_device("cpu" if _is_cpu(device) else "cuda", number)
+        return devices.get_device("cpu" if _is_cpu_name(device) else "cuda", number)
     except ModuleNotFoundError as error:
         needed = f"device={device!r} needs CuPy: pip install 'fmm-tune[cuda13]' (or cuda12)"
         raise ModuleNotFoundError(needed) from error

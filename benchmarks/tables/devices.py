@@ -20,9 +20,9 @@ from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.perfmodel.predict import quick_prediction
 from fmm.problem import Problem
-from fmm.runtime.decisions.calibration_in_force import complete_calibration, scaled_shipped_model
+from fmm.runtime.decisions.calibration_in_force import complete_calibration, scaled_shipped_calibration
 from fmm.runtime.decisions.limits import WORKSPACE_SHARE
-from fmm.runtime.devices import datasheet_model
+from fmm.runtime.devices import calibration_from_datasheet
 
 OLDEST_CAPABILITY = 7.0
 SIDES = (1024, 2048, 4096, 8192, 16384)
@@ -73,7 +73,7 @@ def _best_calibration(name: str, dtype: str) -> tuple[Calibration, str]:
     """Return the calibration that predicts a GPU best, and its basis."""
     if (shipped := _shipped_calibration(name, dtype)) is not None:
         return shipped, "measured model"
-    if (scaled := scaled_shipped_model(name, dtype)) is not None:
+    if (scaled := scaled_shipped_calibration(name, dtype)) is not None:
         return scaled, f"scaled from the {datasheet_of(name).relative_of}"
     return datasheet_calibration(name), "datasheet"
 
@@ -83,7 +83,7 @@ def _shipped_calibration(name: str, dtype: str) -> Calibration | None:
     """Return the shipped calibration that was measured on this GPU; None without one."""
     unmeasured, shipped = datasheet_calibration(name), files.Configs((files.SHIPPED_CONFIG,), False)
     for key in (key for devices in shipped.files.values() for key in devices):
-        model = datasheet_model(key, key)
+        model = calibration_from_datasheet(key, key)
         if model is not None and model.name == unmeasured.name:
             tuned = shipped.find_tuning(Identity(key, key), dtype)
             return complete_calibration(tuned, None, unmeasured) if tuned else None

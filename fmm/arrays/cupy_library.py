@@ -209,7 +209,7 @@ class CupyLibrary(NumpyLikeLibrary):
         of_c = None if c is None else (c.shape, c.strides, c.dtype, c.data.device_id, c is out)
         return self.call_key(a, b, out), of_c
 
-    def decline_type_key(self, a: Any, b: Any) -> Hashable:
+    def decline_key_without_sizes(self, a: Any, b: Any) -> Hashable:
         dtype, left = a.dtype, a.data
         mode = get_compute_type(dtype) if get_compute_type and dtype.kind in "fc" else 0
         # If A and B have one address, B may be A's transposed view, and the product may have a plan of its own.

@@ -33,13 +33,13 @@ def array_kind(x: Any) -> ArrayKind:
     if cls in _kinds_by_class:
         kind = _kinds_by_class[cls]
     else:
-        kind = _kind_of_type(cls)
-        if can_cache_kind(kind):
+        kind = _array_kind_of_class(cls)
+        if can_cache_array_kind(kind):
             _kinds_by_class[cls] = kind
-    return kind or _kind_of_object(x)
+    return kind or _array_kind_of_object(x)
 
 
-def can_cache_kind(kind: ArrayKind | None) -> bool:
+def can_cache_array_kind(kind: ArrayKind | None) -> bool:
     """Return True if a class's kind may be cached.
 
     Return False while torch compiles or exports, since torch records changes of the cache.
@@ -53,13 +53,13 @@ def can_cache_kind(kind: ArrayKind | None) -> bool:
     return not is_compiling()
 
 
-def _kind_of_object(x: Any) -> ArrayKind:
+def _array_kind_of_object(x: Any) -> ArrayKind:
     if "torch" in sys.modules and hasattr(type(x), "__torch_function__"):
         return "torch"
     return "other" if is_on_cuda(x) else "host"
 
 
-def _kind_of_type(cls: type) -> ArrayKind | None:
+def _array_kind_of_class(cls: type) -> ArrayKind | None:
     """Return the kind of array of a class ("host", "cupy", "torch" or "other"), found from its base classes.
 
     Return None if every object of the class must be examined.

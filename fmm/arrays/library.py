@@ -129,7 +129,7 @@ class Library(Protocol):
         ...
 
     @property
-    def is_observed(self) -> Callable[[], bool]:
+    def are_calls_recorded(self) -> Callable[[], bool]:
         """Function that returns True while a tracer (torch.jit.trace) or a function mode of torch records calls.
 
         While calls are recorded, only the vendor's product may run.
@@ -138,7 +138,7 @@ class Library(Protocol):
 
     @property
     def is_tracing(self) -> Callable[[], bool] | None:
-        """A faster function than `is_observed`, for code that reads no property of an array except its size.
+        """A faster function than `are_calls_recorded`, for code that reads no property of an array except its size.
 
         `is_tracing` is None if the library has no tracers.
         """
@@ -168,7 +168,7 @@ class Library(Protocol):
         """
         ...
 
-    def decline_type_key(self, a: Any, b: Any) -> Hashable:
+    def decline_key_without_sizes(self, a: Any, b: Any) -> Hashable:
         """Return the part of a declined product's cache key that does not depend on sizes.
 
         The types of the arrays, for example, are in this part.

@@ -30,7 +30,7 @@ class NumpyLikeLibrary(ABC):
     def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         """Return the library's product."""
 
-    def is_observed(self) -> bool:
+    def are_calls_recorded(self) -> bool:
         return False
 
     def is_plain_product(self, a: Any, b: Any, out: Any, c: Any = None) -> bool:
@@ -221,7 +221,7 @@ class NumpyLibrary(NumpyLikeLibrary):
         of_c = None if c is None else (c.shape, c.dtype)
         return a.shape, a.strides, a.dtype, of_b, of_c, None if out is None else (out.shape, out.dtype)
 
-    def decline_type_key(self, a: Any, b: Any) -> Hashable:
+    def decline_key_without_sizes(self, a: Any, b: Any) -> Hashable:
         return a.dtype, b.dtype
 
     def product_setting(self, a: Any, b: Any, out: Any) -> ProductSetting:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.arrays.detect import array_kind, can_cache_kind, describe_array, mixed_arrays_error
+from fmm.arrays.detect import array_kind, can_cache_array_kind, describe_array, mixed_arrays_error
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 
@@ -32,7 +32,12 @@ def library_of(a: Any, b: Any, out: Any = None, third_name: str = "out") -> Libr
     if cached is not None and type(b) is cls and (out is None or type(out) is cls):
         return cached
     found = _select_library(a, b, out, third_name)
-    if found is not NUMPY and type(b) is cls and (kind := array_kind(a)) in ("cupy", "torch") and can_cache_kind(kind):
+    if (
+        found is not NUMPY
+        and type(b) is cls
+        and (kind := array_kind(a)) in ("cupy", "torch")
+        and can_cache_array_kind(kind)
+    ):
         _libraries[cls] = found
     return found
 
@@ -68,6 +73,6 @@ def _load_torch_library() -> Library:
     from fmm.arrays.torch_calls import PLAIN_TENSORS
     from fmm.arrays.torch_library import TORCH
 
-    if can_cache_kind("torch"):
+    if can_cache_array_kind("torch"):
         PLAIN_TYPES.update(dict.fromkeys(PLAIN_TENSORS, TORCH))
     return TORCH

@@ -60,7 +60,7 @@ def has_only_dense_dispatch_keys(keys: int) -> bool:
     return not keys & ~_PLAIN_OR_MARKED
 
 
-def is_observed() -> bool:
+def are_calls_recorded() -> bool:
     """Return True while torch.compile, torch.export, torch.jit.trace or a function mode records torch's calls.
 
     While calls are recorded, only torch.matmul may be called on the tensors: even a read of a shape would be recorded.
@@ -70,7 +70,7 @@ def is_observed() -> bool:
 
 
 def is_tracing() -> bool:
-    """Return the value of `is_observed()`, but False if only torch.jit.trace records calls.
+    """Return the value of `are_calls_recorded()`, but False if only torch.jit.trace records calls.
 
     This function is for code that reads no property of a tensor except its size in bytes: torch.jit.trace does not
     record that read.
@@ -80,8 +80,8 @@ def is_tracing() -> bool:
     return _has_recording_mode() if is_function_mode_enabled() else False  # `bool()` would take as long as the queries
 
 
-def is_recording() -> bool:
-    """Return the value of `is_observed()`, but False while a compiler traces a program.
+def is_recording_outside_compiler() -> bool:
+    """Return the value of `are_calls_recorded()`, but False while a compiler traces a program.
 
     While torch.compile or torch.export traces a program, the products of the compiler's example tensors are not
     recorded.
@@ -100,7 +100,7 @@ def explain_torch_fallback(a: Any, b: Any, out: Any = None) -> str:
 
 
 def _fallback_reason(a: Any, b: Any, out: Any) -> str:
-    if is_observed():
+    if are_calls_recorded():
         return "torch's calls are being recorded or compiled"
     tensors = {"a": a, "b": b} | ({} if out is None else {"out": out})
     for name, x in tensors.items():
@@ -125,7 +125,7 @@ def is_plain_call(a: Any, b: Any, out: Any, c: Any = None, allowed_keys: int = _
     Return False under a transform, forward gradients, autocast, a dispatch mode or deterministic algorithms.
     """
     return (
-        not is_observed()
+        not are_calls_recorded()
         and are_plain_tensors(a, b, out, c, allowed_keys)
         and forward_ad._current_level < 0
         and active_transforms() is None

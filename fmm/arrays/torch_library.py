@@ -17,7 +17,7 @@ from fmm.arrays.torch_calls import (
     PLAIN_DISPATCH_KEYS,
     TORCH_BMM,
     TORCH_MATMUL,
-    is_observed,
+    are_calls_recorded,
     is_plain_call,
     is_tracing,
 )
@@ -88,7 +88,7 @@ def matmul_into(multiply: Callable[..., Any], a: Any, b: Any, out: Any) -> Any:
     If `out` overlaps an operand, the product is first computed in a new tensor, as NumPy does: torch itself would write
     `out` over the operands while it reads them.
     """
-    if out is not a and out is not b and not _overlaps(out, a) and not _overlaps(out, b):
+    if out is not a and out is not b and not _do_tensors_overlap(out, a) and not _do_tensors_overlap(out, b):
         return multiply(a, b, out=out)
     wants_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, out))
     c = None if wants_gradients else multiply(a, b)
@@ -97,7 +97,7 @@ def matmul_into(multiply: Callable[..., Any], a: Any, b: Any, out: Any) -> Any:
     return out.copy_(c)
 
 
-def _overlaps(x: Any, y: Any) -> bool:
+def _do_tensors_overlap(x: Any, y: Any) -> bool:
     try:
         if x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr():
             return False
@@ -162,7 +162,11 @@ class _TorchLibraryBase:
     def __init__(self, calls: dict[Hashable, Any] | None = None) -> None:
         self.cached_calls = {} if calls is None else calls
         self.addmm_functions = {2: torch.addmm, 3: torch.baddbmm}
-        self.fast_vendor_product, self.is_observed, self.is_tracing = TORCH_MATMUL, is_observed, is_tracing
+        self.fast_vendor_product, self.are_calls_recorded, self.is_tracing = (
+            TORCH_MATMUL,
+            are_calls_recorded,
+            is_tracing,
+        )
         self.fast_stack_product = TORCH_BMM
 
     def adapter_for_matmul_options(self, options: Mapping[str, Any]) -> Self:
@@ -204,7 +208,9 @@ class _TorchLibraryBase:
         return x.expand(shape)
 
     def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
-        if c is not None and (_overlaps(c, a) or _overlaps(c, b)):  # torch would write C over operands that it reads
+        if c is not None and (
+            _do_tensors_overlap(c, a) or _do_tensors_overlap(c, b)
+        ):  # torch would write C over operands that it reads
             return c.copy_(torch_gemm(a, b, c if beta else None, alpha, beta))
         return torch_gemm(a, b, c, alpha, beta, c)
 
@@ -217,7 +223,11 @@ class _TorchLibraryBase:
             return self.vendor_product(a, b, out)
         if out is None:
             return _torch_gemm_with_factors(a, b, c, alpha, beta, None)
-        if _overlaps(out, a) or _overlaps(out, b) or (c is not None and c is not out and _overlaps(out, c)):
+        if (
+            _do_tensors_overlap(out, a)
+            or _do_tensors_overlap(out, b)
+            or (c is not None and c is not out and _do_tensors_overlap(out, c))
+        ):
             arrays = (a, b, out) if c is None else (a, b, c, out)
             if not (torch.is_grad_enabled() and any(x.requires_grad for x in arrays)):  # else torch raises an error
                 return out.copy_(_torch_gemm_with_factors(a, b, c, alpha, beta, None))
@@ -273,7 +283,7 @@ class _TorchLibraryBase:
     def record_array_change(self, out: Any) -> None:
         torch.autograd.graph.increment_version(out)  # a backward pass that needs the values before this write fails
 
-    def decline_type_key(self, a: Any, b: Any) -> Hashable:
+    def decline_key_without_sizes(self, a: Any, b: Any) -> Hashable:
         dtype, device = a.dtype, a.get_device()
         try:  # a matrix times its own transpose (in the same memory) may have another plan
             same_address = device >= 0 and a.data_ptr() == b.data_ptr()

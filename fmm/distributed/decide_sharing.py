@@ -24,7 +24,7 @@ from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import calibration_in_force
 from fmm.runtime.decisions.decide import decide_plan
-from fmm.runtime.decisions.limits import limits_without_arrays, workspace_share
+from fmm.runtime.decisions.limits import limits_without_arrays, workspace_limit_for_free_bytes
 from fmm.runtime.devices import Device
 
 MAX_PRINTED_CANDIDATES = 8  # number of candidates that str(decision) lists
@@ -117,7 +117,9 @@ def decide_sharing(
 
     def limits_for_local_products(conditions: LocalProductConditions) -> Limits:
         unlimited = free_bytes == float("inf")
-        workspace = UNLIMITED_BYTES if unlimited else workspace_share(int(free_bytes - conditions.held_bytes))
+        workspace = (
+            UNLIMITED_BYTES if unlimited else workspace_limit_for_free_bytes(int(free_bytes - conditions.held_bytes))
+        )
         local_growth = growth / _error_growth_of_piecewise_sums(conditions, dtype)
         return limits_without_arrays("product", dtype, workspace, local_growth)
 

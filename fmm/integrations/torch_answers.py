@@ -12,7 +12,7 @@ from fmm.arrays.torch_calls import (
     dispatch_keys,
     has_only_dense_dispatch_keys,
     is_deterministic,
-    is_recording,
+    is_recording_outside_compiler,
     is_writable_out,
     resolve_conj_and_neg_bits,
 )
@@ -36,7 +36,7 @@ from fmm.runtime.gemm import (
     GemmOperands,
     PlannedGemm,
     gemm_constraints,
-    planned_operands,
+    operands_of_cached_plan,
     remember_planned_gemm,
     run_gemm,
 )
@@ -88,7 +88,7 @@ class DispatcherOperators:
         After True, the hook does not cache the decline, since a plan may compute the next product of the same sizes.
         """
         own = getattr(bypass_state, "on", False)
-        declined = own or is_recording()
+        declined = own or is_recording_outside_compiler()
         if self.hook is not None and (declined or is_reporting()):  # a report counts every product
             self.hook.prevent_decline_caching()
         if declined and not own:
@@ -109,7 +109,7 @@ class DispatcherOperators:
         recurring = self._cached_plan_call(a, b, addend, out, update)
         cached = None if recurring is None else self.library.cached_calls.get(recurring.key.key)
         if isinstance(cached, PlannedGemm) and cached.expiry > time.monotonic():
-            operands = planned_operands(cached, a, b, addend, out)
+            operands = operands_of_cached_plan(cached, a, b, addend, out)
             if operands is not None:
                 c = matmul.run_with_fallback(self.library, cached.call, a, b, out, cached.constraints, operands.addend)
                 if c is None and self.hook is not None:

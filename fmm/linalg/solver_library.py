@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.arrays.detect import array_kind, can_cache_kind, check_dense, mixed_arrays_error
+from fmm.arrays.detect import array_kind, can_cache_array_kind, check_dense, mixed_arrays_error
 from fmm.arrays.numpy_library import NUMPY
 from fmm.linalg import panel_launches
 from fmm.linalg.panel_launches import (
@@ -582,7 +582,7 @@ def solver_library(*arrays: Any) -> NumpySolvers:
     if kind == "host":
         return NUMPY_SOLVERS
     library = cupy_solvers() if kind == "cupy" else torch_solvers()
-    if cls is library.plain_class and can_cache_kind(kind):
+    if cls is library.plain_class and can_cache_array_kind(kind):
         _libraries_by_class[cls] = library
     return library
 

@@ -81,10 +81,10 @@ def parse_cuda_index(device: object) -> int:
         if name == "cuda" and (device == "cuda" or (number.isdecimal() and len(number) < len(str(MAX_DEVICE_INDEX)))):
             return int(number or 0)
     valid = "'cpu', 'cuda', 'cuda:0', 'cuda:1', ..., or a number: 0, 1, ..."
-    raise ValueError(f"unknown device {device!r}; valid: {valid}{_datasheet_hint(device)}")
+    raise ValueError(f"unknown device {device!r}; valid: {valid}{_predict_command_hint(device)}")
 
 
-def _datasheet_hint(device: object) -> str:
+def _predict_command_hint(device: object) -> str:
     """Return a text that recommends `fmm-tune predict` if `text` names a GPU with a datasheet; else an empty text."""
     if not isinstance(device, str):
         return ""
@@ -146,7 +146,7 @@ def find_datasheet_calibration(name: str, capability: str, sms: int) -> Calibrat
     return datasheet_calibration(max(found, key=lambda listed: len(listed.split()))) if found else None
 
 
-def datasheet_model(key: str, name: str) -> Calibration | None:
+def calibration_from_datasheet(key: str, name: str) -> Calibration | None:
     """Return the calibration from the datasheet of the GPU with this key and name.
 
     Return None for a CPU or a GPU without a datasheet.
@@ -155,7 +155,7 @@ def datasheet_model(key: str, name: str) -> Calibration | None:
     return find_datasheet_calibration(name, *parts) if parts else None
 
 
-def chip_with_tuned_terms(device: Device) -> Chip | None:
+def chip_with_tuned_block_model(device: Device) -> Chip | None:
     """Return the GPU's chip, with the block strategies and the constants of the block model from the GPU's tuning, if
     any.
 

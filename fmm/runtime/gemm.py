@@ -205,7 +205,7 @@ def _is_small_factor(factor: Any) -> bool:
 class PlannedGemm(NamedTuple):
     """A call of fmm.gemm on a device, with its cached plan.
 
-    Before the plan runs again, `planned_operands` checks the properties that the cache key does not contain.
+    Before the plan runs again, `operands_of_cached_plan` checks the properties that the cache key does not contain.
     """
 
     expiry: float  # time.monotonic() at which the prepared call expires
@@ -223,8 +223,12 @@ def run_cached_gemm(key: CallKey, a: Any, b: Any, c: Any, out: Any) -> Any:
     if cached is None or cached.expiry <= time.monotonic():
         return None
     if isinstance(cached, PlannedGemm):
-        operands = planned_operands(cached, a, b, c, out)
-        return None if operands is None else _run_call(cached.library, cached.call, operands, cached.constraints)
+        operands = operands_of_cached_plan(cached, a, b, c, out)
+        return (
+            None
+            if operands is None
+            else _run_plan_or_library(cached.library, cached.call, operands, cached.constraints)
+        )
     library = cached.library
     alpha, beta, op_a, op_b = cached.params
     if op_a != "N":
@@ -234,7 +238,7 @@ def run_cached_gemm(key: CallKey, a: Any, b: Any, c: Any, out: Any) -> Any:
     return library.fast_vendor_gemm(a, b, c if beta else None, alpha, beta, out)
 
 
-def planned_operands(cached: PlannedGemm, a: Any, b: Any, c: Any, out: Any) -> GemmOperands | None:
+def operands_of_cached_plan(cached: PlannedGemm, a: Any, b: Any, c: Any, out: Any) -> GemmOperands | None:
     """Return the operands of a cached plan for these arrays of the caller; None if the cached plan must not run.
 
     The key of the plan contains the shapes, strides and types of the arrays, so only other properties are checked.
@@ -273,7 +277,7 @@ def remember_planned_gemm(
         return
     span = None if operands.addend is None else byte_span(library.describe_operand(operands.addend))
     expiry = prepared_call_expiry(library, operands.a, operands.b, out, constraints)
-    recurring.cache_run_function(PlannedGemm(expiry, current_settings(), library, params, call, constraints, span))
+    recurring.store_in_call_cache(PlannedGemm(expiry, current_settings(), library, params, call, constraints, span))
 
 
 def _has_small_matrices(library: Library, operands: GemmOperands) -> bool:
@@ -342,7 +346,7 @@ def _arrange_operands(library: Library, a: Any, b: Any, c: Any, out: Any, params
         return GemmOperands(a, b, conjugates, out)
     if c is None:
         raise ValueError("beta is a factor of c, which was not passed")
-    _check_broadcast(tuple(c.shape), shape)
+    _check_addend_shape(tuple(c.shape), shape)
     if (
         out is not None
         and _is_same_array(library, c, out)
@@ -404,7 +408,7 @@ def _add_gemm_params_to_constraints(
     return constraints._replace(params=params.scalars_as_gemm_params, addend_strides=strides)
 
 
-def _check_broadcast(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+def _check_addend_shape(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     missing = len(wanted) - len(shape)
     if missing < 0 or any(x not in (1, y) for x, y in zip(shape, wanted[missing:], strict=True)):
         raise ValueError(f"c is {shape}, the product {wanted}: it must have that shape, or one that is broadcast to it")
@@ -450,10 +454,12 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
     if any(operands.conjugates):
         return _run_conjugating_plan(library, call, operands, constraints)
     remember_planned_gemm(library, call, operands, constraints)
-    return _run_call(library, call, operands, constraints)
+    return _run_plan_or_library(library, call, operands, constraints)
 
 
-def _run_call(library: Library, call: PreparedCall, operands: GemmOperands, constraints: PlanConstraints) -> Any:
+def _run_plan_or_library(
+    library: Library, call: PreparedCall, operands: GemmOperands, constraints: PlanConstraints
+) -> Any:
     """Return C by the call's plan, else by another plan, else by the library."""
     c = run_with_fallback(library, call, operands.a, operands.b, operands.target, constraints, operands.addend)
     return _run_library_gemm(library, operands, constraints) if c is None else c

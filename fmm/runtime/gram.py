@@ -186,7 +186,7 @@ def explain_gram(
         why = f"{library.name} multiplies: the product has at most {WHOLE_PRODUCT_MAX_ROWS} rows"
         whole = f"{name}: a whole product, with one triangle mirrored"
         return replace(call.decision, plan=VENDOR, reason=why, kernels=(whole,))
-    if call.plan is None and library.processor == "cpu" and _is_symmetric_by_vendor(library, call, operands):
+    if call.plan is None and library.processor == "cpu" and _is_vendor_product_symmetric(library, call, operands):
         syrk = f"{library.vendor_name}: BLAS's syrk, one triangle, and NumPy's mirror"
         return replace(call.decision, kernels=(syrk,))
     if _needs_library_gemm(library, call, operands, constraints) or (
@@ -397,7 +397,7 @@ def _compute_gram(
     if call.plan_refusal:
         library.vendor_product(left, right)
         raise PlanError(call.plan_refusal)
-    mirrors = call.plan is None and _is_symmetric_by_vendor(library, call, operands)
+    mirrors = call.plan is None and _is_vendor_product_symmetric(library, call, operands)
     if _needs_library_gemm(library, call, operands, constraints):
         remember_declined_call(recurring, library)
         return _run_vendor(library, operands)
@@ -427,7 +427,7 @@ def _has_few_product_rows(library: Library, operands: GramOperands) -> bool:
     return library.is_differentiable or operands.params != GemmParams(op="gram")
 
 
-def _is_symmetric_by_vendor(library: Library, call: PreparedCall, operands: GramOperands) -> bool:
+def _is_vendor_product_symmetric(library: Library, call: PreparedCall, operands: GramOperands) -> bool:
     """Return True if the library's own product of these operands is symmetric bit for bit.
 
     NumPy computes one triangle of `a @ a.T` and mirrors it. A GPU's kernel computes both triangles. Most kernels add

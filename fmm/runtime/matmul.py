@@ -60,7 +60,7 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
     call = prepare_call(library, a, b, out, constraints)
     trial = call.decision.trial
     if trial is not None and trial.origin == FIRST_PRODUCT and a.ndim == b.ndim == 2:
-        call = _call_after_first_product(library, call, a, b, out, constraints)
+        call = _decide_after_first_product(library, call, a, b, out, constraints)
     if call.plan is None:
         return _run_vendor(library, call, a, b, out, constraints)
     if trial is not None and trial.origin != FIRST_PRODUCT:
@@ -85,7 +85,7 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
     return c
 
 
-def _call_after_first_product(
+def _decide_after_first_product(
     library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints
 ) -> PreparedCall:
     """Compare the call's plan with the vendor on leading blocks of A and B; then return the call, decided anew.

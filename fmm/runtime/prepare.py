@@ -32,7 +32,7 @@ from fmm.runtime import devices
 from fmm.runtime.decisions.calibration_in_force import calibration_in_force
 from fmm.runtime.decisions.decide import (
     Decision,
-    check_runnable,
+    check_plan_is_runnable,
     decide_plan,
     decide_without_vendor,
     is_gram_faster,
@@ -48,7 +48,7 @@ from fmm.runtime.decisions.limits import (
 )
 from fmm.runtime.decisions.reproducible import VALID_TYPES_TEXT, reproducible_plan
 from fmm.runtime.decisions.stacks import is_stackable, stacked_decisions
-from fmm.runtime.devices import Device, chip_with_tuned_terms
+from fmm.runtime.devices import Device, chip_with_tuned_block_model
 from fmm.runtime.operands import (
     ByteOffsets,
     ByteSpan,
@@ -400,7 +400,7 @@ def _problem_of_query(query: ProblemQuery, work: CallMatrices) -> Problem:
         problem = replace(problem, addend_strides=(query.addend_strides[-2], query.addend_strides[-1]))
     if problem.writes_triangle or problem.element_type.exact or not (side or query.limits.componentwise):
         return problem
-    usable = side is not None and side.matches_operand_of(problem) and not work.packs["AB".index(side.base)]
+    usable = side is not None and side.matches_operand_of_problem(problem) and not work.packs["AB".index(side.base)]
     base = side.base if side is not None and usable and not query.limits.componentwise else None
     return replace(problem, componentwise=query.limits.componentwise, prepared_side=base)
 
@@ -440,7 +440,7 @@ def _decide_launches(query: ProblemQuery, problem: Problem, limits: Limits) -> t
     """Return the decision and its launches; skip plans with launches that need more workspace than the limit."""
     device = query.device
     if query.plan is not None:
-        return _check_required_plan(query.plan, problem, limits, device)
+        return _decide_required_plan(query.plan, problem, limits, device)
     if query.setting.vendor_advantage and not problem.writes_triangle:
         return Decision(VENDOR, problem, query.setting.vendor_advantage), None
     first = decide_plan(problem, limits, device)
@@ -483,7 +483,7 @@ def _decide_stack(query: ProblemQuery, work: CallMatrices, limits: Limits) -> tu
     return None
 
 
-def _check_required_plan(
+def _decide_required_plan(
     plan: Plan, problem: Problem, limits: Limits, device: Device
 ) -> tuple[Decision, LaunchList | None]:
     """Return the decision for the plan that the caller passed, and its launches.
@@ -492,7 +492,7 @@ def _check_required_plan(
     reproducible plan would call the vendor's kernels on this GPU.
     """
     on_host = device.threads > 0
-    check_runnable(plan, problem, on_host)
+    check_plan_is_runnable(plan, problem, on_host)
     if limits.componentwise and not (has_componentwise_bound(plan) and (limits.emulation or not plan.uses_emulation)):
         raise PlanError(f"the plan {plan} does not bound each entry's error, as componentwise=True requires")
     unless = "" if plan == VENDOR else f"; {NONFINITE_HANDLING_TEXTS[on_host]}"
@@ -510,7 +510,7 @@ def launches_on_device(plan: Plan, problem: Problem, device: Device, required: b
 
     `required`: True if the caller passed the plan. If a required plan cannot run, raise PlanError.
     """
-    chip = chip_with_tuned_terms(device)
+    chip = chip_with_tuned_block_model(device)
     if (plan == VENDOR and not problem.writes_triangle and not problem.has_factors) or chip is None:
         return None
     from fmm.kernels.cuda.record import record_launches
@@ -538,7 +538,7 @@ def launches_at_addresses(call: PreparedCall, a: int | None, b: int | None, c: i
     assert call.launches is not None and call.device is not None and call.device.chip is not None
     x, y, z = (0 if at is None else at + by for at, by in zip((a, b, c), call.offsets[0], strict=True))
     plan, problem = call.launches.plan, call.launches.problem
-    chip = chip_with_tuned_terms(call.device) or call.device.chip
+    chip = chip_with_tuned_block_model(call.device) or call.device.chip
     return record_launches(
         plan, problem, chip_target(chip, address_alignment(x, y, z, 0), flagged=may_create_nonfinite(plan))
     )

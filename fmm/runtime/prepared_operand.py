@@ -173,7 +173,7 @@ def _prepare_on_device(library: Any, x: Any, side: Side) -> PreparedOperand | No
 
         from fmm.runtime import run_device
 
-        run_device.run_preparation(library, launches, library.data_pointer(copy), setting.device)
+        run_device.run_operand_preparation(library, launches, library.data_pointer(copy), setting.device)
         rows, cols = operand.shape
         prepared_side = PreparedOperandLayout(base, rows, cols, launches.problem.layouts["AB".index(base)])
         nbytes = copied + extra

@@ -34,7 +34,7 @@ from fmm.kernels.cuda.target import Alignment
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
 from fmm.runtime.call_record import record_fallback
-from fmm.runtime.devices import chip_with_tuned_terms, cuda_device
+from fmm.runtime.devices import chip_with_tuned_block_model, cuda_device
 from fmm.runtime.prepare import PreparedCall, cublas_scratch_offset
 
 GRAPH_CACHE = GraphCache()
@@ -108,7 +108,7 @@ def _run_on_stream(
     return c
 
 
-def run_preparation(library: DeviceLibrary, launches: LaunchList, pointer: int, device: int) -> None:
+def run_operand_preparation(library: DeviceLibrary, launches: LaunchList, pointer: int, device: int) -> None:
     """Run the launches that prepare the operand at this address, on the library's current stream, and wait for them."""
     stream, context = library.current_stream(device)
     with context or nullcontext():
@@ -247,7 +247,7 @@ class StreamCall:
         """Return the player of the call's plan, recorded for this alignment of the addresses."""
         found = self._players.get(alignment)
         if found is None:
-            chip = chip_with_tuned_terms(cuda_device(self.device)) or cuda_device_chip(self.device)
+            chip = chip_with_tuned_block_model(cuda_device(self.device)) or cuda_device_chip(self.device)
             target = chip_target(chip, alignment, self.is_flagged)
             try:
                 launches = record_launches(self.launches.plan, self.launches.problem, target)

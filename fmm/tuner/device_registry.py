@@ -19,7 +19,7 @@ from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration, with_integer_rates
 from fmm.runtime import devices
-from fmm.runtime.decisions.calibration_in_force import complete_calibration, relative_calibration
+from fmm.runtime.decisions.calibration_in_force import complete_calibration, related_gpu_calibration
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import TunableDevice
 from fmm.tuner.findings.model_in_use import device_memory_bytes, device_name, fallback_model_text
@@ -138,7 +138,9 @@ def _find_tuned_device_key(name: str, sections: Mapping[str, JsonValue]) -> str:
     """Return the key of the tuned card with this datasheet; return the name itself for no or several tuned cards."""
     with suppress(ValueError):
         wanted = datasheets.datasheet_of(name)
-        models = {key: devices.datasheet_model(key, device_name(key, section)) for key, section in sections.items()}
+        models = {
+            key: devices.calibration_from_datasheet(key, device_name(key, section)) for key, section in sections.items()
+        }
         found = [key for key, model in models.items() if model is not None and model.name == wanted.name]
         return found[0] if len(found) == 1 else name
     return name
@@ -158,7 +160,11 @@ def memory_bytes_from_config(name: str) -> int | None:
     """Return a device's memory in bytes from the active configs; None for a device that is in no active config."""
     known = find_device_identity(name)
     section = _sections_by_device().get(known.key)
-    return None if section is None else device_memory_bytes(section, devices.datasheet_model(known.key, known.name))
+    return (
+        None
+        if section is None
+        else device_memory_bytes(section, devices.calibration_from_datasheet(known.key, known.name))
+    )
 
 
 def tuning_rejection_reason(name: str, dtype: str) -> str:
@@ -187,7 +193,9 @@ def trusted_calibration(name: str, dtype: str) -> Calibration | None:
     """Return a tuning's calibration, with datasheet rates added where needed; None for a missing or rejected tuning."""
     tuned, known = tuning_from_config(name, dtype), find_device_identity(name)
     real = tuning_from_config(name, DTYPES[dtype].real) if DTYPES[dtype].real else None
-    return complete_calibration(tuned, real, devices.datasheet_model(known.key, known.name)) if tuned else None
+    return (
+        complete_calibration(tuned, real, devices.calibration_from_datasheet(known.key, known.name)) if tuned else None
+    )
 
 
 def find_calibration(name: str, dtype: str) -> Calibration:
@@ -203,13 +211,13 @@ def find_calibration(name: str, dtype: str) -> Calibration:
         return with_integer_rates(built_in) if exact else built_in
     if is_local_gpu(name) or name in _sections_by_device():
         found = find_device_identity(name)
-        guess = devices.datasheet_model(found.key, found.name)
+        guess = devices.calibration_from_datasheet(found.key, found.name)
         if guess is None:
             raise ValueError(f"{found.name} has no tuning in use for {dtype}, and no datasheet")
-        return relative_calibration(guess, dtype) or guess
+        return related_gpu_calibration(guess, dtype) or guess
     try:
         unmeasured = datasheet_calibration(name)
-        return relative_calibration(unmeasured, dtype) or unmeasured
+        return related_gpu_calibration(unmeasured, dtype) or unmeasured
     except ValueError:
         if matches := [key for key in tuned_device_keys() if key.startswith(f"{name}-")]:
             what = "ambiguous" if len(matches) > 1 else "incomplete"

@@ -515,7 +515,7 @@ class HostArrays:
         target = None if out is None else (out.shape, out.strides)
         return a.shape, a.strides, b.shape, b.strides, self.math, target
 
-    def decline_type_key(self, a: Any, b: Any) -> Any:
+    def decline_key_without_sizes(self, a: Any, b: Any) -> Any:
         return "short"
 
     def device_number(self, x: Any) -> int:
@@ -950,7 +950,7 @@ SIDES = st.integers(1, 20000)
 
 @given(SIDES, SIDES, SIDES, st.sampled_from((2, 4, 8, 16)))
 def test_a_quick_no_by_bytes_and_sides_is_the_same(m: int, k: int, n: int, itemsize: int) -> None:
-    library: Any = SimpleNamespace(is_differentiable=True, cached_calls={}, decline_type_key=lambda a, b: "")
+    library: Any = SimpleNamespace(is_differentiable=True, cached_calls={}, decline_key_without_sizes=lambda a, b: "")
     a, b = Exact(m, k, itemsize=itemsize), Exact(k, n, itemsize=itemsize)
     expected = early_declines.is_small_on_device(m, k, n, itemsize)
     assert early_declines.is_declined_on_device(library, a, b, a.nbytes * b.nbytes) is expected
@@ -960,8 +960,8 @@ def test_a_quick_no_by_bytes_and_sides_is_the_same(m: int, k: int, n: int, items
 
 def test_a_quick_no_of_what_is_no_pair_of_matrices() -> None:
     """A number, something of which a trace takes note; stacks, by all that they come to; whole numbers of 16 bits."""
-    tensors: Any = SimpleNamespace(is_differentiable=True, cached_calls={}, decline_type_key=lambda a, b: "")
-    arrays: Any = SimpleNamespace(is_differentiable=False, cached_calls={}, decline_type_key=lambda a, b: "")
+    tensors: Any = SimpleNamespace(is_differentiable=True, cached_calls={}, decline_key_without_sizes=lambda a, b: "")
+    arrays: Any = SimpleNamespace(is_differentiable=False, cached_calls={}, decline_key_without_sizes=lambda a, b: "")
 
     def quick_no(library: Any, a: Any, b: Any) -> bool:
         return early_declines.is_declined_on_device(library, a, b, a.nbytes * b.nbytes)
@@ -1031,10 +1031,10 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     class Library:
         is_differentiable, processor, cached_calls, is_watched = False, "cuda", {}, False  # type: ignore[var-annotated]
 
-        def is_observed(self) -> bool:
+        def are_calls_recorded(self) -> bool:
             return self.is_watched
 
-        is_tracing = property(lambda self: self.is_observed)
+        is_tracing = property(lambda self: self.are_calls_recorded)
 
         def fast_vendor_product(self, a: Any, b: Any) -> None:
             taken.append("quick vendor")
@@ -1044,7 +1044,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 taken.append(", ".join(options))
             return self
 
-        def decline_type_key(self, a: Any, b: Any) -> Any:
+        def decline_key_without_sizes(self, a: Any, b: Any) -> Any:
             return ()
 
     def product(library: Any, a: Any, b: Any, out: Any, constraints: Any) -> None:
@@ -1111,8 +1111,12 @@ def test_who_watches_a_librarys_calls_sees_its_own_product_and_nothing_else(
 
 def test_what_is_quickly_known_to_be_the_vendors_is_known_by_both_types() -> None:
     x, y = np.ones((3, 3), np.float32), np.ones((3, 3))
-    assert NUMPY.decline_type_key(x, x) != NUMPY.decline_type_key(x, y) != NUMPY.decline_type_key(y, y)
-    assert NUMPY.decline_type_key(x, y) != NUMPY.decline_type_key(y, x)
+    assert (
+        NUMPY.decline_key_without_sizes(x, x)
+        != NUMPY.decline_key_without_sizes(x, y)
+        != NUMPY.decline_key_without_sizes(y, y)
+    )
+    assert NUMPY.decline_key_without_sizes(x, y) != NUMPY.decline_key_without_sizes(y, x)
 
 
 def test_tensors_are_known_by_both_types_too() -> None:
@@ -1122,7 +1126,7 @@ def test_tensors_are_known_by_both_types_too() -> None:
 
     x, y = torch.ones(3, 3), torch.ones(3, 3, dtype=torch.float64)
     for library in (TORCH, TORCH_ON_HOST):
-        assert len({library.decline_type_key(*pair) for pair in ((x, x), (x, y), (y, x), (y, y))}) == 4
+        assert len({library.decline_key_without_sizes(*pair) for pair in ((x, x), (x, y), (y, x), (y, y))}) == 4
 
 
 def test_host_tensors_take_the_shortest_way_too() -> None:

@@ -14,7 +14,7 @@ from fmm.perfmodel.predict import quick_prediction
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import calibration_in_force
 from fmm.runtime.decisions.decide import decide_plan, peak_workspace
-from fmm.runtime.decisions.limits import workspace_share
+from fmm.runtime.decisions.limits import workspace_limit_for_free_bytes
 from fmm.runtime.devices import gpu_from_description
 
 
@@ -68,7 +68,7 @@ def test_the_part_is_predicted_by_the_plan_that_its_own_memory_allows(free: int)
     layout = MeshLayout(65536, 65536, 65536, (4,), (0,), (0,), (M_AXIS,))
     found = decide_sharing(layout, "float64", GPU, NETWORK, ShardingQuery(0.8 * free, free_bytes=free))
     best, size = found.best, first_local_product_size(found.best)
-    assert found.local_workspace == workspace_share(int(free - best.held_bytes))
+    assert found.local_workspace == workspace_limit_for_free_bytes(int(free - best.held_bytes))
     limits = Limits(found.local_workspace, found.local_error_growth)
     assert found.local == decide_plan(Problem(*size, "float64"), limits, GPU).plan
     needed = peak_workspace(found.local, Problem(*size, "float64"))

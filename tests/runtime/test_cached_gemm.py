@@ -33,7 +33,7 @@ def test_the_second_of_two_equal_calls_is_not_checked_again(library: str) -> Non
     for title, found in observed_calls(library)["equal"].items():
         assert found["is_first_checked"], title
         names = [x for x in found["functions"] if not x.endswith((">", *READS))]
-        assert "fmm.runtime.gemm.planned_operands" in names, title
+        assert "fmm.runtime.gemm.operands_of_cached_plan" in names, title
         assert not {"fmm.request.check_gemm", "fmm.integrations.torch_answers._compute_or_decline"} & {*names}, title
         assert len(names) <= MOST[library], (title, names)
 

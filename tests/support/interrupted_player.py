@@ -51,7 +51,7 @@ def patch() -> None:
         (streams, "create_handle", lambda: 78),
         (run_device, "cuda_device_chip", lambda device: H200),
         (run_device, "cuda_device", lambda device: None),
-        (run_device, "chip_with_tuned_terms", lambda device: None),  # a shape that no tuning contains
+        (run_device, "chip_with_tuned_block_model", lambda device: None),  # a shape that no tuning contains
         (run_device, "UpdatableGraph", Graph),
     ):
         vars(module)[name] = value

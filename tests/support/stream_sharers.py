@@ -221,7 +221,7 @@ def patch() -> None:
         (graphs, "_driver_functions", lambda: driver),
         (run_device, "cuda_device_chip", lambda device: H200),
         (run_device, "cuda_device", lambda device: None),
-        (run_device, "chip_with_tuned_terms", lambda device: None),
+        (run_device, "chip_with_tuned_block_model", lambda device: None),
     ):
         vars(module)[name] = value
 

@@ -28,14 +28,14 @@ from fmm.perfmodel.default_calibration import datasheet_calibration, with_intege
 from fmm.perfmodel.relative_device import scale_calibration_to_gpu
 from fmm.problem import Problem, reduced_problem
 from fmm.runtime.decisions.first_product import calibration_by_first_product
-from fmm.runtime.devices import Device, datasheet_model
+from fmm.runtime.devices import Device, calibration_from_datasheet
 
 
 def calibration_in_force(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
     """Return the calibration for decisions about this problem; None for an unknown device."""
     if problem.element_type.exact:
         return integer_calibration(problem, limits, device)[0]
-    if untuned_arithmetic_variables(problem.dtype, device):
+    if arithmetic_variables_unlike_tuning(problem.dtype, device):
         return None
     tuned = tuning_in_force(problem.dtype, device)
     return (tuned_calibration(tuned, device) if tuned else None) or untuned_calibration(problem, limits, device)
@@ -48,7 +48,7 @@ def tuning_in_force(dtype: str, device: Device) -> Tuning | None:
     return files.active_configs().find_tuning(device.identity, dtype)
 
 
-def untuned_arithmetic_variables(dtype: str, device: Device) -> str:
+def arithmetic_variables_unlike_tuning(dtype: str, device: Device) -> str:
     """Return the environment variables that change the vendor's arithmetic.
 
     Return "" if the variables had the same values in the tuning.
@@ -154,29 +154,29 @@ def untuned_gpu_calibration(unmeasured: Calibration, problem: Problem, identity:
     datasheet names no related GPU, return the calibration from the datasheet (`unmeasured`), without the rates of
     portable kernels that the first large product has not measured.
     """
-    scaled = relative_calibration(unmeasured, problem.dtype)
+    scaled = related_gpu_calibration(unmeasured, problem.dtype)
     return scaled or calibration_by_first_product(unmeasured, problem, identity)
 
 
-def relative_calibration(unmeasured: Calibration, dtype: str) -> Calibration | None:
+def related_gpu_calibration(unmeasured: Calibration, dtype: str) -> Calibration | None:
     """Return the related GPU's shipped calibration, scaled to this GPU; None if the datasheet names no related GPU.
 
     Shipped calibrations are used only if the shipped config is one of the active configs.
     """
     searched = environment.tuning_mode() != "off" and files.SHIPPED_CONFIG in files.active_configs().files
-    return scaled_shipped_model(unmeasured.name, dtype) if searched else None
+    return scaled_shipped_calibration(unmeasured.name, dtype) if searched else None
 
 
 @clear_on_registration
 @lru_cache(maxsize=64)
-def scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
+def scaled_shipped_calibration(name: str, dtype: str) -> Calibration | None:
     """Return the related GPU's shipped calibration, scaled to the GPU with this datasheet; None if fmm ships none."""
     relative = datasheet_of(name).relative_of
     if not relative:
         return None
     unmeasured, shipped = datasheet_calibration(relative), files.Configs((files.SHIPPED_CONFIG,), False)
     for key in (key for devices in shipped.files.values() for key in devices):
-        measured = datasheet_model(key, key)
+        measured = calibration_from_datasheet(key, key)
         if (
             measured is not None
             and measured.name == unmeasured.name

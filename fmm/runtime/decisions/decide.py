@@ -34,11 +34,11 @@ from fmm.perfmodel.work import estimated_workspace
 from fmm.problem import Problem, reduced_problem
 from fmm.runtime.decisions import online
 from fmm.runtime.decisions.calibration_in_force import (
+    arithmetic_variables_unlike_tuning,
     calibration_in_force,
     integer_calibration,
     tuned_calibration,
     tuning_in_force,
-    untuned_arithmetic_variables,
     untuned_calibration,
 )
 from fmm.runtime.decisions.first_product import (
@@ -235,7 +235,7 @@ def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
     if problem.element_type.exact:
         return _decide_integers(problem, limits, device)
     mode = environment.tuning_mode()
-    if untuned := untuned_arithmetic_variables(problem.dtype, device):
+    if untuned := arithmetic_variables_unlike_tuning(problem.dtype, device):
         what = f"{untuned} changes the vendor's {problem.dtype} products; no calibration was measured with it"
         return Decision(VENDOR, problem, f"the vendor multiplies: {what}; run `fmm-tune --device 0`")
     if mode == "hasa":
@@ -330,7 +330,7 @@ def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuning, on_cpu
         return None  # the entry was measured with a row-major B, and this plan is slow with a column-major B
     is_allowed = limits.allows_plan(plan, expected_error_growth(plan, problem.dtype, on_cpu))
     try:
-        check_runnable(plan, problem, on_cpu)
+        check_plan_is_runnable(plan, problem, on_cpu)
         needed = peak_workspace(plan, problem)
     except PlanError as error:
         environment.log_once(f"the plan of the tuned shape {problem.size} is not used: {error}")
@@ -457,7 +457,7 @@ def peak_workspace(plan: Plan, problem: Problem) -> int:
     return plan_workspace_bytes(plan, *problem.size, problem.itemsize, *_gemm_params(problem))
 
 
-def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
+def check_plan_is_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
     """Raise PlanError if a leaf does not support the processor or the type, or if the plan has too many products."""
     for use in plan.leaf_uses:
         if on_cpu and "cpu" not in use.leaf.devices:

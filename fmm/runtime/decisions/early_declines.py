@@ -72,7 +72,7 @@ def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int,
     is_small_16_bit = itemsize == 2 and work < SMALL_MULTIPLY_ADDS_16_BIT and (tensors or a.dtype.kind not in "iu")
     if is_small_16_bit and (work < SMALL_MULTIPLY_ADDS_UNALIGNED or not (k | b.shape[-1]) & 7):
         return True
-    expiry: float | None = library.cached_calls.get((shape, b.shape, library.decline_type_key(a, b), beta))
+    expiry: float | None = library.cached_calls.get((shape, b.shape, library.decline_key_without_sizes(a, b), beta))
     return expiry is not None and expiry > time.monotonic()
 
 
@@ -139,7 +139,7 @@ DECLINE_MEMORY: dict[Processor, DeclineCacheLimits] = {
 
 def decline_key(library: Library, a: Any, b: Any, beta: float = 0) -> Hashable:
     """Return the cache key of a decline of A B + beta C: the sizes and types, without the layouts."""
-    return a.shape, b.shape, library.decline_type_key(a, b), beta
+    return a.shape, b.shape, library.decline_key_without_sizes(a, b), beta
 
 
 def was_declined(library: Library, a: Any, b: Any, beta: float = 0) -> bool:
@@ -237,7 +237,7 @@ class RecurringCall(NamedTuple):
     arrays: tuple[Any, Any, Any, Any]  # a, b, c and out, as in the key
     is_large: bool  # True if the product may take longer than CALL_DECLINE_SECONDS
 
-    def cache_run_function(self, cached: Hashable) -> None:
+    def store_in_call_cache(self, cached: Hashable) -> None:
         calls = self.key.library.cached_calls
         if len(calls) >= MAX_REMEMBERED_CALLS:
             calls.clear()
@@ -287,4 +287,4 @@ def remember_declined_call(call: RecurringCall | None, library: Library, vendor_
     if any(isinstance(x, int) and abs(x) > MAX_DECLINED_FACTOR for x in (call.params.alpha, call.params.beta)):
         return
     seconds = DECLINE_MEMORY[library.processor].seconds if call.is_large else CALL_DECLINE_SECONDS
-    call.cache_run_function(DeclinedCall(time.monotonic() + seconds, call.params, library, vendor_mirrors))
+    call.store_in_call_cache(DeclinedCall(time.monotonic() + seconds, call.params, library, vendor_mirrors))

@@ -47,14 +47,14 @@ BYTES_LEAF = "bytes"  # the leaf of the products by residues
 
 def has_portable_kernels(device: Device) -> bool:
     """Return True for all GPUs except Hopper, since only Hopper has special kernels for bytes and float16 planes."""
-    return device.guess is not None and not device.threads and _is_portable_datasheet(device.guess.name)
+    return device.guess is not None and not device.threads and _is_non_hopper_datasheet(device.guess.name)
 
 
-def _is_portable_datasheet(datasheet: str) -> bool:
+def _is_non_hopper_datasheet(datasheet: str) -> bool:
     return datasheet in datasheet_names() and datasheet_of(datasheet).capability != WARPGROUP_CAPABILITY
 
 
-def _portable_rates(datasheet: str) -> dict[str, str]:
+def _rates_of_portable_kernels(datasheet: str) -> dict[str, str]:
     """Return a dictionary from the rate name of each leaf with a portable kernel to the name of this kernel.
 
     On data-center Blackwell, the leaf `f16x3` calls the vendor's float16 product, so the dictionary does not contain
@@ -73,7 +73,11 @@ def _portable_rates(datasheet: str) -> dict[str, str]:
 
 def uses_portable_kernels(plan: Plan, dtype: str, datasheet: str) -> bool:
     """Return True if the plan's leaf has a portable kernel on the GPU with this datasheet."""
-    return plan != VENDOR and _is_portable_datasheet(datasheet) and plan.rate_name(dtype) in _portable_rates(datasheet)
+    return (
+        plan != VENDOR
+        and _is_non_hopper_datasheet(datasheet)
+        and plan.rate_name(dtype) in _rates_of_portable_kernels(datasheet)
+    )
 
 
 # ---- the calibration before and after the measurement
@@ -96,9 +100,9 @@ def allows_portable_kernels(entry: Entry, problem: Problem) -> bool:
 @lru_cache(maxsize=64)
 def calibration_without_portable_kernels(unmeasured: Calibration) -> Calibration:
     """Return a datasheet's calibration without the leaves that have portable kernels."""
-    if not _is_portable_datasheet(unmeasured.name):
+    if not _is_non_hopper_datasheet(unmeasured.name):
         return unmeasured
-    portable = _portable_rates(unmeasured.name)
+    portable = _rates_of_portable_kernels(unmeasured.name)
     rates = {name: rate for name, rate in unmeasured.rates.items() if name not in portable}
     return replace(unmeasured, rates=MappingProxyType(rates))
 
@@ -114,7 +118,7 @@ def calibration_scaled_to_entry(unmeasured: Calibration, entry: Entry, dtype: st
     plan, problem = Plan.parse(entry.plan), Problem(*entry.size, dtype)
     seconds, vendor_seconds = (quick_prediction(x, problem, unmeasured).predicted_seconds for x in (plan, VENDOR))
     share = min(1.0, entry.low * seconds / vendor_seconds)
-    portable, measured = _portable_rates(unmeasured.name), plan.leaf_use.leaf.kernel_leaf_name
+    portable, measured = _rates_of_portable_kernels(unmeasured.name), plan.leaf_use.leaf.kernel_leaf_name
     rates = {
         name: replace(rate, flops=share * rate.flops) if name in portable else rate
         for name, rate in unmeasured.rates.items()

@@ -31,7 +31,7 @@ class PreparedOperandLayout(NamedTuple):
     cols: int
     layout: Layout
 
-    def matches_operand_of(self, problem: Problem) -> bool:
+    def matches_operand_of_problem(self, problem: Problem) -> bool:
         """Return True if the problem's operand has the prepared operand's size and layout."""
         i = "AB".index(self.base)
         return problem.matrix_shapes[i] == (self.rows, self.cols) and problem.layouts[i] == self.layout
@@ -97,12 +97,12 @@ def default_workspace_bytes(library: Library, number: int) -> int:
     cached, now = _workspace_readings.get((library.name, number)), time.monotonic()
     if cached is None or cached[0] < now:
         processes = count_gpu_processes(number) if library.processor == "cuda" else 1
-        share = workspace_share(library.free_bytes(number), processes)
+        share = workspace_limit_for_free_bytes(library.free_bytes(number), processes)
         cached = _workspace_readings[library.name, number] = now + FREE_MEMORY_SECONDS, share
     return cached[1]
 
 
-def workspace_share(free: int, processes: int = 1) -> int:
+def workspace_limit_for_free_bytes(free: int, processes: int = 1) -> int:
     """Return the default workspace limit for `free` bytes of free memory, rounded down to three significant bits."""
     share = max(int(free * WORKSPACE_SHARE / processes), 0)
     step = 1 << max(share.bit_length() - 3, 0)

@@ -119,7 +119,7 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, Any, PlanConstraints], output: Any) -> None:
         a, b, constraints = inputs
-        save_factors(ctx, a, b)
+        save_factors_for_gradients(ctx, a, b)
         ctx.constraints = constraints._replace(plan=None)  # the gradients' products have other sizes
 
     @staticmethod
@@ -216,7 +216,7 @@ class Gram(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, Any, GramParams, PlanConstraints], output: Any) -> None:
         a, b, params, constraints = inputs
-        save_factors(ctx, a, b)
+        save_factors_for_gradients(ctx, a, b)
         ctx.params, ctx.constraints = params, constraints._replace(plan=None)
 
     @staticmethod
@@ -369,7 +369,7 @@ class Gemm(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, Any, Any, BlasGemmParams, PlanConstraints], output: Any) -> None:
         a, b, c, params, constraints = inputs
-        save_factors(ctx, a, b)
+        save_factors_for_gradients(ctx, a, b)
         ctx.params, ctx.addend_shape = params, None if c is None else c.shape
         ctx.constraints = constraints._replace(plan=None)  # the gradients' products have other sizes
 
@@ -394,7 +394,7 @@ Factors = tuple[Any, Any]
 Shapes = tuple[Sequence[int], Sequence[int]]
 
 
-def save_factors(ctx: Any, a: Any, b: Any) -> None:
+def save_factors_for_gradients(ctx: Any, a: Any, b: Any) -> None:
     """Save `a` if the gradient of `b` is needed, and `b` if the gradient of `a` is needed, as torch's product does.
 
     A program may overwrite or free an operand that is not saved. If `b` is None, the product is that of `a` and its
@@ -406,7 +406,7 @@ def save_factors(ctx: Any, a: Any, b: Any) -> None:
 
 
 def saved_gradients(ctx: Any, grad: Any, multiply: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
-    """Return the gradients of both operands, computed from the operands that `save_factors` saved."""
+    """Return the gradients of both operands, computed from the operands that `save_factors_for_gradients` saved."""
     return product_gradients(ctx.saved_tensors, ctx.shapes, grad, ctx.needs_input_grad, multiply)
 
 

@@ -21,7 +21,7 @@ from fmm.arrays.torch_library import HOST_TYPES, TYPE_NAMES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.runtime.decisions.early_declines import SMALL_MULTIPLY_ADDS
 from fmm.runtime.decisions.limits import PlanConstraints
-from fmm.runtime.torch_autograd.functions import matmul_tensors, product_gradients, save_factors
+from fmm.runtime.torch_autograd.functions import matmul_tensors, product_gradients, save_factors_for_gradients
 
 OPERATOR_SCHEMA = (
     "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
@@ -87,7 +87,7 @@ def _fake_product(
 
 def _save_operator_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     a, b, _, *limits = inputs  # the gradients' products have other sizes, so the caller's plan does not apply to them
-    save_factors(ctx, a, b)
+    save_factors_for_gradients(ctx, a, b)
     ctx.limits = limits
 
 

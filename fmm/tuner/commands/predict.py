@@ -36,7 +36,7 @@ from fmm.perfmodel.stability import expected_error_growth, is_error_measured
 from fmm.problem import OPERATIONS, Problem, Shape
 from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, decide_by_tuning
 from fmm.runtime.decisions.first_product import uses_portable_kernels
-from fmm.runtime.decisions.limits import limits_without_arrays, workspace_share
+from fmm.runtime.decisions.limits import limits_without_arrays, workspace_limit_for_free_bytes
 from fmm.tuner.commands.config_file import add_json_option
 from fmm.tuner.device_registry import (
     find_calibration,
@@ -240,7 +240,7 @@ def _limits_of_options(options: argparse.Namespace, name: str, problem: Problem,
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
     left = _bytes_beside_operands(name, problem)
     if options.workspace is None and left != UNLIMITED_BYTES and find_datasheet(name) is None:
-        left = workspace_share(left)  # fmm.matmul and `fmm-tune show` use the same limit
+        left = workspace_limit_for_free_bytes(left)  # fmm.matmul and `fmm-tune show` use the same limit
     return limits_without_arrays(problem.op, problem.dtype, min(workspace, left), growth)
 
 

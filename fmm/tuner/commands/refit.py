@@ -20,7 +20,7 @@ from fmm.config.schema import TAU_NAMES, ConfigError, Entry, JsonValue, Threshol
 from fmm.hardware.datasheets import datasheet_of
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.runtime.devices import datasheet_model
+from fmm.runtime.devices import calibration_from_datasheet
 from fmm.tuner.commands.config_file import (
     check_section,
     group_sections_by_device,
@@ -80,7 +80,7 @@ class RecordedSection:
         """Return the section's device with the model before the tuning; raise ConfigError if that model is unknown."""
         header, name = self.tuning.header, device_name(self.key, self.raw)
         identity, calibration = Identity(self.key, name, header.versions), self.tuned.calibration
-        if (guess := datasheet_model(self.key, name)) is not None:
+        if (guess := calibration_from_datasheet(self.key, name)) is not None:
             return RecordedDevice(identity, guess, header.conditions, datasheet_chip(datasheet_of(guess.name)))
         if calibration is None or calibration.batches:
             raise ConfigError(f"{self.key}, {self.dtype}: there is no datasheet of {name}; tune it again")

@@ -34,9 +34,9 @@ from fmm.perfmodel.choose import (
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import complete_calibration
-from fmm.runtime.decisions.decide import Decision, check_runnable, decide_by_tuning
-from fmm.runtime.decisions.limits import workspace_share
-from fmm.runtime.devices import datasheet_model
+from fmm.runtime.decisions.decide import Decision, check_plan_is_runnable, decide_by_tuning
+from fmm.runtime.decisions.limits import workspace_limit_for_free_bytes
+from fmm.runtime.devices import calibration_from_datasheet
 from fmm.tuner.findings.thresholds import ROUND_SIDES, smallest_side_satisfying
 
 NO_WORKSPACE_LIMIT = 1 << 62  # a workspace limit in bytes that is above the memory of any device
@@ -66,7 +66,7 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     with suppress(ConfigError):
         if (name := DTYPES[dtype].real) in sections:
             real = _read_tuning(key, name, sections[name])
-    guess = datasheet_model(key, tuned.identity.name)
+    guess = calibration_from_datasheet(key, tuned.identity.name)
     memory = device_memory_bytes(sections[dtype], guess)
     calibration = complete_calibration(tuned, real, guess)
     if calibration is None or guess is None:
@@ -114,7 +114,7 @@ def fallback_model_text(identity: Identity, dtype: str) -> str:
         return "a short probe in each process"
     if not environment_value("FMM_CONFIG") and shipped_model(identity, dtype) is not None:
         return "the shipped model of this card"
-    return "the datasheet" if datasheet_model(identity.key, identity.name) else "the vendor"
+    return "the datasheet" if calibration_from_datasheet(identity.key, identity.name) else "the vendor"
 
 
 # ---- decisions for squares
@@ -190,7 +190,7 @@ def default_limits(used: ModelInUse, problem: Problem) -> Limits | None:
     if used.memory is None:
         return Limits(NO_WORKSPACE_LIMIT, growth)
     left = used.memory - 3 * problem.itemsize * problem.m**2
-    return Limits(workspace_share(left), growth) if left >= 0 else None
+    return Limits(workspace_limit_for_free_bytes(left), growth) if left >= 0 else None
 
 
 def decide_large_square(used: ModelInUse, first: int, side: int) -> SquareDecision | None:
@@ -235,7 +235,7 @@ def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tun
         return "" if decision.by_entry else UNTIMED_REASON
     plan, on_cpu = Plan.parse(entry.plan), tuned.identity.key.startswith("cpu")
     try:
-        check_runnable(plan, problem, on_cpu)
+        check_plan_is_runnable(plan, problem, on_cpu)
     except PlanError as error:
         return str(error)
     if limits.allows_plan(plan, expected_error_growth(plan, problem.dtype, on_cpu)):

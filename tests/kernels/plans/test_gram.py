@@ -28,7 +28,7 @@ from fmm.perfmodel.cost import cost
 from fmm.perfmodel.stability import error_bound, expected_error_growth
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Fill, Operation, Problem
-from fmm.runtime.decisions.decide import check_runnable
+from fmm.runtime.decisions.decide import check_plan_is_runnable
 from fmm.runtime.overflow import intermediate_growth_bound
 
 LOOSE, FULL = GemmParams(op="gram", fill="loose"), GemmParams(op="gram")
@@ -385,7 +385,7 @@ def test_blocks_on_the_diagonal_read_a_copy_that_lies_row_by_row(
 
 def test_a_cpu_runs_no_leaf_of_a_gpu() -> None:
     with pytest.raises(PlanError, match="tile is a product on a GPU"):
-        check_runnable(Plan.parse("gram.tile > vendor"), Problem(64, 32, 64, op="gram"), on_cpu=True)
+        check_plan_is_runnable(Plan.parse("gram.tile > vendor"), Problem(64, 32, 64, op="gram"), on_cpu=True)
 
 
 @pytest.mark.parametrize("text", ["gram > vendor", "gram^2 > strassen > vendor", "sforza(2) > vendor"])

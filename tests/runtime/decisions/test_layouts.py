@@ -32,7 +32,7 @@ class OnDevice:
         self.cached_calls: dict[object, float] = {}
 
     @staticmethod
-    def decline_type_key(a: Any, b: Any) -> object:
+    def decline_key_without_sizes(a: Any, b: Any) -> object:
         return a.dtype, b.dtype
 
 

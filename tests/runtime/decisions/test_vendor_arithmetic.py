@@ -66,11 +66,11 @@ def test_a_tuning_under_the_same_variables_is_used(monkeypatch: pytest.MonkeyPat
         return taken if dtype == "float64" else None
 
     monkeypatch.setattr(other, "find_tuning", tuned)
-    assert in_force.untuned_arithmetic_variables("float64", H200) == f"the absence of {taken.vendor_arithmetic}"
+    assert in_force.arithmetic_variables_unlike_tuning("float64", H200) == f"the absence of {taken.vendor_arithmetic}"
     assert plan_of("float64").plan == VENDOR
     for name, value in EAGER.items():
         monkeypatch.setenv(name, value)
-    assert in_force.untuned_arithmetic_variables("float64", H200) == "" and plan_of("float64").plan != VENDOR
+    assert in_force.arithmetic_variables_unlike_tuning("float64", H200) == "" and plan_of("float64").plan != VENDOR
 
 
 def test_a_section_says_under_which_variables_it_was_taken() -> None:

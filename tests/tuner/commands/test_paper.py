@@ -33,7 +33,7 @@ from fmm.perfmodel.papers.table import Cell, PaperTable
 from fmm.perfmodel.predict import OMITTED_EFFECTS, predict
 from fmm.problem import OPERATIONS, Operation, Problem
 from fmm.runtime import devices
-from fmm.runtime.decisions.calibration_in_force import relative_calibration
+from fmm.runtime.decisions.calibration_in_force import related_gpu_calibration
 from fmm.tuner.cli import main
 from fmm.tuner.commands.paper import PAPER_TABLES, computed_table
 from fmm.tuner.commands.render import cell_text, notes_as_html, table_as_html
@@ -230,7 +230,7 @@ def limits(size: Sequence[int], dtype: str, name: str, growth: float = 10.0) -> 
 def untuned_calibration(name: str, dtype: str) -> Calibration:
     """The calibration of a GPU that nobody tuned, as `fmm-tune predict` uses it."""
     unmeasured = datasheet_calibration(name)
-    return relative_calibration(unmeasured, dtype) or unmeasured
+    return related_gpu_calibration(unmeasured, dtype) or unmeasured
 
 
 def predicted(run: Run, m: str, k: str, n: str, dtype: str, name: str, *more: str) -> Any:

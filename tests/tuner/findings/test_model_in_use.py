@@ -18,7 +18,7 @@ from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_plan
-from fmm.runtime.devices import datasheet_model, gpu_from_description
+from fmm.runtime.devices import calibration_from_datasheet, gpu_from_description
 from fmm.tuner.findings.device_summary import summarize_device
 from fmm.tuner.findings.model_in_use import (
     decide_square,
@@ -43,11 +43,11 @@ def without_three_products() -> dict[str, Any]:
 
 
 def test_a_gpu_is_known_by_its_key_and_name() -> None:
-    found = datasheet_model("cuda-9.0-132sm-nvidia-h200", "NVIDIA H200")
+    found = calibration_from_datasheet("cuda-9.0-132sm-nvidia-h200", "NVIDIA H200")
     assert found is not None and found.name == "H200"
-    assert datasheet_model("cuda-9.0-132sm", "NVIDIA H200") == found  # an older key
-    assert datasheet_model("cuda-9.0-114sm-nvidia-h200", "NVIDIA H200") is None  # a part of one
-    assert datasheet_model("cpu-a-2t", "NVIDIA H200") is None
+    assert calibration_from_datasheet("cuda-9.0-132sm", "NVIDIA H200") == found  # an older key
+    assert calibration_from_datasheet("cuda-9.0-114sm-nvidia-h200", "NVIDIA H200") is None  # a part of one
+    assert calibration_from_datasheet("cpu-a-2t", "NVIDIA H200") is None
     assert device_name(KEY, TYPES["float32"]) == "NVIDIA H200" and device_name("cpu-a", {"conditions": None}) == "cpu-a"
 
 

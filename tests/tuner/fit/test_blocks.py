@@ -24,7 +24,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import GEMM_OPERANDS, chip_target, launch_seconds
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
-from fmm.runtime.devices import chip_with_tuned_terms, datasheet_model
+from fmm.runtime.devices import calibration_from_datasheet, chip_with_tuned_block_model
 from fmm.tuner.devices.device import CPU_EFFORTS, GPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.findings.conclude import conclude_section
@@ -115,14 +115,14 @@ def test_strategies_are_timed_once_and_shown(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     tuned.write(tmp_path / "config.json", DEVICE.identity.key, "float32", section)
     files.clear_config_cache()
-    chip = chip_with_tuned_terms(DEVICE)
+    chip = chip_with_tuned_block_model(DEVICE)
     assert chip and asdict(chip.fitted) == pytest.approx(section["blocks"]["fitted"])
     assert section["blocks"]["built_in"] is False and chip.strategies == (((512, 512, 512), "Small"),)
     tuned.write(
         tmp_path / "config.json", DEVICE.identity.key, "float32", {**section, "blocks": {"fitted": {"wait": 1}}}
     )
     files.clear_config_cache()
-    assert chip_with_tuned_terms(DEVICE) == DEVICE.chip  # damaged: as built in
+    assert chip_with_tuned_block_model(DEVICE) == DEVICE.chip  # damaged: as built in
 
 
 # ---- a measured strategy is what is launched
@@ -175,12 +175,12 @@ def test_editing_a_strategy_in_the_config_changes_the_launch(tmp_path: Path, mon
         found = {"fitted": None, "strategies": [{"size": [1024, 1024, 1024], "strategy": name}]}
         tuned.write(tmp_path / "config.json", DEVICE.identity.key, "float32", {**section, "blocks": found})
         files.clear_config_cache()
-        chip = chip_with_tuned_terms(DEVICE)
+        chip = chip_with_tuned_block_model(DEVICE)
         assert chip is not None and f" {name}:" in labels(chip, (1000, 1024, 900))[0]
     damaged = {"fitted": None, "strategies": [{"size": [1024, 1024], "strategy": "Nobody"}]}
     tuned.write(tmp_path / "config.json", DEVICE.identity.key, "float32", {**section, "blocks": damaged})
     files.clear_config_cache()
-    assert chip_with_tuned_terms(DEVICE) == DEVICE.chip
+    assert chip_with_tuned_block_model(DEVICE) == DEVICE.chip
 
 
 # ---- what is shown is what is launched
@@ -222,7 +222,7 @@ def recorded_sections() -> Iterator[Any]:
 @pytest.mark.parametrize(("key", "dtype", "raw"), list(recorded_sections()))
 def test_what_is_on_record_is_what_is_launched(key: str, dtype: str, raw: dict[str, Any]) -> None:
     """`fmm-tune --refit --refit-part blocks` and `python -m benchmarks.shipped --blocks` write it."""
-    guess = datasheet_model(key, device_name(key, raw))
+    guess = calibration_from_datasheet(key, device_name(key, raw))
     found = raw.get("blocks") or {}
     assert guess is not None and found.get("built_in", True)
     measured = read_strategies(found.get("strategies"))

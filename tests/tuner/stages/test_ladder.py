@@ -11,7 +11,7 @@ import pytest
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.crossovers import baseline_text
-from fmm.runtime.devices import datasheet_model
+from fmm.runtime.devices import calibration_from_datasheet
 from fmm.tuner.devices.device import GPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.findings.conclude import thresholds_with_intervals
@@ -29,7 +29,7 @@ from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
 from tests.support.devices import H200
 
-MODEL = cast(Calibration, datasheet_model(H200.identity.key, H200.identity.name))
+MODEL = cast(Calibration, calibration_from_datasheet(H200.identity.key, H200.identity.name))
 
 
 def measured_ladder(truth: Calibration, dtype: str, seconds: float = 100.0, noise: float = 0.005) -> Journal:
