@@ -38,7 +38,7 @@ def paired_ratios(vendor: Sequence[float], candidate: Sequence[float]) -> tuple[
 
 
 def is_certified(vendor: Sequence[float], candidate: Sequence[float], noise: float) -> bool:
-    """Return True if these rounds certify the candidate for their shape.
+    """Return True if the paired times of the vendor and the candidate certify the candidate for the measured shape.
 
     The number of rounds must be at least MIN_ROUNDS. The 95 % interval of the speedup must be above 1, and the median
     speedup above MIN_SPEEDUP and 1 + noise.

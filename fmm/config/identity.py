@@ -20,8 +20,8 @@ from fmm.kernels.cpu.compiled_sums import is_compiler_installed
 class Identity:
     """The key, name and library versions of a device.
 
-    The key selects a tuning. The entries of a tuning are used only if `versions` equals the versions that the tuning
-    recorded.
+    A tuning in a config is found by `key`. The entries of a tuning are used only if `versions` equals the versions that
+    the tuning recorded.
     """
 
     key: str

@@ -102,7 +102,7 @@ def short_text(value: JsonValue) -> str:
 
 
 def number_check(low: float, high: float) -> JsonCheck:
-    """Return a check that a value is a number within these bounds."""
+    """Return a check that a value is a number from `low` to `high`."""
 
     def check_number(value: JsonValue, json_path: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
@@ -113,7 +113,7 @@ def number_check(low: float, high: float) -> JsonCheck:
 
 
 def optional_number_check(low: float, high: float) -> JsonCheck:
-    """Return a check that a value is a number within these bounds, or null for a number that was not measured."""
+    """Return a check that a value is a number from `low` to `high`, or null for a number that was not measured."""
     number = number_check(low, high)
 
     def check_number_or_null(value: JsonValue, json_path: str) -> float | None:
@@ -123,7 +123,7 @@ def optional_number_check(low: float, high: float) -> JsonCheck:
 
 
 def integer_check(low: int, high: int) -> JsonCheck:
-    """Return a check that a value is a whole number from a smallest to a largest number."""
+    """Return a check that a value is a whole number from `low` to `high`."""
 
     def check_integer(value: JsonValue, json_path: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:

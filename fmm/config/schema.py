@@ -133,7 +133,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ThresholdRange:
-    """The smallest sides of squares with three predicted gains; None if no side up to 65536 has the gain."""
+    """The smallest sides of squares for three predicted gains (0, 2 %, the margin); None above 65536."""
 
     value: float | None
     low: float | None

@@ -56,7 +56,7 @@ def keep_old_section_entries(old: JsonValue, new: dict[str, JsonValue]) -> dict[
     same = isinstance(old, dict) and old.get("versions") == new["versions"]
     others = [replace(e, verified=e.verified and same) for e in others if e.entry_key not in replaced]
     joined = {**new, "entries": [e.json_fields for e in sorted([*others, *fresh], key=lambda e: e.entry_key)]}
-    # a quick tuning does not time the block strategies: the old fit of the block model is kept
+    # a quick tuning does not time the block strategies, so the old fit of the block model remains
     if same and not new.get("blocks") and old.get("blocks"):
         joined["blocks"] = old["blocks"]
     return joined

@@ -2,9 +2,8 @@
 
 The model is the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5). Docstrings name the
 paper's equations. Times are counted in cycles of a multiprocessor. As in the paper, the slowest resource determines the
-time. The model extends the paper's model in three respects. First, schedulers issue reads of shared memory and other
-instructions instead of multiply-adds. Second, a warp waits at every tile, and other warps of the multiprocessor run
-meanwhile. Third, in the last wave of tiles a multiprocessor may run fewer thread blocks than it can hold.
+time. Unlike the paper, the model counts instructions other than multiply-adds, the time that a warp waits at every
+tile, and a last wave of tiles in which a multiprocessor runs fewer thread blocks than it can hold. The module
 fmm.perfmodel.papers.huang_blocks computes the paper's bounds and rates. The model leaves out the sharing of the L2
 cache, conflicts of register banks, and clocks that fall at the power limit. For float64 the model counts only the
 number of waves of tiles (one tile on each multiprocessor).
@@ -180,7 +179,7 @@ def resident_blocks(s: TileSizes, w: OperandBlocks, limits: CapabilityLimits) ->
     """Return the number of thread blocks that a multiprocessor holds at a time.
 
     A thread needs the registers of Equation 16 and UNCOUNTED_REGISTERS more. A thread block needs the shared memory of
-    Equation 17 for each stage, and more for copies of summed blocks.
+    Equation 17 times the number of tiles that it buffers, and more for copies of the blocks of a sum.
     """
     registers = min(registers_needed(s, w) + UNCOUNTED_REGISTERS, limits.max_registers_per_thread)
     if s.blocks:
@@ -362,7 +361,7 @@ FASTEST_TILE_FUNCTIONS: Mapping[str, Callable[[Shape, Chip, int, ContiguousAxes,
 
 
 def tma_product_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
-    """Return the seconds of a product by the TMA kernel; its rate is `s.rate` times the rate of Square tiles."""
+    """Return the seconds of a product by the TMA kernel, with `s.rate` times the rate of Huang's strategy Square."""
     sides, steps = (-(-op.m // s.m_s), -(-op.n // s.n_s)), -(-op.k // s.k_s)
     if op.kernel.triangle:
         parts: tuple[ProductPart, ...] = (ProductPart(0, 0, count_triangle_tiles(sides, s.m_s, s.n_s), 0, steps),)

@@ -47,9 +47,9 @@ class ProductRate:
     batch: float = 1.0  # factor on the time of products that start together as a batch
     tile: float = 1.0  # number of rows and columns of a tile of the kernel; C is computed in whole tiles
     width: float = 0.0  # number of columns of a tile of the kernel; 0: as many columns as rows
-    # The number of tiles that the device computes at the same time. If C has fewer tiles, the product takes no less
-    # time, since one thread block computes a whole tile. For the vendor's kernels the number is 0: they cut a product
-    # along the inner dimension to fill the device.
+    # The number of tiles that the device computes at the same time; 0 for the vendor's kernels, which cut a product
+    # along the inner dimension to fill the device. A product with fewer tiles takes no less time, since one thread
+    # block computes a whole tile.
     slots: float = 0.0
     # The number of multiprocessors; 0 if measured times do not grow by whole waves (a wave is one tile on each
     # multiprocessor). The vendor computes C in tiles of several sizes, one tile on each multiprocessor at a time. If C
@@ -57,8 +57,8 @@ class ProductRate:
     sms: float = 0.0
     # The number of thread blocks that run at a time in the kernel `f16x3` (three float16 products); 0 if the vendor
     # multiplies the float16 planes. Each thread block computes one tile of C after the other. The time of a product is
-    # therefore the time of a tile times ceil(number of tiles / blocks). For this kernel the model ignores the fields
-    # `fill`, `tile` and `slots` of ProductRate.
+    # therefore the time of a tile times ceil(number of tiles / blocks). For the kernel `f16x3` the model ignores the
+    # fields `fill`, `tile` and `slots` of ProductRate.
     blocks: float = 0.0
     # additional seconds at each start of a leaf with several kernels, since the leaf fills the device slowly
     start: float = 0.0
@@ -142,21 +142,22 @@ class Calibration:
     spin: float = 0.0  # seconds lost to BLAS threads, which spin on half of a processor after each product
     apart: float = 1.0  # share of `stream` that the sums of small plans reach, since these plans run one step at a time
     # The measured crossovers tau1, tau2 and tau3 that limit the number of levels: one instance for each baseline (a
-    # plan without its recursion levels). A plan with another baseline may have any number of levels.
+    # plan without its recursion levels). A plan with a baseline that has no measured crossovers may have any number of
+    # levels.
     measured_crossovers: tuple[MeasuredCrossovers, ...] = ()
 
     def matrix_side_for_crossovers(self, problem: Problem) -> float:
         """Return the effective side in rows for a comparison with tau1 to tau3; infinity if tau1 to tau3 do not apply.
 
-        On a GPU, tau1 to tau3 were measured on aligned rows. They do not apply to unaligned rows: there the vendor is
-        slow, and plans with levels win from far smaller sides.
+        On a GPU, tau1 to tau3 were measured on aligned rows. On unaligned rows the vendor is slow, so that plans with
+        levels win from far smaller sides.
         """
         if self.batches and not are_rows_aligned(problem, WIDE_ACCESS_BYTES):
             return inf
         return effective_side(problem.size)
 
     def crossovers_of_plan(self, plan: Plan) -> MeasuredCrossovers | None:
-        """Return tau1 to tau3, measured on plans with the plan's baseline; None if they were not measured."""
+        """Return tau1 to tau3, measured on plans with the plan's baseline; None if not measured."""
         if not self.measured_crossovers:
             return None
         baseline = baseline_text(plan)

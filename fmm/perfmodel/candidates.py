@@ -61,7 +61,7 @@ class PlanPatterns:
                     yield Plan.parse(f"{pattern.format(a=level.text)} > {leaf}")
 
 
-# In each list, the pattern of the fastest plan comes first, and the pattern of the plan with the smallest workspace
+# Each PlanPatterns has the pattern of the fastest plan first, and the pattern of the plan with the smallest workspace
 # last.
 PLAN_PATTERNS: Final = (
     PlanPatterns(
@@ -125,8 +125,8 @@ PLAN_PATTERNS: Final = (
 # OUTER_LEVEL_PATTERNS are the patterns of levels that may be put above any candidate on a GPU. Levels that run one
 # product after the other need the smallest workspace. On an H200 in float32 at n = 65536, a plan of one sequential, two
 # overlapped and three one-pass levels has 1.96 times cuBLAS's speed and 51 GiB of workspace. A plan of two sequential
-# levels above three levels in one pass has 1.67 times cuBLAS's speed and 31 GiB of workspace. For the same product,
-# plans without sequential levels need 156 GiB of workspace.
+# levels above three levels in one pass has 1.67 times cuBLAS's speed and 31 GiB of workspace. Plans without sequential
+# levels need 156 GiB of workspace for this product.
 OUTER_LEVEL_PATTERNS: Final = (
     "{a}.sequential.pad16",
     "{a}.pad16",
@@ -202,7 +202,7 @@ def _pattern_names(device: str) -> tuple[str, ...]:
 
 
 def _plans_from_patterns(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
-    """Return the plans from the pattern lists with this name; `leaf_forms` returns the names of a leaf's lists."""
+    """Return the plans from the patterns with this name; `leaf_forms` returns the names of patterns for a leaf."""
     leaves = [x for leaf in device_leaves(device) if name in leaf_forms(leaf) for x in leaf.candidate_names]
     if name == "alone":
         return [Plan(leaf=leaf) for leaf in leaves]
@@ -223,8 +223,7 @@ def _plans_from_patterns(name: str, device: str, leaf_forms: Callable[[Leaf], tu
 # For each device, the numbers of cuts that candidates try for a self-adjoint product. A CPU's BLAS gains nothing from
 # more cuts into small blocks.
 GRAM_CUT_COUNTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}
-# Blocks of C below the diagonal are general products. Their candidates come from the pattern lists in PLAN_PATTERNS
-# with these names.
+# Names of the PLAN_PATTERNS for the blocks of C below the diagonal, which are general products.
 GRAM_FORM_NAMES: Final = ("nested", "one pass", "outer")
 GRAM_ALGORITHM_COUNT: Final = 1  # number of algorithms that are tried for the products below the diagonal
 # The entry in the field `forms` of a leaf that computes the whole lower triangle of C, but cannot compute a single
@@ -311,7 +310,7 @@ def workspace_saving_levels(device: str) -> tuple[Level, ...]:
 # ---- levels above candidates, until the workspace suffices
 
 # A level that runs one product after the other holds the temporaries of one product at a time. Thousands of
-# compositions of levels are possible. They are built level by level from the outermost level inwards. Of two
+# compositions of levels are possible. Compositions are built level by level from the outermost level inwards. Of two
 # compositions that leave products of equal size, one is dropped if the other is better in time, workspace and error.
 
 MAX_OUTER_LEVELS = 3
@@ -321,7 +320,7 @@ MAX_COMPOSITIONS = 8  # number of compositions for which the whole formula predi
 # workspace if blocks at a fringe are smaller.
 EXACT_COUNT_SHARE, STEP_TABLE_EXACT_COUNT_SHARE = 0.8, 0.25
 # Outer levels and an inner plan are composed if the product of their error growths exceeds the limit by at most this
-# factor. The error growth of the composed plan may be smaller than this product.
+# factor. The error growth of the composed plan may be smaller than the product of both error growths.
 ERROR_GROWTH_TOLERANCE = 1.5
 
 
@@ -333,8 +332,7 @@ class OuterLevels:
     sides: Sides
     products: float = 1.0
     seconds: float = 0.0
-    # part of `seconds`: sums that run while another stream multiplies; InnerPlan.hidden_sum_share of this time is
-    # hidden
+    # part of `seconds`: the time of sums that may run while another stream multiplies
     overlappable: float = 0.0
     workspace: float = 0.0  # bytes of temporaries
     error_growth: float = 1.0
@@ -384,7 +382,7 @@ def compose_levels(
     """
     m, k, n = problem.size
     found: list[LevelComposition] = []
-    # cache by size, since several compositions leave products of equal size
+    # inner plans by the sides of their product, since several sequences of outer levels lead to equal sides
     inner_plans: dict[Sides, list[InnerPlan]] = {}
     front = [OuterLevels((), (float(m), float(k), float(n)))]
     for _ in range(MAX_OUTER_LEVELS):

@@ -1,10 +1,10 @@
 """Choose a plan in four steps: candidates -> filter -> rank -> pick.
 
-1. Candidates: list the plans of fmm.perfmodel.candidates, and for large products compositions of levels
-(`all_candidates`). 2. Filter: keep the plans that may run for the problem's type and sides on this device
-(`filter_candidates`). 3. Rank: predict the time of each plan relative to the vendor's time, and determine each plan's
-required margin (`rank_candidates`). 4. Pick: take the fastest candidate that exceeds none of the caller's limits and
-beats the vendor by its required margin, else the vendor (`pick_candidate`).
+`all_candidates` lists the plans of fmm.perfmodel.candidates, and for large products compositions of levels.
+`filter_candidates` drops the plans that cannot run for the problem's type and sides on this device. `rank_candidates`
+predicts the time of each plan relative to the vendor's time, and determines each plan's required margin.
+`pick_candidate` takes the fastest candidate that exceeds none of the caller's limits and beats the vendor by its
+required margin, else the vendor.
 
 The function `choose` does all four steps. `choose` is a pure function of a problem, a calibration and the caller's
 limits. The vendor's own product is one of the candidates.
@@ -323,7 +323,7 @@ def min_sides_for_plan(plan: Plan, rate: ProductRate) -> Shape:
 
 
 def _has_needed_column_copies(plan: Plan, dtype: str) -> bool:
-    """Return True if exactly those leaves on diagonal blocks of C read copied operands that need a copy.
+    """Return True if, for blocks on the diagonal of C, the plan copies operands exactly for the leaves that need it.
 
     A leaf needs a copy if it is slow on a column-major B. The plan makes a copy if the leaf's option names an operand
     order, such as `outer` in `tile.outer`.
@@ -409,10 +409,10 @@ COUNTED_ROUNDS_MARGIN_SHARE = 0.45
 # The factor on FEW_TILES_MARGIN for plans that multiply in another element type without cutting a side. On an H200 in
 # complex128, plans for products with 318 rows take 1.02 times the vendor's time (predicted 0.86).
 OTHER_TYPE_MARGIN_SHARE = 0.5
-# The factor for complex products whose inner side k exceeds LONG_INNER_FACTOR max(m, n), if the plan multiplies in
-# another type or by residues. The model ignores that the vendor cuts k for such products. On an H200 in complex128 at
-# 272 x 19232 x 5824, `3m.batched > vendor` takes 1.12 times the vendor's time (predicted 0.85), and `residues2m(15) >
-# bytes` takes 1.09 times the vendor's time (predicted 0.82).
+# The factor on FEW_TILES_MARGIN for complex products with k above LONG_INNER_FACTOR max(m, n), if the plan cuts no side
+# and multiplies in another type or by residues. The model ignores that the vendor cuts a long k of complex products. On
+# an H200 in complex128 at 272 x 19232 x 5824, `3m.batched > vendor` takes 1.12 times the vendor's time (predicted
+# 0.85), and `residues2m(15) > bytes` takes 1.09 times the vendor's time (predicted 0.82).
 LONG_INNER_FACTOR = 2.0
 LONG_INNER_MARGIN_SHARE = 0.8
 # Plans that only copy operands to aligned rows have the additional margin THIN_OPERAND_MARGIN / shortest side in rows.

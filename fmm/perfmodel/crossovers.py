@@ -1,8 +1,8 @@
-"""Bound the number of recursion levels by measured crossovers: tau1, tau2 and tau3 of Li, Ranka and Sahni.
+"""Limit the number of recursion levels by measured crossovers: tau1, tau2 and tau3 of Li, Ranka and Sahni.
 
 A tuning measures the sides from which plans with one, two and three levels win. Up to the side tau1 candidates have no
-level, up to tau2 at most one level, and up to tau3 at most two levels. The bounds prevent losses if the model is too
-optimistic about plans with many levels. A rectangular product is compared with tau1 to tau3 by its effective side
+level, up to tau2 at most one level, and up to tau3 at most two levels. The crossovers prevent losses if the model is
+too optimistic about plans with many levels. A rectangular product is compared with tau1 to tau3 by its effective side
 (`effective_side`).
 """
 

@@ -113,9 +113,9 @@ def with_concurrent_products(found: Calibration, lanes: int) -> Calibration:
 # to 0.8 of the bandwidth, and joining results 0.77 to 0.87.
 PEAK_SHARES_BY_TYPE = {"bfloat16": 0.72, "float16": 0.72, "tf32": 0.7}
 DEFAULT_PEAK_SHARE = 0.8
-# The share of the peak on the GPUs of Li, Ranka and Sahni, by compute capability. The cores of these GPUs read one
-# operand of each multiply-add from shared memory, which limits products to about 60 % of the peak. The shares of 0.6
-# and 0.58 agree with the times of sgemm and dgemm that Li, Ranka and Sahni print.
+# The share of the datasheet's peak that products reach on the GPUs of Li, Ranka and Sahni, by compute capability. The
+# cores of these GPUs read one operand of each multiply-add from shared memory, which limits products to about 60 % of
+# the peak. The shares of 0.6 and 0.58 agree with the times of sgemm and dgemm that Li, Ranka and Sahni print.
 LI_GPU_PEAK_SHARES = {"1.3": 0.6, "2.0": 0.58}
 SUM_BANDWIDTH_SHARE = 0.75  # share of the datasheet's bandwidth that sums reach
 DATASHEET_MARGIN = 0.03  # margin of a device without any measurement, as a share of the vendor's time
@@ -148,8 +148,8 @@ ODD_ROW_TIME_FACTORS = {"float16": 5.7, "bfloat16": 5.7}
 BATCH_TIME_FACTORS = {"tf32": 1.12}
 # The element types in which the vendor's time grows by whole waves of tiles (one tile on each multiprocessor). On an
 # H200, for held-out float32 products of middle size or thin shape, times predicted with whole waves have a median error
-# of 3 % and a third quartile of 7 %. Without whole waves the median error is 5 % and the third quartile 10 %. In
-# float64 and bfloat16, whole waves do not change the errors.
+# of 3 % and a third quartile of 7 %. Without whole waves the predicted times have a median error of 5 % and a third
+# quartile of 10 %. In float64 and bfloat16, counting whole waves does not change the errors of predicted times.
 ROUND_COUNTED_TYPES = ("float32",)
 # A GPU computes C in tiles with TILE_SIDE rows and columns, and a multiprocessor computes TILE_ENTRIES entries of C at
 # a time. A product reaches half of its full rate if C has TILE_ENTRIES / FILLING_TILES_PER_SM entries for each
@@ -299,10 +299,10 @@ PLANE_FILL_FACTOR = 12  # factor on `ProductRate.fill` if the vendor multiplies 
 # The number of moduli for products of integers depends on the inner dimension. Default rates of integers assume an
 # inner dimension of MODULI_INNER_DIMENSION.
 MODULI_INNER_DIMENSION = 8192
-# The time to split or join one number, without the traffic of the number's residues, for 0, 1 and 2 inner levels. The
-# unit is the time in which memory moves one byte. SPLIT_BYTES_PER_NUMBER and JOIN_BYTES_PER_NUMBER were measured in
-# float64 at n = 8192. With two inner levels, splitting and joining take much longer, since a thread computes many sums
-# with few registers.
+# The time to split or join one number, without the traffic of the number's residues, for 0, 1 and 2 inner levels
+# (levels of Strassen's algorithm on the residues), in units of the time in which memory moves one byte.
+# SPLIT_BYTES_PER_NUMBER and JOIN_BYTES_PER_NUMBER were measured in float64 at n = 8192. With two levels on the
+# residues, splitting and joining take much longer, since a thread computes many sums with few registers.
 SPLIT_BYTES_PER_NUMBER, JOIN_BYTES_PER_NUMBER = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
 # The traffic in bytes that splitting and joining save for each byte by which a number is shorter than 8 bytes: the
 # split reads A and B two or three times, and the join writes C once.
@@ -311,12 +311,13 @@ SPLIT_BYTES_SAVED_PER_BYTE, JOIN_BYTES_SAVED_PER_BYTE = 2.5, 1.0
 # units, the flops of the join take longer than the join's memory traffic.
 JOIN_FLOAT64_FLOPS_PER_MODULUS = 12.0
 # RESIDUE_START_SECONDS is the part of the time of a product by residues that does not grow with the sides, for 0, 1 and
-# 2 inner levels: measured with 14 moduli for 0 and 1, a guess for 2. Each inner level halves the inner dimension of the
-# int8 products, which lose 13, 5 and 0 % of their rate at inner dimensions of 2048, 4096 and 8192.
+# 2 levels of Strassen's algorithm on the residues: measured with 14 moduli for 0 and 1, a guess for 2. Each level on
+# the residues halves the inner dimension of the int8 products, which lose 13, 5 and 0 % of their rate at inner
+# dimensions of 2048, 4096 and 8192.
 RESIDUE_START_SECONDS, RESIDUE_LEVEL_PIPE_STEPS = (25e-6, 135e-6, 250e-6), 200.0
-# The seconds that a product by residues without inner levels saves on Hopper, where a single kernel computes the norms
-# of an operand's rows or columns and splits the operand into residues. On an H200 at n = 1024, the single kernel saves
-# 10 microseconds in complex128, and 18 microseconds in float64.
+# The seconds that a product by residues without levels on the residues saves on Hopper, where a single kernel computes
+# the norms of an operand's rows or columns and splits the operand into residues. On an H200 at n = 1024, the single
+# kernel saves 10 microseconds in complex128, and 18 microseconds in float64.
 LINE_KERNEL_SAVED_SECONDS = 15e-6
 # Number of columns of a tile of int8 products. The kernel for int8 products also has narrower tiles, but two narrow
 # tiles take longer than one wide tile. If the model counted narrow tiles, the predicted times of products that fill
@@ -378,8 +379,8 @@ def _integer_and_residue_rates(
 
 def _small_leaf_rate(gpu: Datasheet, seconds: float) -> ProductRate:
     """Return the rate of the leaf `small`: one thread block computes each tile on or below the diagonal."""
-    # The rate counts all tiles of C, but half of the tiles are skipped: twice as many tiles as thread blocks run at a
-    # time.
+    # Twice the number of thread blocks on the device: the rate counts all tiles of C, but only one triangle is
+    # computed.
     at_once = 2 * SMALL_BLOCKS_PER_SM * gpu.sms
     flops = at_once * SMALL_TILE_SIDE**3 / seconds
     return ProductRate(flops, 0.0, 0.0, tile=SMALL_TILE_SIDE, slots=at_once, half_by_tiles=0.5)
@@ -393,8 +394,8 @@ def _f16x3_rate(float16: ProductRate, stream: float) -> ProductRate:
     flops = float16.flops / 3
     flops_per_byte = flops / DTYPES["float32"].flops / (PLANES_STREAM_SHARE * stream)
     rows, cols = RIGHT_PLANE_BYTES * flops_per_byte, LEFT_PLANE_BYTES * flops_per_byte
-    # A tile of C may be computed as two tiles of half the width. Half as many tiles as multiprocessors therefore
-    # suffice to occupy all multiprocessors.
+    # The kernel can compute a tile of C as two tiles of half the width, so half as many tiles as multiprocessors
+    # suffice to occupy the device.
     slots = float16.fill / TILE_ENTRIES * FILLING_TILES_PER_SM / 2
     found = ProductRate(
         flops, float16.fill, F16X3_TILE_EDGE_STEPS, rows, cols, batch=F16X3_BATCH_FACTOR, tile=TILE_SIDE, slots=slots
@@ -426,7 +427,7 @@ def _residue_rates(
     """Yield the name and the rate of every leaf that runs a whole level of residues.
 
     For integer types, the number of moduli suffices for an inner dimension of MODULI_INNER_DIMENSION. A floating-point
-    product without inner levels takes `saved_seconds` less time to start.
+    product without levels on the residues takes `saved_seconds` less time to start.
     """
     for row in plan_leaves():
         if (found := residue_leaves().get(row.name)) is not None:

@@ -168,9 +168,9 @@ def _region_additions_and_inputs(
 # ---- formulas: the counts of a level as polynomials in the sides of its blocks
 
 # A level that cuts a side into p parts has blocks of about q = side // p rows. The counts of a level are polynomials in
-# these three block sizes q, one for each side; the coefficients depend only on the remainders side % p. Kronecker
-# substitution finds all coefficients from the counts of a single problem. The block sizes q of this problem are powers
-# of DIGIT_BASE, so that the coefficients are the digits of the counts in base DIGIT_BASE.
+# the three block sizes q, one for each side; the coefficients depend only on the remainders side % p. Kronecker
+# substitution finds all coefficients from the counts of a single problem: its block sizes q are powers of DIGIT_BASE,
+# so that the coefficients are the digits of the counts in base DIGIT_BASE.
 
 DIGIT_BASE = 1 << 24
 # exponents of DIGIT_BASE for the three sides; products of two sides have the different exponents 4, 10 and 12

@@ -130,10 +130,10 @@ def hidden_sum_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
     """Return the share of the sums' time that is hidden behind products, for sums below an overlapped level.
 
     The share is 0 if the leaf's kernel occupies every multiprocessor until the kernel's last tile is done. The share 0
-    was tested on an H200 with 61 plans that take 0.8 to 52 ms, with `f16x3` below overlapped and batched levels. If the
-    model hides the share 0.58 of the sums' time, as for the vendor's products, the median ratio of predicted to
-    measured time is 0.79. If the model hides no sums, the median ratio is 0.93 for all plans, and 1.0 for plans that
-    take at least 5 ms.
+    was tested on an H200 with 61 plans that take 0.8 to 52 ms, with `f16x3` below overlapped and batched levels. If
+    products hid the share 0.58 of the sums' time, as the vendor's products do, the median ratio of predicted to
+    measured time would be 0.79 for these plans. If no sums are hidden, the ratio is 0.93 for all 61 plans, and 1.0 for
+    plans that take at least 5 ms.
     """
     rate = calibration.find_rate(plan.rate_name(dtype))
     # True if fmm's own kernel, not the vendor's, multiplies the planes of A and B
@@ -295,10 +295,10 @@ def vendor_slowdown(rate: ProductRate, m: float, k: float, n: float, together: f
     """Return the slowdown s of the vendor's product, which takes s * flops / rate seconds.
 
     `unaligned` is the factor on the time of multiply-adds with unaligned rows. Unaligned rows do not lengthen repeated
-    reads of A and B. They multiply the time of a tile's beginning and end by the square root of `unaligned`. For 72
-    thin products with unaligned rows on an H200, the median error of the predicted times is 5 % in TF32 and 1 % in
-    bfloat16. If `unaligned` itself multiplied the time of the beginning and end, the median error would be 13 % in TF32
-    and 7 % in bfloat16.
+    reads of A and B, but multiply the time of a tile's beginning and end by the square root of `unaligned`. For 72 thin
+    products with unaligned rows on an H200, the median error of the predicted times is 5 % in TF32 and 1 % in bfloat16.
+    If `unaligned` itself multiplied the time of a tile's beginning and end, the median error would be 13 % in TF32 and
+    7 % in bfloat16.
     """
     if together * m * n < MAX_COUNTED_ROUNDS * rate.sms * ROUND_TILE_SHAPES[0][0] * ROUND_TILE_SHAPES[0][1]:
         slowdown = unaligned * _whole_wave_slowdown(rate, m, k, n, together) + rate.rows / m + rate.cols / n
@@ -385,8 +385,8 @@ def tiled_slowdown(tiles: LeafTiles, rate: ProductRate, m: float, k: float, n: f
     added = (tiles.left - 1) / tiles.width + (tiles.right - 1) / tiles.height + (tiles.dest - 1) / k
     running = max(together, tiles.together) * number
     start = rate.waves / running + rate.pipe / (k * max(running / (rate.sms or running), 1)) + TILE_WRITE_STEPS / k
-    # Two products that add to the same block of C must wait for each other. The waiting shows only if the tiles of one
-    # product leave multiprocessors idle, on which the next product would otherwise begin.
+    # Two products that add to the same block of C must wait for each other. The waiting costs time only if the tiles of
+    # one product leave multiprocessors idle, on which the next product could begin.
     fewer = ceil(m / TMA_FUSED_SIZES.m_s) * ceil(n / TMA_FUSED_SIZES.n_s) <= rate.sms
     waiting = WAITING_FACTOR if tiles.dest > 1 and fewer else 1.0
     return (rate.tiled or 1.0) * whole * (1 + start + rate.inside * added) * waiting
@@ -400,9 +400,9 @@ def tiled_slowdown(tiles: LeafTiles, rate: ProductRate, m: float, k: float, n: f
 WIDE_TILE = F16X3_SIZES[0]
 # A tile of half the width takes NARROW_TILE_STEP_SHARE of a wide tile's time for each step, and NARROW_TILE_END_SHARE
 # of a wide tile's time for its beginning and end. Four constants (NARROW_TILE_STEP_SHARE, NARROW_TILE_END_SHARE,
-# UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR) and the rate of `f16x3` are fitted to 289 products of an H200. The
-# predicted times of these 289 products have a median error of 2.7 % and a ninth decile of 7.6 %; without these
-# constants and without whole waves of tiles, 12 % and 31 %.
+# UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR) and the rate of `f16x3` are fitted to 289 products of an H200: the
+# predicted times have a median error of 2.7 % and a ninth decile of 7.6 %, instead of 12 % and 31 % in a model without
+# these constants and without whole waves of tiles.
 NARROW_TILE_STEP_SHARE, NARROW_TILE_END_SHARE = 0.70, 0.41
 # Factor on the time of a tile's beginning and end if rows of C do not begin at multiples of 8 bytes. If rows of C are
 # not aligned to 8 bytes, the kernel writes each number separately.
@@ -411,7 +411,7 @@ UNPAIRED_WRITE_FACTOR = 1.5
 UNSHARED_BLOCK_FACTOR = 1.05
 # For each doubling of C's sides beyond NEAR_LINES_SIDE rows and columns, a product takes longer by this fraction. With
 # longer sides, thread blocks that run at the same time read rows of A and columns of B that are farther apart in
-# memory. The fraction was measured on an H200 for 25 plans with leaf products of 4096 to 65536 rows, see
+# memory. FAR_LINES_FACTOR was measured on an H200 for 25 plans with leaf products of 4096 to 65536 rows, see
 # results/nvidia-h200/f16x3-leaves.json. Without FAR_LINES_FACTOR, products with sides of 65536 take 1.27 to 1.36 times
 # the predicted time. Without FAR_LINES_FACTOR, products with sides of 16384 take 1.00 to 1.14 times the predicted time,
 # and products with sides of 4096 and 8192 take 1.06 times the predicted time.
@@ -436,10 +436,10 @@ def f16x3_slowdown(rate: ProductRate, m: float, k: float, n: float, together: fl
 # reads the rest of the row twice. In the model, each number of A costs HELD_NUMBER_BYTES bytes of traffic, and a number
 # of A that is read twice costs REREAD_BYTES more.
 HELD_ROW_LENGTH, REREAD_BYTES, HELD_NUMBER_BYTES = 4 * SPLIT_THREADS * MAX_REGISTER_LOADS, 4.0, 8.0
-# SPLIT_CLUSTER_BLOCKS thread blocks split a strip of PLANE_CHUNK_LENGTH columns of B. Each of these thread blocks moves
-# at most STRIP_BLOCK_BANDWIDTH bytes of B per second. If B has fewer than about 1000 columns, its strips (ranges of
-# columns) are too few to fill the device. STRIP_BLOCK_BANDWIDTH was measured on an H100 for B with 65536 rows and 512
-# columns.
+# SPLIT_CLUSTER_BLOCKS thread blocks split a strip of PLANE_CHUNK_LENGTH columns of B. Each thread block of the split
+# kernel moves at most STRIP_BLOCK_BANDWIDTH bytes of B per second. If B has fewer than about 1000 columns, its strips
+# (ranges of columns) are too few to fill the device. STRIP_BLOCK_BANDWIDTH was measured on an H100 for B with 65536
+# rows and 512 columns.
 STRIP_BLOCK_BANDWIDTH, STRIP_NUMBER_BYTES = 17.5e9, 12.0
 
 

@@ -2,8 +2,8 @@
 
 `estimated_work` takes microseconds and adds up the estimates of the levels. An estimate is the number of elements that
 a level's sums move and hold if all blocks of the level have equal size. `counted_work` takes milliseconds and counts
-the plan's steps (fmm.perfmodel.cost). The fractions of traffic in `PlanWork`, such as the fraction of strided traffic,
-are estimates in both cases. `estimated_workspace` estimates the bytes of a plan's temporaries.
+the plan's steps (fmm.perfmodel.cost). The fractions of traffic in `PlanWork` are estimates in the results of both
+functions. `estimated_workspace` estimates the bytes of a plan's temporaries.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def _strategy_row(s: TileSizes) -> tuple[Cell, ...]:
 
 
 def _strategy_bound(s: TileSizes, w: OperandBlocks, gpu: ModelledDevice, equation: int) -> huang_blocks.BlockSizeBound:
-    """Return the bound for a strategy by the paper's equation with this number."""
+    """Return a strategy's bound from the equation of Huang's paper with this number."""
     return next(b for b in huang_blocks.strategy_bounds(s, w, gpu) if b.equation == equation)
 
 
