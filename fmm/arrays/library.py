@@ -317,7 +317,7 @@ class Library(Protocol):
 
 
 class HostLibrary(Library, Protocol):
-    """The adapter of a library whose arrays NumPy can read."""
+    """The adapter of a library with arrays that NumPy can read."""
 
     def as_numpy(self, x: Any) -> Any:
         """Return a NumPy view of the array's memory."""
@@ -340,7 +340,7 @@ class HostLibrary(Library, Protocol):
 
 
 class DeviceLibrary(Library, Protocol):
-    """The adapter of a library whose arrays are on a CUDA device."""
+    """The adapter of a library with arrays on CUDA devices."""
 
     def allocate_arrays(self, call: CallAllocations, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         """Return the addresses of A, B, C and the workspace, the array C, and the objects that own these arrays.

@@ -71,7 +71,7 @@ def check_integer_factors(x: Any, *factors: Any) -> None:
 
 
 def as_torch_factor(x: Any, factor: Any) -> Any:
-    """Return alpha or beta as torch accepts it.
+    """Return alpha or beta in a type that torch accepts.
 
     For tensors of floats an int is converted to a float, since torch rejects an int of more than 64 bits.
     """
@@ -128,8 +128,8 @@ _precision_getter: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 def float32_precision() -> str:
     """Return torch's precision of float32 products on CUDA devices.
 
-    The precision is "ieee", "tf32" or another text. "none" means that the user set nothing; torch then multiplies as
-    with "ieee".
+    The precision is "ieee", "tf32" or another text. If the user set no precision, the text is "none", and torch
+    multiplies as with "ieee".
     """
     if _precision_getter is None:
         return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"

@@ -45,7 +45,7 @@ def clear_record() -> None:
 
 
 def last_record() -> CallRecord | None:
-    """Return this thread's record; None if the product was so small that fmm declined it without a decision."""
+    """Return this thread's record; None if fmm declined the product early, without a decision."""
     return _thread_record.record
 
 

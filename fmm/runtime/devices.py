@@ -129,12 +129,12 @@ def gpu_from_description(
 
 
 def find_datasheet_calibration(name: str, capability: str, sms: int) -> Calibration | None:
-    """Return the calibration from a GPU's datasheet; None if the table has no such datasheet.
+    """Return the calibration from a GPU's datasheet; None if no datasheet matches the GPU.
 
     The compute capability and the number of multiprocessors must also match: GPUs with the same name can have fewer
     multiprocessors, and MIG splits a device. The device's name must contain all words of the datasheet's name in the
-    same order, as "NVIDIA A100-SXM4-40GB" contains "A100 40GB". If several datasheets match, the datasheet whose name
-    has the most words is used.
+    same order, as "NVIDIA A100-SXM4-40GB" contains "A100 40GB". If several datasheets match, the one with the most
+    words in its name is used.
     """
     words = name.upper().replace("-", " ").split()
     found: list[str] = []

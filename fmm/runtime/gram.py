@@ -94,8 +94,7 @@ def run_conjugating_plan(library: Library, a: Any, out: Any, params: GramParams,
         own = constraints._replace(plan=call.plan, replaceable=False, params=gemm_params)
         return run_with_fallback(library, call, left, right, target, own)
     except (library.out_of_memory_error, PlanError):
-        # run_gram then multiplies A by a copy of its adjoint; if the caller passed a plan, that product raises the
-        # error
+        # on None, run_gram multiplies A by a copy of its adjoint, which raises the error if the caller passed the plan
         return None
 
 

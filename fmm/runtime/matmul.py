@@ -88,7 +88,7 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
 def _decide_after_first_product(
     library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints
 ) -> PreparedCall:
-    """Compare the call's plan with the vendor on leading blocks of A and B; then return the call, decided anew.
+    """Compare the call's plan with the vendor on leading blocks of A and B; return a call with a new decision.
 
     If the comparison raises an exception, the vendor computes the product. While the stream is captured, or while
     another thread runs this comparison, return the call without a comparison.

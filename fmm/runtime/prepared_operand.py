@@ -88,8 +88,7 @@ def unwrap_operands(a: Any, b: Any, constraints: PlanConstraints) -> tuple[Any, 
     arrays, prepared_side = [], None
     for x, side, other in ((a, "left", b), (b, "right", a)):
         if isinstance(x, PreparedOperand):
-            # If the other operand requires a gradient, torch keeps x for the gradient's product, without its prepared
-            # form.
+            # If the other operand requires a gradient, torch saves x without its prepared form.
             if x.side == side and not getattr(other, "requires_grad", False):
                 prepared_side = x._prepared_side or prepared_side
             x = x._array

@@ -45,7 +45,7 @@ HALF_RATE_SIDE, CONCURRENT_HALF_RATE_SIDE = 200.0, 150.0
 SUM_OPERAND_SIDE = 1536
 # Rows and columns of A in the product that runs concurrently with the timed sums, and that takes longer than the sums.
 CONCURRENT_SHAPE = (640, 1024)
-# Factors on the measured rate of sums, for plans with sums and products one after the other. Sums in a plan are slower
+# Factors on the measured rate of sums, for plans that run no sums concurrently with products. Sums in a plan are slower
 # than sums in the probe: the overflow check takes time, and the caches are colder. In float32 the products take less
 # time than in float64, so slow sums cost a larger fraction of a plan's time, and the factor in SUM_RATE_SHARE is
 # smaller.

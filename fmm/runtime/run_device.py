@@ -75,8 +75,8 @@ def _run_on_stream(
 ) -> Any:
     """Return C, computed by the call's plan on this stream; None if the vendor must multiply.
 
-    All memory is allocated before the first launch. If a launch fails, the library computes `out`. After an exception,
-    `out` is therefore either unchanged or complete.
+    All memory is allocated before the first launch. If a launch fails, the library computes `out`. So `out` is either
+    unchanged or complete after an exception.
     """
     if stream != LEGACY_STREAM and runtime.streamIsCapturing(stream):
         if required:
@@ -212,7 +212,7 @@ class StreamCall:
     def run_at_addresses(self, *bases: int, visible: bool = True) -> None:
         """Run the call with A, B, C, the workspace and the addend at these addresses.
 
-        `visible`: True if C is the caller's array; an exception then must not leave C incomplete.
+        `visible`: True if C is the caller's array, which an exception must not leave incomplete.
         """
         if self.replays is not None:
             replay = self.replays.captured.get(self._latest)

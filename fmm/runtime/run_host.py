@@ -155,8 +155,8 @@ def _compute_on_worker(
 ) -> None:
     """Compute C on a worker thread; raise NoThreadError if no thread starts.
 
-    If the plan fails after its first write to C, the worker thread calls the functions in `completion`, which compute
-    the caller's C by the vendor; the caller's thread waits until then. If memory runs out and the plan is required, the
+    If the plan fails after its first write to C, the worker thread computes C by the vendor's functions in
+    `completion`. The caller's thread waits for the worker thread. If memory runs out and the plan is required, the
     MemoryError is raised.
     """
     last = list(completion)

@@ -131,7 +131,7 @@ def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Cal
     """Return the calibration of a device without a trusted tuning.
 
     On a CPU, the untuned calibration has nominal rates. If a plan wins by the nominal rates, a probe measures the CPU.
-    The probe's rates then replace the nominal rates until the process ends.
+    The rates that the probe measures replace the nominal rates until the process ends.
     """
     unmeasured = device.guess
     if unmeasured is not None and not device.threads:

@@ -302,7 +302,7 @@ def _decide_integers(problem: Problem, limits: Limits, device: Device) -> Decisi
 def decide_by_tuning(
     problem: Problem, limits: Limits, tuned: Tuning, calibration: Calibration | None, on_cpu: bool
 ) -> Decision | None:
-    """Return the decision from the certified entry for exactly this shape; None if there is no such entry.
+    """Return the decision from the certified entry for exactly this shape; None without an entry.
 
     On a GPU, a plan may replace the entry's plan if the tuning never measured the leaf of that plan. `calibration`: the
     tuning's calibration, with added rates of the leaves that the tuning did not measure.

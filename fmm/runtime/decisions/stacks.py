@@ -1,5 +1,5 @@
-"""Decide how a stack of products is computed: by launches that several products share, by one product after the other,
-or by the vendor's batched product.
+"""Decide how a stack of products is computed: by launches for several products, by separate products, or by the
+vendor's batched product.
 
 If one launch multiplies several matrices of the stack, even small matrices keep all multiprocessors of the GPU busy.
 The decision for one matrix compares a plan with the vendor's product of one matrix. For a stack, the vendor's batched
