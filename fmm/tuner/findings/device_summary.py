@@ -188,10 +188,21 @@ class BaselineTaus:
 
     @property
     def cells(self) -> Iterator[SummaryCell]:
-        """Yield a cell for each crossover: the measured crossover, or the predicted one if none was measured."""
-        for name in TAU_NAMES:
-            side = self.measured.get(name)
-            yield matrix_side_cell(self.predicted.get(name)) if side is None else matrix_side_cell(side, True)
+        """Yield a cell for each crossover: the measured crossover, or the predicted one if none was measured.
+
+        At least three levels are at least two levels, so tau1 <= tau2 <= tau3. A predicted crossover is therefore moved
+        between the measured ones.
+        """
+        sides = [self.measured.get(name) for name in TAU_NAMES]
+        for i, (name, side) in enumerate(zip(TAU_NAMES, sides, strict=True)):
+            if side is not None:
+                yield matrix_side_cell(side, True)
+                continue
+            predicted = self.predicted.get(name)
+            if predicted:
+                predicted = max([predicted, *(tau for tau in sides[:i] if tau)])
+                predicted = min([predicted, *(tau for tau in sides[i + 1 :] if tau)])
+            yield matrix_side_cell(predicted)
 
 
 def level_count_cell(answer: SquareDecision | None) -> SummaryCell:

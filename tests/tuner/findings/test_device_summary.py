@@ -16,6 +16,7 @@ from fmm.tuner.cli import main
 from fmm.tuner.findings.device_summary import (
     MEASURED_MARK,
     NO_NUMBER,
+    BaselineTaus,
     DeviceSummary,
     SummaryCell,
     block_strategy_text,
@@ -257,3 +258,15 @@ def test_without_a_config_show_prints_the_shipped_models(
     assert {row["dtype"] for row in rows} == {"float32"} and {row["tuned"]["effort"] for row in rows} == {"shipped"}
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "none.json"))  # then no other config is read
     assert main(["show"]) == 1 and "there is no config" in capsys.readouterr().err
+
+
+def test_predicted_crossovers_are_moved_between_measured_ones() -> None:
+    predicted = {"tau1": 2000.0, "tau2": 12000.0, "tau3": 9000.0}
+
+    def texts(measured: dict[str, float | None]) -> list[str]:
+        return [cell.text for cell in BaselineTaus("vendor", measured, predicted).cells]
+
+    assert texts({}) == ["2,000", "12,000", "9,000"]
+    assert texts({"tau3": 6000.0}) == ["2,000", "6,000", "6,000"]
+    assert texts({"tau2": 13000.0}) == ["2,000", "13,000", "13,000"]
+    assert texts({"tau1": 3000.0, "tau3": 30000.0}) == ["3,000", "12,000", "30,000"]
