@@ -74,7 +74,7 @@ def _compiled_tasks(
     past = lines and sum(x.nbytes for x in results.values()) >= MIN_STREAMED_BYTES
     function = compiled_function(schedule, len(slots), REAL_PART_TYPES[kind], past, pairs)
     numbers = (window[1].stop - window[1].start) * (1 if kind == REAL_PART_TYPES[kind] else 2)
-    return list(_band_tasks(function, list(views.values()), numbers))
+    return list(_row_block_tasks(function, list(views.values()), numbers))
 
 
 def complex_part_pairs(views: Mapping[int, Array], results: Container[int]) -> SlotPairs:
@@ -93,7 +93,9 @@ def complex_part_pairs(views: Mapping[int, Array], results: Container[int]) -> S
     )
 
 
-def _band_tasks(function: Callable[..., None], views: Sequence[Array], numbers: int) -> Iterator[Callable[[], None]]:
+def _row_block_tasks(
+    function: Callable[..., None], views: Sequence[Array], numbers: int
+) -> Iterator[Callable[[], None]]:
     """Yield one task for each block of consecutive rows; each task calls the compiled function."""
     rows = len(views[0])
     height = max(BYTES_PER_TASK // max(views[0].shape[1] * views[0].itemsize, 1), 1)

@@ -144,7 +144,7 @@ class _BlockedProduct:
         outs = [planes[:, span] if axis else planes[span] for span in spans]
         if _is_column_major(x):
             x, outs = x.T, [out.T for out in outs]
-        return [partial(_split_panel, x[rows], cut, [out[rows] for out in outs]) for rows in _row_bands(x)]
+        return [partial(_split_panel, x[rows], cut, [out[rows] for out in outs]) for rows in _cache_sized_row_slices(x)]
 
     def _multiply_block(self, c: Array, depth: int, first: bool) -> None:
         """Multiply the planes in memory, and add the product to a block of C; if `first`, overwrite the block."""
@@ -164,7 +164,8 @@ class _BlockedProduct:
             b = self.right[x.right * depth : (x.right + x.count) * depth, cols]
             matmul(a, b, out=p)
             tasks = [
-                partial(_accumulate_scaled_panel, p[r], c[r], x.weight, first and not number) for r in _row_bands(p)
+                partial(_accumulate_scaled_panel, p[r], c[r], x.weight, first and not number)
+                for r in _cache_sized_row_slices(p)
             ]
             if self.at_once > 1:
                 for task in tasks:
@@ -198,7 +199,7 @@ def _is_column_major(x: Array) -> bool:
     return bool(abs(x.strides[0]) < abs(x.strides[1]))
 
 
-def _row_bands(x: Array) -> Iterator[slice]:
+def _cache_sized_row_slices(x: Array) -> Iterator[slice]:
     """Yield slices of consecutive rows; the rows of a slice have at most PANEL_BYTES bytes and fit in a cache."""
     height = max(PANEL_BYTES // max(x.shape[1] * WIDEST_ITEMSIZE, 1), 1)
     for start in range(0, len(x), height):
@@ -216,7 +217,7 @@ def _largest_magnitude(x: Array, threads: ThreadGroup) -> int:
     def scan_rows(rows: slice) -> None:
         found.append((x[rows].max(), x[rows].min()))
 
-    threads.run_tasks([partial(scan_rows, rows) for rows in _row_bands(x)])
+    threads.run_tasks([partial(scan_rows, rows) for rows in _cache_sized_row_slices(x)])
     return max(max(int(high), -int(low)) for high, low in found)
 
 

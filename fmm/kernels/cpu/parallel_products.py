@@ -24,7 +24,7 @@ from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.numpy_backend import NumpyBackend, ProgressCallback, host_product
 from fmm.kernels.cpu.openblas import counted_plan_product, single_threaded_blas
 from fmm.kernels.cpu.thread_pool import ThreadGroup, WorkerJob, start_on_workers
-from fmm.kernels.cpu.triangle_product import MIRROR_BAND_ROWS, mirror_band, triangle_product
+from fmm.kernels.cpu.triangle_product import MIRROR_BAND_ROWS, mirror_rows, triangle_product
 from fmm.kernels.cpu.worker_threads import is_worker_thread, retry_until_done, run_on_worker
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import HostProductFunction
@@ -239,7 +239,7 @@ class ConcurrentBackend(NumpyBackend):
         for top in range(0, len(dest), MIRROR_BAND_ROWS):
             rows, cols = slice(top, top + MIRROR_BAND_ROWS), slice(0, top + MIRROR_BAND_ROWS)
             read, written = source[rows, cols], [dest[rows, cols], *([dest[cols, rows]] if step.fill == "full" else [])]
-            self.queue.add_task(PlanTask((read,), written, partial(mirror_band, step, source, dest, top)))
+            self.queue.add_task(PlanTask((read,), written, partial(mirror_rows, step, source, dest, top)))
 
     def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         if isinstance(step, LineExponents | RescaledCopy):

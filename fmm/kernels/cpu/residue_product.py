@@ -81,10 +81,10 @@ class _BlockedProduct:
     def _row_scaling_exponents(self, lines: Array, top: float) -> Array:
         found = np.empty(len(lines), np.int64)
 
-        def find_band_exponents(band: slice) -> None:
+        def find_row_exponents(band: slice) -> None:
             found[band] = scaling_exponents(row_norm_bounds(lines[band]), top)
 
-        self._run_bands(find_band_exponents, lines.shape)
+        self._run_on_row_slices(find_row_exponents, lines.shape)
         if (found == NO_EXPONENT).any():
             raise NonfiniteError
         return found
@@ -96,7 +96,7 @@ class _BlockedProduct:
         """
         found = np.empty((1 + self.pieces.for_complex, *lines.shape))
 
-        def scale_band(band: slice) -> None:
+        def scale_rows(band: slice) -> None:
             by = exponents[band, None]
             half = np.trunc(by / 2).astype(np.int64)  # toward zero, as in C++
             first, second = powers_of_two(half), powers_of_two(by - half)
@@ -105,7 +105,7 @@ class _BlockedProduct:
                 np.multiply(to, second, out=to)
                 np.rint(to, out=to)
 
-        self._run_bands(scale_band, lines.shape)
+        self._run_on_row_slices(scale_rows, lines.shape)
         return found
 
     def _weighted_sums(self, x: Array, y: Array) -> Array:
@@ -120,10 +120,10 @@ class _BlockedProduct:
             roots = (imaginary_unit(p), -imaginary_unit(p)) if pieces.for_complex else (0,)
             for root, total in zip(roots, found, strict=True):
                 for lines, plane in zip((x, y), planes, strict=True):
-                    self._run_bands(partial(_store_residues, lines, p, root, plane), plane.shape)
+                    self._run_on_row_slices(partial(_store_residues, lines, p, root, plane), plane.shape)
                 self._multiply_planes(*planes, total, p)
             split = [pieces.split_number(w[number])[: pieces.weight_piece_count] for w in weights]
-            self._run_bands(partial(_add_weighted_residues, found, split, sums), (m, n))
+            self._run_on_row_slices(partial(_add_weighted_residues, found, split, sums), (m, n))
         return sums
 
     def _multiply_planes(self, left: Array, right: Array, total: Array, p: int) -> None:
@@ -133,12 +133,14 @@ class _BlockedProduct:
         for start in range(0, k, SUM_LENGTH):
             matmul(left[:, start : start + SUM_LENGTH], right[:, start : start + SUM_LENGTH].T, out=part)
             is_last = start + SUM_LENGTH >= k
-            self._run_bands(partial(_add_partial_product, part, total, start == 0, p if is_last else 0), total.shape)
+            self._run_on_row_slices(
+                partial(_add_partial_product, part, total, start == 0, p if is_last else 0), total.shape
+            )
 
     def _store_product(self, sums: Array, exponents: Array, c: Array) -> None:
         finite: list[bool] = []
 
-        def store_band(band: slice) -> None:
+        def store_rows(band: slice) -> None:
             parts = [
                 times_power_of_two(integers_from_residue_sums(x[:, band], self.pieces), exponents[band]) for x in sums
             ]
@@ -149,13 +151,13 @@ class _BlockedProduct:
                 np.copyto(to, part, casting="same_kind")
                 finite.append(bool(np.isfinite(to).all()))
 
-        self._run_bands(store_band, c.shape)
+        self._run_on_row_slices(store_rows, c.shape)
         if not all(finite):
             raise NonfiniteError
 
-    def _run_bands(self, work: Callable[[slice], Any], shape: Sequence[int]) -> None:
+    def _run_on_row_slices(self, work: Callable[[slice], Any], shape: Sequence[int]) -> None:
         """Call `work` with slices of consecutive rows that together cover a matrix, on all threads."""
-        self.threads.run_tasks([partial(_run_without_float_warnings, work, band) for band in _row_band_slices(*shape)])
+        self.threads.run_tasks([partial(_run_without_float_warnings, work, band) for band in _row_slices(*shape)])
 
 
 def _run_without_float_warnings(work: Callable[[slice], Any], band: slice) -> None:
@@ -163,7 +165,7 @@ def _run_without_float_warnings(work: Callable[[slice], Any], band: slice) -> No
         work(band)
 
 
-def _row_band_slices(rows: int, cols: int) -> Iterator[slice]:
+def _row_slices(rows: int, cols: int) -> Iterator[slice]:
     height = max(PANEL_NUMBERS // max(cols, 1), 1)
     for start in range(0, rows, height):
         yield slice(start, min(start + height, rows))

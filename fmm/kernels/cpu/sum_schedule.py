@@ -76,7 +76,7 @@ class _ScheduleBuilder:
             if value < self.program.inputs:
                 self._copy_input(o, value)
         for number, terms in enumerate(self.program.lines, self.program.inputs):
-            self._emit_line(number, terms)
+            self._schedule_program_line(number, terms)
         return ElementwiseSchedule(tuple(self.calls + self.finally_), self.next_scratch - self.first_scratch)
 
     def _copy_input(self, output: int, value: int) -> None:
@@ -87,7 +87,7 @@ class _ScheduleBuilder:
             self.calls.append(ElementwiseCall("copy", source, value))
         self.finally_.append(ElementwiseCall("copy", self.writes[output], source))
 
-    def _emit_line(self, number: int, terms: Terms) -> None:
+    def _schedule_program_line(self, number: int, terms: Terms) -> None:
         outputs = [o for o, value in enumerate(self.program.outputs) if value == number]
         direct_output = next((o for o in outputs if self._can_overwrite_output_now(o, number, terms)), None)
         dest = self._allocate_scratch_slot() if direct_output is None else self.writes[direct_output]

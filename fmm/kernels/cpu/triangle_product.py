@@ -78,7 +78,7 @@ def _add_triangle(product: Array, dest: Array, lower: bool, params: GemmParams) 
     if not lower:
         product, dest = product.T, dest.T
     for top in range(0, len(dest), MIRROR_BAND_ROWS):
-        mirror_band(Mirror(UNNAMED_PLACE, UNNAMED_PLACE, params.alpha, params.beta, "lower"), product, dest, top)
+        mirror_rows(Mirror(UNNAMED_PLACE, UNNAMED_PLACE, params.alpha, params.beta, "lower"), product, dest, top)
 
 
 def _is_row_major(x: Array) -> bool:
@@ -154,10 +154,10 @@ def mirror_tasks(step: Mirror, source: Array, dest: Array) -> Iterator[Callable[
     rows, and the tasks are independent.
     """
     for top in range(0, len(dest), MIRROR_BAND_ROWS):
-        yield partial(mirror_band, step, source, dest, top)
+        yield partial(mirror_rows, step, source, dest, top)
 
 
-def mirror_band(step: Mirror, source: Array, dest: Array, top: int) -> None:
+def mirror_rows(step: Mirror, source: Array, dest: Array, top: int) -> None:
     """Write rows of the lower triangle, from row `top` on; if `fill` is "full", also the mirror image of these rows."""
     full, bottom = step.fill == "full", min(top + MIRROR_BAND_ROWS, len(dest))
     for row in range(top, bottom, TRANSPOSED_ROWS):

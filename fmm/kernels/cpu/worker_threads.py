@@ -165,7 +165,7 @@ def _python_lock_functions() -> Any:
     return library
 
 
-class UninterruptibleGate:
+class UninterruptibleLock:
     """A lock that one thread releases once; another thread waits for the release without running signal handlers.
 
     `wait` is a C function that runs no signal handler. The `acquire` method of a Python lock would run signal handlers,
@@ -180,19 +180,19 @@ class UninterruptibleGate:
         lock = python.PyThread_allocate_lock()
         if not lock:
             raise MemoryError
-        self.open = partial(python.PyThread_release_lock, lock)
+        self.release = partial(python.PyThread_release_lock, lock)
         self.wait = partial(python.PyThread_acquire_lock, lock, 1)
-        self.wait()  # acquires the lock, which closes the gate
+        self.wait()  # acquires the lock, so that the next `wait` waits for `release`
 
     @staticmethod
-    def reuse_or_create() -> UninterruptibleGate:
+    def reuse_or_create() -> UninterruptibleLock:
         try:
-            return _unused_gates.pop()
+            return _unused_locks.pop()
         except IndexError:
-            return UninterruptibleGate()
+            return UninterruptibleLock()
 
 
-_unused_gates: list[UninterruptibleGate] = []  # closed gates for later tasks
+_unused_locks: list[UninterruptibleLock] = []  # acquired locks for later tasks
 
 
 # ---- tasks of callers
@@ -232,7 +232,7 @@ class CallerTask(Generic[ResultT]):
     def __init__(self, work: Callable[[], ResultT], last: Sequence[Callable[[], object]]) -> None:
         self.work: Callable[[], ResultT] | None = work
         self.last = last
-        self.gate, self.claim, self.ended = UninterruptibleGate.reuse_or_create(), [True], False
+        self.end_lock, self.claim, self.ended = UninterruptibleLock.reuse_or_create(), [True], False
         self.caller = threading.get_ident()
         self.processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         self.result: Any = None
@@ -246,7 +246,7 @@ class CallerTask(Generic[ResultT]):
         finally:
             retry_until_done(_return_to_idle_workers)
             self.ended = True
-            retry_until_done(self.gate.open)
+            retry_until_done(self.end_lock.release)
 
     def run_and_store_result(self) -> None:
         work, self.work = self.work, None
@@ -270,7 +270,7 @@ class CallerTask(Generic[ResultT]):
         False, without having started anything, if no worker is idle.
         """
         hand_task_over = map(call, map(call, (_idle_inboxes.pop,)), (self,))
-        wait_for_end = map(call, (self.gate.wait,))
+        wait_for_end = map(call, (self.end_lock.wait,))
         try:
             deque(chain(hand_task_over, wait_for_end, map(call, self.last)), maxlen=0)
         except IndexError:
@@ -281,11 +281,11 @@ class CallerTask(Generic[ResultT]):
             if try_claim_job(self.claim):
                 raise  # the caller has claimed the task, so no worker will run the task
             while not self.ended:
-                retry_until_done(self.gate.wait)
+                retry_until_done(self.end_lock.wait)
             for step in self.last:
                 step()
         else:
-            _unused_gates.append(self.gate)
+            _unused_locks.append(self.end_lock)
         return True
 
     def result_or_raise(self) -> ResultT:

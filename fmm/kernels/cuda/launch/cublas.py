@@ -74,8 +74,10 @@ def vendor_call(op: GemmOp | RankUpdateOp, alignment_by_base: Mapping[str, int])
     if candidate is None:
         functions = _GEMM3M_FUNCTIONS if op.leaf_use.leaf.name == "vendor3m" else _GEMM_FUNCTIONS
         return _CublasCall(op, DTYPES[element.stored_type], functions[element.stored_type])
-    alignments = [operand_row_alignment(x, element.itemsize, alignment_by_base[x.base]) for x in op.operands_and_result]
-    return CandidateCall(op, element, candidate, alignments)
+    alignments = [
+        operand_column_alignment(x, element.itemsize, alignment_by_base[x.base]) for x in op.operands_and_result
+    ]
+    return CublasLtCall(op, element, candidate, alignments)
 
 
 # ---- cuBLAS
@@ -185,7 +187,7 @@ def _set_emulation_strategy_call(context: StreamContext, strategy: int) -> Bound
     return partial(getattr(_cublas_library(), _STRATEGY_FUNCTION), context.handle, strategy)
 
 
-def check_emulation() -> None:
+def require_float64_emulation() -> None:
     """Raise PlanError if the loaded cuBLAS has no emulation of float64."""
     if not hasattr(_cublas_library(), _STRATEGY_FUNCTION):
         raise PlanError(
@@ -325,7 +327,7 @@ def _cublaslt_library() -> tuple[Any, ctypes.c_void_p]:
     return library, handle
 
 
-class CandidateCall:
+class CublasLtCall:
     """A call of one of the algorithms that cuBLASLt's heuristic offers, chosen by its index.
 
     The constructor raises PlanError if cuBLASLt's heuristic offers no algorithm with this index. The call's scratch
@@ -401,6 +403,6 @@ class CandidateCall:
         return _LtCandidate.from_buffer_copy(candidates[number])
 
 
-def operand_row_alignment(x: GemmOperand, itemsize: int, base_alignment: int) -> int:
+def operand_column_alignment(x: GemmOperand, itemsize: int, base_alignment: int) -> int:
     """Return a power of two that divides the address of every column of a column-major operand."""
     return gcd(base_alignment, x.offset, x.leading * itemsize, x.stride * itemsize)

@@ -24,10 +24,10 @@ from fmm.kernels.cuda.launch.cublas import (
     GemmCall,
     MathMode,
     StreamContext,
-    check_emulation,
     handle_setup_calls,
     math_mode,
     math_mode_restore_calls,
+    require_float64_emulation,
     set_workspace_call,
     vendor_call,
 )
@@ -154,14 +154,14 @@ class Player:
         self.launches, self.device = launches, device
         self.math: MathMode = "tf32" if launches.needs_tf32_mode else "ieee"
         if launches.needs_emulation_mode:
-            check_emulation()
+            require_float64_emulation()
             self.math = "emulated"
         compile_kernels(device, {launch.kernel for launch in launches.launches})
         self.calls = [KernelCall(launch, device) for launch in launches.launches]
         self._counting = [launch.counters for launch in launches.launches if launch.counters]
-        self._set_address_slots()
+        self._list_address_words()
         self._spare = _SpareParameterBlocks(device)
-        steps = list(self._steps_with_bound_calls())
+        steps = list(self._prepare_steps())
         leading = takewhile(lambda step: isinstance(step, _KernelLaunch) and step.may_run_early, steps)
         self._leading_launches = [step.bind for step in leading if isinstance(step, _KernelLaunch)]
         self._remaining_steps = steps[len(self._leading_launches) :]
@@ -170,7 +170,7 @@ class Player:
         self._only_launch = only.bind if isinstance(only, _KernelLaunch) else None
         self._only_vendor_call = only.call if isinstance(only, _VendorProduct) else None
 
-    def _set_address_slots(self) -> None:
+    def _list_address_words(self) -> None:
         """Prepare the list of parameter words in which each call stores an address.
 
         An item of the list has three numbers: the index of the word in the parameters of all launches, the index of the
@@ -192,7 +192,7 @@ class Player:
             columns[2],
         )
 
-    def _steps_with_bound_calls(self) -> Iterator[_KernelLaunch | _VendorProduct | StreamSync]:
+    def _prepare_steps(self) -> Iterator[_KernelLaunch | _VendorProduct | StreamSync]:
         calls = iter(self.calls)
         divides = dict(zip(ADDRESS_BASES, self.launches.alignment, strict=True))
         for step, stream in zip(self.launches.steps, self.launches.streams, strict=True):

@@ -130,7 +130,7 @@ def _acquire_flag(key: StreamKey) -> StreamFlag:
     device, stream = key
     with _flags_lock:
         _collect_abandoned_flags()
-        made = _reuse_abandoned_flag(key) or StreamFlag(_allocate_chunk_entry(device), stream)
+        made = _reuse_abandoned_flag(key) or StreamFlag(_allocate_flag_memory(device), stream)
     own = _thread_flags.flags.by_stream
     if len(own) >= MAX_FLAGS_PER_THREAD:
         oldest = next(iter(own))
@@ -163,7 +163,7 @@ def _collect_abandoned_flags() -> None:
         _idle_flags.setdefault(key, []).append(flag)
 
 
-def _allocate_chunk_entry(device: int) -> _ChunkEntry:
+def _allocate_flag_memory(device: int) -> _ChunkEntry:
     """Return memory for a new flag: an entry of a chunk that no flag uses and no running kernel writes."""
     free = _free_entries.setdefault(device, [])
     if not free:

@@ -89,14 +89,14 @@ class SumKernel:
         while width > 1 and width * peak_live_values(self.statements) * element.registers > registers:
             width //= 2
         # Programs of three levels with alpha and beta need many registers in addition to the registers of live values.
-        if self.is_too_long_for_unchecked_copy and self.scalars:
+        if self.always_checks_bounds and self.scalars:
             width = max(width // 2, 1)
         # Each complex number in registers counts as two live values. With four complex numbers for each thread, the
         # kernels that add the products of two levels to C would spill registers.
         return min(width, 2) if self.in_parts and len(self.statements) > MAX_SHORT_PROGRAM_STATEMENTS else width
 
     @property
-    def is_too_long_for_unchecked_copy(self) -> bool:
+    def always_checks_bounds(self) -> bool:
         """True if the program is so long that the kernel is compiled with bounds checks only.
 
         The kernel of a shorter program also contains a copy of the statements without bounds checks.
@@ -108,7 +108,7 @@ class SumKernel:
     @property
     def processes_elements_singly(self) -> bool:
         """True if a thread processes its elements one by one, because registers cannot hold all elements' addresses."""
-        return self.is_too_long_for_unchecked_copy or (
+        return self.always_checks_bounds or (
             self.prefetches_loads and peak_live_values(self.statements) > MAX_JOINT_PASS_VALUES
         )
 
@@ -142,11 +142,7 @@ class SumKernel:
         """
         values = self.vector_width * peak_live_values(self.statements) * DTYPES[self.element].registers
         holds_much = self.prefetches_loads or bool(self.column_major)
-        four = (
-            holds_much
-            and values <= MAX_FOUR_BLOCK_REGISTERS
-            and not (self.is_too_long_for_unchecked_copy and self.scalars)
-        )
+        four = holds_much and values <= MAX_FOUR_BLOCK_REGISTERS and not (self.always_checks_bounds and self.scalars)
         return f"{SUM_THREADS}, 4" if four else f"{SUM_THREADS}"
 
     @property
@@ -199,7 +195,7 @@ def program_struct_lines(kernel: SumKernel) -> Iterator[str]:
     """Yield the lines of `struct Step`: the kernel's program, as a template argument for block_sums.cuh."""
     yield from (
         "struct Step {",
-        f"    static constexpr bool LONG = {str(kernel.is_too_long_for_unchecked_copy).lower()};",
+        f"    static constexpr bool LONG = {str(kernel.always_checks_bounds).lower()};",
         f"    static constexpr bool ONE_BY_ONE = {str(kernel.processes_elements_singly).lower()};",
         f"    static constexpr bool TRANSPOSES = {str(bool(kernel.column_major)).lower()};",
         f"    static constexpr int WARP_ROWS = {CROSSWISE_WARP_ROWS};",

@@ -97,12 +97,12 @@ def sum_op(
     rows, cols = max(v.rows for _, v in writes), max(v.cols for _, v in writes)
     if rows == 0 or cols == 0:
         return None
-    lines, scalars = _launch_scalars(program)
+    lines, scalars = _coefficients_as_parameters(program)
     # Neighbouring threads access neighbouring elements of a row. If all outputs are column-major, the kernel therefore
     # computes the transposed outputs from the transposed inputs. The outputs alone decide, because sums before products
     # write more than they read.
     if all(is_column_major(v) for _, v in writes):
-        reads, writes = ([transposed_place(placed) for placed in side] for side in (reads, writes))
+        reads, writes = ([transposed_placed_view(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
     (dtype,) = {v.dtype for _, v in (*reads, *writes)}
     fitter = BlockArrayFinder((*reads, *writes))
@@ -154,7 +154,7 @@ def _interned_sum_kernel(kernel: SumKernel) -> SumKernel:
 LITERAL_COEFFICIENTS = frozenset(sign * 2.0**e for e in range(-4, 5) for sign in (1, -1))
 
 
-def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[complex, ...]]:
+def _coefficients_as_parameters(program: AdditionProgram) -> tuple[AdditionProgram, tuple[complex, ...]]:
     """Return the program with launch parameters in place of all coefficients that are not literals.
 
     The second item that is returned contains the values of the launch parameters.
@@ -257,7 +257,7 @@ def aliased_write_read_pairs(reads: Sequence[PlacedView], writes: Sequence[Place
     return tuple((o, i) for o, found in enumerate(keys) for key in found for i in starts.get(key, ()))
 
 
-def transposed_place(placed: PlacedView) -> PlacedView:
+def transposed_placed_view(placed: PlacedView) -> PlacedView:
     """Return the place and view of the same block in the transposed matrix."""
     p, v = placed
     return Place(p.name, p.col, p.row, p.cols, p.rows, p.part), transposed_view(v)

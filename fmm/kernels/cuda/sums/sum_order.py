@@ -48,12 +48,12 @@ def best_statement_order(program: AdditionProgram, aliases: AliasPairs) -> tuple
     third order adds each input to all its sums as soon as the input is loaded. This order suits the sums after
     products, because each product is loaded once. In the sums after the products of strassen^3, at most 85 values are
     live at a time if the products are loaded in their original order, and at most 43 if they are loaded in the order
-    that `_best_forwarding_order` finds.
+    that `_search_input_orders` finds.
     """
     orders = (
         _line_by_line_order(program),
         _line_by_line_order(order_lines_by_use(program)),
-        _best_forwarding_order(program, aliases),
+        _search_input_orders(program, aliases),
     )
     return min(orders, key=peak_live_values)
 
@@ -106,7 +106,7 @@ def _store_statements(program: AdditionProgram, value: int) -> Iterator[SumState
     return (SumStatement("store", value, o) for o, v in enumerate(program.outputs) if v == value)
 
 
-def _best_forwarding_order(program: AdditionProgram, aliases: AliasPairs) -> tuple[SumStatement, ...]:
+def _search_input_orders(program: AdditionProgram, aliases: AliasPairs) -> tuple[SumStatement, ...]:
     """Search orders of the inputs, and return the statement order with the fewest live values.
 
     Each input is added to all its sums as soon as the input is loaded, so the order of the inputs determines the number
@@ -115,13 +115,15 @@ def _best_forwarding_order(program: AdditionProgram, aliases: AliasPairs) -> tup
     example 3 and 5 in base 7, in the indices of all inputs. In strassen^2, product 5 of outer product 3 has the digits
     3 and 5 in base 7. An exchange therefore reorders Strassen's seven products in the same way in both levels.
     """
-    free = _ForwardingScheduler(program, aliases).inputs_not_overwritten
+    free = _ImmediateAdditionScheduler(program, aliases).inputs_not_overwritten
     factors = _prime_factors(len(free))
     systems = dict.fromkeys((tuple(factors), tuple(reversed(factors))))
-    return min((_find_best_order(program, aliases, free, system) for system in systems), key=_register_pressure)
+    return min(
+        (_best_order_by_digit_swaps(program, aliases, free, system) for system in systems), key=_register_pressure
+    )
 
 
-def _find_best_order(
+def _best_order_by_digit_swaps(
     program: AdditionProgram, aliases: AliasPairs, free: Sequence[int], system: Sequence[int]
 ) -> tuple[SumStatement, ...]:
     """Return the best statement order that repeated exchanges of two digits in the inputs' indices lead to.
@@ -130,12 +132,12 @@ def _find_best_order(
     search ends when no exchange lowers the register pressure.
     """
     digits = {radix: tuple(range(radix)) for radix in system}
-    best = _ForwardingScheduler(program, aliases, _sort_by_digits(free, system, digits)).ordered_statements()
-    swaps = sum(1 for _ in _orders_with_digits_swapped(digits))
+    best = _ImmediateAdditionScheduler(program, aliases, _sort_by_digits(free, system, digits)).ordered_statements()
+    swaps = sum(1 for _ in _digit_orders_with_one_swap(digits))
     for _ in range(min(MAX_TRIED_ORDERS, MAX_ORDERED_INPUTS // program.inputs) // swaps if swaps else 0):
         trials = [
-            (_ForwardingScheduler(program, aliases, _sort_by_digits(free, system, d)).ordered_statements(), d)
-            for d in _orders_with_digits_swapped(digits)
+            (_ImmediateAdditionScheduler(program, aliases, _sort_by_digits(free, system, d)).ordered_statements(), d)
+            for d in _digit_orders_with_one_swap(digits)
         ]
         events, trial = min(trials, key=lambda x: _register_pressure(x[0]))
         if _register_pressure(events) >= _register_pressure(best):
@@ -144,7 +146,7 @@ def _find_best_order(
     return best
 
 
-def _orders_with_digits_swapped(digits: dict[int, tuple[int, ...]]) -> Iterator[dict[int, tuple[int, ...]]]:
+def _digit_orders_with_one_swap(digits: dict[int, tuple[int, ...]]) -> Iterator[dict[int, tuple[int, ...]]]:
     """Yield all digit orders that differ from `digits` by an exchange of two digits of one base."""
     for radix, (i, j) in ((r, pair) for r in digits for pair in combinations(range(r), 2)):
         swap = {i: j, j: i}
@@ -175,7 +177,7 @@ def _sort_by_digits(values: Sequence[int], system: Sequence[int], digits: dict[i
     return [values[n] for n in order if n < len(values)]
 
 
-class _ForwardingScheduler:
+class _ImmediateAdditionScheduler:
     """Orders the statements of a sum kernel so that each value is added to its sums as soon as the value is available.
 
     A value is an input that is loaded, or a sum that is complete. Inputs are loaded one by one. A sum whose output
@@ -211,11 +213,11 @@ class _ForwardingScheduler:
         for number, terms in enumerate(self.program.lines, self.program.inputs):
             if not terms:
                 self.events.append(SumStatement("start", number))
-                self._store_and_forward_value(number)
+                self._append_stores_and_additions(number)
         for value in (*self.order, *range(self.program.inputs)):
             if value in self.needed_by and value not in self.finished:
                 self._load_value(value)
-                self._store_and_forward_value(value)
+                self._append_stores_and_additions(value)
         return tuple(self.events)
 
     def _load_value(self, value: int) -> None:
@@ -224,7 +226,7 @@ class _ForwardingScheduler:
             self.loaded.add(value)
             self.events.append(SumStatement("load", value))
 
-    def _store_and_forward_value(self, value: int) -> None:
+    def _append_stores_and_additions(self, value: int) -> None:
         """Append the stores of a complete value, then the additions of this value to other sums."""
         self.finished.add(value)
         for store in _store_statements(self.program, value):
@@ -235,16 +237,16 @@ class _ForwardingScheduler:
             self.events.append(_term_statement(number, number in self.started, value, c))
             self.started.add(number)
             self.missing[number - self.program.inputs] -= 1
-            self._finish_line_if_complete(number)
+            self._finish_sum_if_complete(number)
 
-    def _finish_line_if_complete(self, number: int) -> None:
+    def _finish_sum_if_complete(self, number: int) -> None:
         """Append the stores and the uses of a sum if all terms of the sum are added.
 
         If the only term that is not added yet is an input that an output overwrites, load and add this input now.
         """
         missing, old = self.missing[number - self.program.inputs], self.old.get(number)
         if not missing:
-            self._store_and_forward_value(number)
+            self._append_stores_and_additions(number)
         elif missing == 1 and old is not None and old not in self.finished:
             self._load_value(old)
-            self._store_and_forward_value(old)
+            self._append_stores_and_additions(old)

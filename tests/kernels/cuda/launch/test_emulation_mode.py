@@ -31,11 +31,11 @@ for mode in ("emulated", "ieee"):
         call()
     print(calls)
     calls.clear()
-cublas.check_emulation()
+cublas.require_float64_emulation()
 del library.cublasSetEmulationStrategy
 cublas.cublas_version = lambda: 120900
 try:
-    cublas.check_emulation()
+    cublas.require_float64_emulation()
 except PlanError as error:
     print(error)
 """
