@@ -37,11 +37,11 @@ MAX_QUEUED_TASKS = 32  # largest number of unfinished tasks, enough for a level'
 # because little work is wasted if the check fails.
 SMALL_PRODUCT_DIVISOR = 32
 BANDS_PER_SUM = 4  # number of bands of rows in a sum; a band can start as soon as its own rows are ready
-# Smallest number of rows in each half of a product that two threads divide. BLAS packs the right operand for each half,
-# so two halves with fewer rows are slower than the whole product.
+# Smallest number of rows in each half of a product that is divided between two threads. BLAS packs the right operand
+# for each half, so two halves with fewer rows are slower than the whole product.
 MIN_PART_ROWS = 384
-# The first half has a multiple of this number of rows and so ends at an edge of BLAS's tiles. The two halves therefore
-# equal the undivided product bit for bit.
+# The first half has a multiple of this number of rows and so ends at an edge of BLAS's tiles. The divided product
+# therefore equals the undivided product bit for bit.
 PART_ROW_UNIT = 192
 
 

@@ -298,9 +298,9 @@ def _add_weighted_residues(found: Array, split: Sequence[Sequence[float]], sums:
 
 
 def integers_from_residue_sums(sums: Array, pieces: CrtWeightPieces) -> Array:
-    """Return the integers that belong to sums of residues times pieces of CRT weights.
+    """Return C's integers modulo M from the sums of residues times pieces of CRT weights.
 
-    The integers are reduced modulo M, the product of the moduli.
+    M is the product of all moduli.
     """
     unit = 2.0**pieces.piece_bits
     multiples = np.rint((sums[0] + sums[1] / unit) * pieces.inverse_product)

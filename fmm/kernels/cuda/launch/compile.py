@@ -25,8 +25,8 @@ SHARED_SIZE_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 # length in bytes of the digest at the start of a cache file; a wrong digest reveals a damaged file
 DIGEST_BYTES = hashlib.sha256().digest_size
 CUPY_OPTIONS = ("-ftz=true",)  # an option that CuPy adds to a kernel's own compiler options; fmm's kernels do without
-# With this option, functions without __device__ are device code, as in CuPy. Without it, NVRTC before 13.5 rejects
-# generic lambdas.
+# With this option, functions without __device__ are device code, as in CuPy. Without this option, NVRTC before 13.5
+# rejects generic lambdas.
 ALWAYS_OPTIONS = ("-default-device",)
 COMPILING_MESSAGE = "kernels are being compiled for this device; they are cached on disk for the next time"
 

@@ -85,7 +85,7 @@ class GraphCaptures:
     def find_capture(self, key: Hashable, *arguments: Any) -> Any:
         """Return the capture for this key; None if the call must be made without a graph.
 
-        The call is captured now if it is call number `calls_before_capture` with this key.
+        A call is captured when its key has occurred `calls_before_capture` times, which includes this call.
         """
         captured = self.captured.get(key, _NOT_CAPTURED)
         return captured if captured is not _NOT_CAPTURED else self._capture_after_enough_calls(key, arguments)

@@ -60,8 +60,8 @@ MAX_LOOP_SLOTS = 32  # largest number of addresses that a Python loop stores fas
 # contains the flag, because all kernels of sums receive the flag's address, but only kernels that write C raise the
 # flag.
 BASES_WITHOUT_C = frozenset(("A", "B", "W", ADDEND, FLAG))
-# For each base, the index of its address in the list of a call's addresses. In this list, the addresses of counters
-# follow the addresses of the bases.
+# For each base, the index of its address in the list of a call's addresses. The list of a call's addresses ends with
+# the addresses of the launches' counters.
 ADDRESS_INDICES = {base: i for i, base in enumerate((*ADDRESS_BASES, FLAG, HOST_COUNT, ADDEND))}
 
 
@@ -86,10 +86,7 @@ class Addresses(NamedTuple):
 
     @property
     def is_aligned(self) -> bool:
-        """True if the addresses of the operands and the workspace are multiples of ALLOCATOR_ALIGNMENT.
-
-        Arrays that CuPy and torch allocate begin at multiples of this size.
-        """
+        """True if the addresses of the operands and the workspace are multiples of ALLOCATOR_ALIGNMENT."""
         return not (self[0] | self[1] | self[2] | self[3] | self[6]) % ALLOCATOR_ALIGNMENT[0]
 
     @property

@@ -136,9 +136,9 @@ class SumKernel:
     def launch_bounds(self) -> str:
         """The launch bounds: threads of a thread block, and optionally thread blocks on a multiprocessor.
 
-        If the launch bounds specify only the number of threads, the compiler spills registers: six thread blocks then
-        fit on a multiprocessor for the sums after products of two levels, and five for transposing sums before
-        products. If the launch bounds specify four thread blocks, the compiler spills no register.
+        If the launch bounds specify only the number of threads, the compiler spills registers to memory, so that more
+        thread blocks fit on a multiprocessor: six for the sums after products of two levels, and five for transposing
+        sums before products. If the launch bounds specify four thread blocks, the compiler spills no register.
         """
         values = self.vector_width * peak_live_values(self.statements) * DTYPES[self.element].registers
         holds_much = self.prefetches_loads or bool(self.column_major)

@@ -99,8 +99,8 @@ def sum_op(
         return None
     lines, scalars = _coefficients_as_parameters(program)
     # Neighbouring threads access neighbouring elements of a row. If all outputs are column-major, the kernel therefore
-    # computes the transposed outputs from the transposed inputs. The outputs alone decide, because sums before products
-    # write more than they read.
+    # computes the transposed outputs from the transposed inputs. The layout of the inputs has no influence on this
+    # choice, because sums before products write more than they read.
     if all(is_column_major(v) for _, v in writes):
         reads, writes = ([transposed_placed_view(placed) for placed in side] for side in (reads, writes))
         rows, cols = cols, rows
@@ -246,8 +246,8 @@ def transposed_arrays(
 def aliased_write_read_pairs(reads: Sequence[PlacedView], writes: Sequence[PlacedView]) -> tuple[tuple[int, int], ...]:
     """Return pairs (index of an output, index of an input): the output overwrites the memory of the input.
 
-    An input from an addend outside C counts as if it were the same block of C. The statements then have the same order
-    with and without an addend, so both calls of gemm return equal results.
+    A block of an addend outside C counts as the block at the same place in C. The kernel then has the same statements
+    with and without an addend, so gemm returns equal results in both cases.
     """
     starts: dict[tuple[object, ...], list[int]] = {}
     for i, (p, v) in enumerate(reads):
@@ -284,7 +284,7 @@ class BlockArrayFinder:
         self.block_indices: list[BlockIndex | None] = [None] * len(placed)
 
     def find_block_arrays(self) -> tuple[list[BlockArray], tuple[BlockIndex, ...], list[int]]:
-        """Return the arrays, the `BlockIndex` of each input and output, and the arrays that may be unchecked."""
+        """Return the arrays, all `BlockIndex`es, and the indices of the arrays that may need no bounds checks."""
         by_matrix: dict[tuple[str, bool], list[int]] = {}
         for i, (place, _) in enumerate(self.placed):
             by_matrix.setdefault((place.name, place.part is not None), []).append(i)

@@ -204,7 +204,7 @@ class _ImmediateAdditionScheduler:
     def inputs_not_overwritten(self) -> list[int]:
         """The inputs that can be loaded in any order.
 
-        The other inputs occur in one sum each, and an output overwrites them, so they are loaded last.
+        An input that occurs in one sum only, and that an output overwrites, is loaded last.
         """
         return [v for v in range(self.program.inputs) if v not in self.old.values()]
 
