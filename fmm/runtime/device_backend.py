@@ -1,6 +1,6 @@
 """Run one named plan on CuPy's current device, for the tuner, tests and benchmarks.
 
-This module makes no decision. A result with inf or NaN is computed again only if the address of a flag is passed.
+A result with inf or NaN is computed again only if the address of a flag is passed.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class DeviceBackend:
     ) -> None:
         """Compute C = alpha A B + beta C; the arguments are device pointers to A, B, C and the workspace.
 
-        `flag` and `count` are used only by a list that was recorded with a flag for inf and NaN: the addresses of the
-        flag and of a counter in host memory. If the list was recorded for another alignment of the pointers, the plan
-        is recorded again.
+        `flag` and `count` are the addresses of a flag and of a counter in host memory. Only a launch list that checks C
+        for inf and NaN uses `flag` and `count`. If the launch list was recorded for another alignment of the pointers,
+        the plan is recorded again.
         """
         if stream is not None:
             with stream:

@@ -94,7 +94,8 @@ def run_conjugating_plan(library: Library, a: Any, out: Any, params: GramParams,
         own = constraints._replace(plan=call.plan, replaceable=False, params=gemm_params)
         return run_with_fallback(library, call, left, right, target, own)
     except (library.out_of_memory_error, PlanError):
-        # on None, run_gram multiplies A by a copy of its adjoint, which raises the error if the caller passed the plan
+        # If this function returns None, run_gram multiplies A by a copy of its adjoint. If the caller passed the plan,
+        # the product with the copy raises the error.
         return None
 
 
@@ -341,7 +342,8 @@ MAX_TIME_SHARE_WITH_COPY = 0.8
 def _select_gram_call(
     library: Library, operands: GramOperands, constraints: PlanConstraints, cached: bool = True
 ) -> tuple[PreparedCall, GramOperands]:
-    """Return the prepared call and its operands.
+    """Return the call for the result in `out`, or for the product without alpha and beta in a new array; and its
+    operands.
 
     The call computes either the result in `out`, or the product without alpha and beta in a new array.
     """

@@ -135,7 +135,7 @@ def run_timed_product(library: DeviceLibrary, call: PreparedCall, multiply: Call
 def run_first_product(
     library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Plan], Any], max_seconds: float
 ) -> None:
-    """Run all products that compare a plan with the vendor, before the first large product of a type.
+    """Before the first large product of an element type, run the products that compare a plan with the vendor.
 
     While the stream is captured, nothing is done.
     """

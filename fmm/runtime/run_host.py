@@ -107,7 +107,7 @@ def run_timed_product(library: HostLibrary, call: PreparedCall, multiply: Callab
 def run_first_product(
     library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan], Any], max_seconds: float
 ) -> None:
-    """Run all products that compare a plan with the vendor, before the first large product of a type."""
+    """Before the first large product of an element type, run the products that compare a plan with the vendor."""
     assert call.decision.trial is not None
     call.decision.trial.run_all_products(multiply, lambda: None, max_seconds)
 
