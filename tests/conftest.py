@@ -20,6 +20,7 @@ from fmm.runtime import devices, run_host
 from fmm.runtime.decisions import early_declines
 from tests.support import ROOT
 from tests.support.cuda_device import free_pooled_memory, no_device
+from tests.support.marks import mark_other_cases_slow
 from tests.support.torch_plans import DEVICES, plans_for_all, usable_device
 
 # No test reads what a tuning of this machine left behind; those of configs say otherwise for themselves.
@@ -70,6 +71,7 @@ LONGEST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come before all others, in them the slow ones first: what is left for the end is short."""
+    mark_other_cases_slow(items)
     place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
     slow = {item: item.get_closest_marker("slow") is not None for item in items}
     long_files = {item.path for item in items if slow[item]}

@@ -217,6 +217,7 @@ def test_it_is_chosen(toy: Toy) -> None:
     assert str(choose(toy.problem, dearer, toy.limits).best.plan) == "vendor"
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_it_runs_on_a_cpu(toy: Toy, dtype: str, rng: np.random.Generator) -> None:
     for text in (toy.plan, f"strassen > {toy.plan}"):

@@ -68,6 +68,7 @@ def some_layouts(mesh: tuple[int, ...], size: tuple[int, int, int], pieces: int,
     ]
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("pieces", [1, 2, 5])
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_layouts_multiply(mesh: tuple[int, ...], pieces: int, rng: np.random.Generator) -> None:

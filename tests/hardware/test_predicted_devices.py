@@ -8,6 +8,7 @@ from fmm.hardware.datasheets import datasheet_names, datasheet_of
 from fmm.tuner.cli import main
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("name", datasheet_names())
 def test_every_device_predicts_float64(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     sheet, typed = datasheet_of(name), name.casefold().replace(" ", "-")

@@ -59,6 +59,7 @@ def test_a_library_is_compiled_once(library: CLibrarySource, tmp_path: Path, mon
     assert not [path for path in cached(tmp_path).parent.iterdir() if path != cached(tmp_path)]
 
 
+@pytest.mark.quick_cases(2)
 @needs_compiler
 @pytest.mark.parametrize("damage", ["truncated", "empty", "foreign", "writable by all"])
 def test_a_library_that_cannot_be_trusted_is_compiled_again(

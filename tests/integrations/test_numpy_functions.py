@@ -163,6 +163,7 @@ def test_errors_of_floating_point_name_the_function_where_numpy_does_it_again(
     assert len(host_plans) == 2 * 3
 
 
+@pytest.mark.quick_cases(2)
 @NOT_FINITE
 @pytest.mark.parametrize("side", [8, 1000])
 def test_errors_of_floating_point_name_the_function_where_no_plan_pays(number: float, side: int) -> None:

@@ -111,6 +111,7 @@ def strided() -> dict[str, tuple[Any, Any]]:
     }
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("layout", strided())
 def test_operands_may_have_any_layout(layout: str, run: list[Plan]) -> None:
     a, b = strided()[layout]
@@ -370,6 +371,7 @@ def test_no_flag_of_floating_point_is_left_by_a_plan(run: list[Plan]) -> None:
 # ---- threads and processes
 
 
+@pytest.mark.slow
 def test_many_threads_multiply_while_others_install(host_plans: list[Plan]) -> None:
     """The interpreter switches threads 100 times as often as usual, so that few calls meet in many orders."""
     a = random_array(SIDE, SIDE)

@@ -324,6 +324,7 @@ def test_the_last_line_says_what_was_not_seen(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("  not seen: any product, since ")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["told.txt", "told.json"])
 def test_a_report_may_go_to_a_file(name: str, tmp_path: Path) -> None:
     elsewhere = "import os; os.chdir('/')\n" + PRODUCT
@@ -343,6 +344,7 @@ def test_the_environment_asks_for_one_too(tmp_path: Path) -> None:
     assert "fmm: the report is not written to" in done.stderr and "No such file" in done.stderr
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.parametrize("program", [FORKING, POOL], ids=["fork", "multiprocessing"])
 def test_a_forked_process_counts_its_own_products(program: str, tmp_path: Path) -> None:

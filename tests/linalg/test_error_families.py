@@ -12,6 +12,7 @@ pytest.importorskip("scipy.linalg")
 LARGEST_RATIO = 10
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("function", ERRORS)

@@ -54,6 +54,7 @@ def factor_error(a: Array, lu: Array, pivots: Array) -> float:
     return float(np.linalg.norm(product - exchanged)) / max(float(np.linalg.norm(a)), 1e-30) if n else 0.0
 
 
+@pytest.mark.quick_cases()
 @BOTH_WAYS
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", SIZES)
@@ -70,6 +71,7 @@ def test_factors_are_as_accurate_as_lapacks(n: int, dtype: str, way: str) -> Non
             np.testing.assert_array_equal(pivots, rows)
 
 
+@pytest.mark.quick_cases()
 @BOTH_WAYS
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", SIZES)

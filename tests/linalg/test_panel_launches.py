@@ -37,6 +37,7 @@ def reference(a: Array) -> tuple[Array, list[int]]:
     return a, pivots
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.usefixtures("small_clusters")
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (5, 5), (64, 8), (61, 37), (130, 20), (200, 9)])
@@ -71,6 +72,7 @@ def test_columns_of_zeros_and_nan() -> None:
     assert found[2] == 17 and np.isnan(a[3:, 3:]).all()
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("lower", "unit"), [(True, False), (False, False), (True, True), (False, True)])
 @pytest.mark.parametrize("known", [False, True])

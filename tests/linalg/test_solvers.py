@@ -40,6 +40,7 @@ def tolerance(dtype: str, n: int) -> float:
 # ---- triangular systems
 
 
+@pytest.mark.quick_cases()
 @recursing
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", SIZES)
@@ -138,6 +139,7 @@ def test_lists_and_integers_become_float64() -> None:
 # ---- Cholesky
 
 
+@pytest.mark.quick_cases()
 @recursing
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", SIZES)
@@ -199,6 +201,7 @@ def test_a_matrix_that_is_not_square_raises_numpys_exception() -> None:
             function(np.ones((2, 3)))
 
 
+@pytest.mark.quick_cases()
 @recursing
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lower", [True, False])
@@ -214,6 +217,7 @@ def test_cho_solve_solves_with_either_factor(lower: bool, dtype: str) -> None:
 # ---- inverses
 
 
+@pytest.mark.quick_cases()
 @recursing
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", SIZES)
@@ -249,6 +253,7 @@ def test_inverses_of_stacks_and_of_singular_matrices() -> None:
 # ---- blocks on the diagonal multiplied by their inverses, as on a GPU
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.usefixtures("inverted_blocks")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [4, 17, 64])

@@ -108,6 +108,7 @@ def test_long_matrices_have_pairs_of_steps() -> None:
     assert len(launches.steps) == 7 + 3 and launches.workspace == 3 * 8 * 2048**2 * 2
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("shape", "dtype"), [((16, 72), "bfloat16"), ((72, 24), "float16")])
 def test_a_pair_of_steps(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], dtype: str) -> None:
     """The result of a pair is that of two steps, within the rounding of both."""

@@ -64,6 +64,7 @@ def close(found: Any, a: Any, b: Any) -> None:
         assert np.abs(found - wanted).max() <= 4 * EPS[wanted.dtype.name] * scale
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("room", ROOMS)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
@@ -180,6 +181,7 @@ def test_files_that_cannot_be_written_are_read(tmp_path: Path) -> None:
     assert str(ours.value) == str(theirs.value)
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("dtype", ["float64", "complex128", "int64"])
 @pytest.mark.parametrize("size", [(4, 20000, 4), (1, 50000, 1), (20000, 2, 3), (3, 2, 20000), (300, 1, 300)])
 def test_sides_of_very_different_lengths(size: tuple[int, int, int], dtype: str) -> None:
@@ -246,6 +248,7 @@ def test_less_memory_than_it_seemed(failing: str) -> None:
     assert len(tries) == 3
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("size", "room"), [((240, 240, 240), 2_000_000), ((1200, 1000, 1400), 16_000_000)])
 def test_the_largest_workspace_is_asked_for_before_the_first_tile(size: tuple[int, int, int], room: int) -> None:
     """The workspace of the required plan for its largest product is reserved, and fits beside the tiles."""
@@ -276,6 +279,7 @@ def test_far_too_little_memory() -> None:
         streamed(matrix((300, 300), "float64"), matrix((300, 300), "float64"), room=2000)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", quick_and_slow(["float64"], ["complex128", "int8"]))
 @pytest.mark.parametrize("size", [(4, 20001, 4), (1, 50001, 1), (20001, 2, 3), (3, 2, 20001), (64, 5000, 64)])

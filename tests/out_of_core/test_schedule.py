@@ -54,6 +54,7 @@ def test_every_entry_is_summed_once_and_brought_back_once(size: tuple[int, int, 
     assert found.bytes_stored == 4 * m * n
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("size", SIZES)
 def test_steps_wait_for_all_that_they_need(size: tuple[int, int, int], cut: ProductCut) -> None:
@@ -149,6 +150,7 @@ def seconds_by_work(workspace: int) -> object:
     return lambda size: 2 * size[0] * size[1] * size[2] / 50e12
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("room", [10**9, 300_000, 60_000, 30_000])
 @pytest.mark.parametrize("dtype", ["float32", "complex128", "float16", "int64"])
 @pytest.mark.parametrize("size", [*SIZES, (700, 800, 900)])

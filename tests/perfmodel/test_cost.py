@@ -193,6 +193,7 @@ PLANS = (
 SIZES = ((8, 8, 8), (9, 8, 10), (7, 7, 7), (12, 5, 9), (5, 16, 4), (6, 2, 13), (17, 4, 4))
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("text", PLANS)
 def test_cost_is_what_the_executor_does(text: str) -> None:
     plan = Plan.parse(text)
@@ -221,6 +222,7 @@ def test_sizes_too_large_to_run_obey_the_same_recipes() -> None:
         assert found.workspace == plan_workspace_bytes(plan, m, k, n, 4)
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("seed", range(30))
 def test_random_plans_against_the_executor(seed: int) -> None:
     draw = random.Random(seed)

@@ -165,6 +165,7 @@ def test_the_recurrence_needs_a_power_of_two(n: int) -> None:
 # ---- walked bounds
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", [*scheme_names(), *step_table_names()])
 def test_factors_of_the_walk_are_the_stability_factors(name: str) -> None:
     found = table_scheme(step_table(name)) if name in step_table_names() else scheme(name)
@@ -380,6 +381,7 @@ def test_numbers_of_one_sign_decide_where_they_have_more() -> None:
     assert expected_error_growth(strassen) == pytest.approx(scheme("strassen").error_growth ** 2)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("text", ["strassen > vendor", "winograd > winograd > vendor", "laderman > vendor"])
 @pytest.mark.parametrize("data", ["normal", "positive", "kaporin"])
 def test_growth_on_data(text: str, data: str, rng: np.random.Generator) -> None:
@@ -430,6 +432,7 @@ def of_all_sums(name: str, a: Array, b: Array, piece: int) -> float:
     return found
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", ["strassen", "winograd", "hk223"])
 @pytest.mark.parametrize("piece", [24, 96])
 @pytest.mark.parametrize("positive", [False, True])

@@ -25,6 +25,7 @@ def chosen(n: int, dtype: str, op: Operation = "product", device: str = "H200") 
     return str(choose(Problem(n, n, n, dtype, op=op), datasheet_calibration(device), LIMITS).best.plan)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("n", "plan"),
     [
@@ -153,6 +154,7 @@ def test_what_a_launch_of_the_leaf_for_small_halves_takes(dtype: str) -> None:
             assert taken == pytest.approx(recorded_call(dtype, n, "fmm.gram"), rel=0.05)
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("device", ["H200", "A100", "V100"])
 def test_small_halves_are_one_launch(dtype: str, device: str) -> None:

@@ -98,6 +98,7 @@ def by_definition(x1: Any, x2: Any, shape: Shape) -> Any:
     return found.reshape(shape)
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(("left", "right", "shape"), [row[1:] for row in SHAPES], ids=[row[0] for row in SHAPES])
 def test_shapes_and_values(left: Shape, right: Shape, shape: Shape, plan: str | None) -> None:
@@ -120,6 +121,7 @@ def test_errors(left: Shape, right: Shape, plan: str | None) -> None:
             fmm.matmul(drawn(left, dtype), drawn(right, dtype), plan=plan)
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize(("left", "right", "result"), TYPES)
 def test_types(left: str, right: str, result: str) -> None:
     """Of integers there are other plans than these."""

@@ -185,6 +185,7 @@ def test_halves_of_what_blas_cannot_read_are_symmetric_bit_for_bit(dtype: str, s
             np.testing.assert_allclose(c, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize(
     "shape",
@@ -221,6 +222,7 @@ def test_small_halves_of_what_blas_cannot_read_are_explained_as_copies() -> None
     assert fmm.explain_gram(x[::-1, ::-1], alpha=2).kernels != (copied,)
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
 @pytest.mark.parametrize("shape", [(1, 4), (4, 1), (3, 4), (0, 3), (3, 0), (40, 30), (1200, 0)])
 def test_a_place_that_does_not_fit_is_refused_in_the_same_words(dtype: str, shape: tuple[int, int]) -> None:

@@ -61,6 +61,7 @@ def wide(x: Any) -> Any:
 # ---- values
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("plan", quick_and_slow((*PLANS, BY_THREE[0]), BY_THREE[1:]))
 def test_values(plan: str | None, dtype: str, rng: np.random.Generator) -> None:

@@ -61,6 +61,7 @@ def error(found: Matrix, wanted: Matrix, inner: int) -> float:
     return float(np.abs(found - wanted).max(initial=0)) / scale / (float(np.finfo(found.dtype).eps) * (inner + 10))
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
 def test_against_a_higher_precision(dtype: str, plan: str | None) -> None:
@@ -75,6 +76,7 @@ def test_against_a_higher_precision(dtype: str, plan: str | None) -> None:
         assert error(c, exact(a, rows), a.shape[-1 if rows else -2]) < 4, (shape, rows, view)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("dtype", ["float64", "complex64"])
 def test_fill_alpha_and_beta(dtype: str, plan: str | None) -> None:

@@ -89,6 +89,7 @@ def peak_bytes() -> Iterator[list[int]]:
 EVEN, ODD_SIZE = ((512, 512, 512), "f8"), ((501, 399, 607), "f4")
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("plan", "problem"),
     quick_and_slow(zip(PLANS, (ODD_SIZE, EVEN) * 2, strict=True), zip(PLANS, (EVEN, ODD_SIZE) * 2, strict=True)),
@@ -114,6 +115,7 @@ def _limited(a: Any, b: Any, limit: int) -> tuple[Any, int]:
     return c, peak[0] - c.nbytes
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("limit", [0, 1, 10_000, 100_000, 400_000, 1_000_000, 10**9])
 @pytest.mark.usefixtures("eager", "small_panels")
 def test_a_limit_is_kept(limit: int) -> None:
@@ -143,6 +145,7 @@ ODD: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("how", ODD)
 @pytest.mark.usefixtures("eager", "small_panels")
 def test_a_limit_holds_for_the_copies_of_operands_that_blas_cannot_read(how: str) -> None:
@@ -381,6 +384,7 @@ SCARCITIES = list(product(CALLS, FAILS))
 QUICK_SCARCITIES = list(product(QUICK_CALLS, QUICK_FAILS))
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("which", ["blocks", "panels", "results"])
 @pytest.mark.parametrize(
     ("call", "fails"), quick_and_slow(QUICK_SCARCITIES, [x for x in SCARCITIES if x not in QUICK_SCARCITIES])
@@ -486,6 +490,7 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(run_host, "SMALL_ARRAY_BYTES", 0 if request.param == "apart" else 1 << 60)
 
 
+@pytest.mark.quick_cases(12)
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize(
     ("at", "error"),
@@ -596,6 +601,7 @@ def test_a_real_interrupt_at_any_moment() -> None:
 # ---- several threads and processes
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("count", [2, 8])
 def test_threads_call_at_once(count: int, lent: list[tuple[int, int, int]]) -> None:
     cases = [(*pair(64 + 32 * (i % 3), seed=i), PLANS[i % len(PLANS)]) for i in range(count)]
@@ -730,6 +736,7 @@ atexit.register(last)
 """
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("before", ["", "last()"])
 def test_multiplying_while_the_interpreter_exits(before: str) -> None:
     """NumPy still can when no new thread may be started."""

@@ -97,6 +97,7 @@ print(os.waitpid(child, 0)[1])
 """
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="address spaces are limited on Linux alone")
 @pytest.mark.parametrize("pages", [400, 2200])
 def test_a_child_without_address_space_multiplies(pages: int) -> None:

@@ -208,6 +208,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize(("left", "right"), SHAPES, ids=str)
 @pytest.mark.parametrize("plan", [None, *PLANS])
 def test_shapes(left: tuple[int, ...], right: tuple[int, ...], plan: str | None) -> None:
@@ -220,6 +221,7 @@ def test_shapes_when_the_choice_is_eager(left: tuple[int, ...], right: tuple[int
     agree(lambda: ((draw(left), draw(right)), {}))
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize(("left", "right"), SHAPES[:24], ids=str)
 @pytest.mark.parametrize("plan", PLANS[:4])
 def test_out_of_every_shape(left: tuple[int, ...], right: tuple[int, ...], plan: str) -> None:
@@ -245,6 +247,7 @@ def test_products_too_large_for_one_panel() -> None:
 TYPES = ("?", "i1", "i4", "i8", "u8", "f2", "f4", "f8", "g", "F", "D", "G", ">f4", ">f8", ">c16", ">i4", "O")
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("right", TYPES)
 @pytest.mark.parametrize("left", TYPES)
 @pytest.mark.usefixtures("eager")
@@ -263,6 +266,7 @@ def test_copies_of_a_folded_stack_are_counted_whole() -> None:
 FAST_PAIRS = [(s, t) for s in ("f4", "f8", "F", "D", ">f8", "i4") for t in ("f4", "f8", "F", "D", ">c8")]
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize(("left", "right"), FAST_PAIRS)
 def test_mixed_types_by_a_given_plan(left: str, right: str) -> None:
     for plan in PLANS[:3]:
@@ -325,6 +329,7 @@ PAIRS = list(product(ARRANGEMENTS, (*ARRANGEMENTS, "part of wider")))
 
 
 # Each pair by one of the orders, and by all of them where they differ most.
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize(
     ("left", "right", "order"),
     [
@@ -343,6 +348,7 @@ def test_order(left: str, right: str, order: Any) -> None:
         )
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("order", ["C", "F", "A", "K"])
 @pytest.mark.parametrize("plan", PLANS)
 def test_order_by_a_given_plan(plan: str, order: str) -> None:
@@ -398,6 +404,7 @@ OUTS = _outs((6, 5))
 FOREIGN_OUTS = ("matrix", "masked", "an axis too many", "a stack of three")  # fmm leaves them to NumPy
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("casting", ["no", "safe", "same_kind", "unsafe"])
 @pytest.mark.parametrize("kind", OUTS)
 @pytest.mark.usefixtures("eager")
@@ -416,6 +423,7 @@ def test_out_of_every_kind_for_a_small_call(kind: str) -> None:
     agree(lambda: ((draw((6, 7)), draw((7, 5))), {"out": OUTS[kind]()}))
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("kind", [kind for kind in OUTS if kind not in FOREIGN_OUTS])
 def test_out_of_every_kind_by_a_given_plan(kind: str, plan: str) -> None:
@@ -806,6 +814,7 @@ def test_a_given_plan_that_cannot_run_is_refused_without_arrays(plan: Any, dtype
         fmm.plan(64, 48, 80, dtype=dtype, plan=plan)
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("size", [(0, 0, 0), (0, 5, 5), (5, 0, 5), (1, 1, 1), (5000, 1, 5000), (3, 10**6, 3)])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "F", "D", "i8", "g", "O", ">f8"])
 def test_plans_of_every_problem_can_be_printed(size: tuple[int, int, int], dtype: str) -> None:

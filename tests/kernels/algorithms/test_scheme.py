@@ -69,6 +69,7 @@ def mutations(base: Scheme) -> Iterator[Scheme]:
             yield replace(base, **changed)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", FILES)
 def test_one_wrong_coefficient_is_rejected(name: str) -> None:
     """Changing one coefficient adds a non-zero rank-one term to an identity: it can never be right."""
@@ -321,6 +322,7 @@ def test_the_leftmost_factor_is_the_outermost_level() -> None:
         assert np.array_equal(np.array(z, float), expected)
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", [*scheme_names(), *COMPOSED])
 def test_programs_compute_the_coefficients(name: str) -> None:
     found = scheme(name)

@@ -99,6 +99,7 @@ UNEQUAL = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", UNEQUAL)
 def test_which_tables_bear_unequal_blocks(name: str) -> None:
     assert is_correct_with_unequal_blocks(name) is UNEQUAL[name]
@@ -297,6 +298,7 @@ def rejected(table: StepTable, calls: list[Call]) -> bool:
     return plan_defect(plan_of(mutant), 2, 2, 2) is not None
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", quick_and_slow(NAMES[::4], [name for name in NAMES if name not in NAMES[::4]]))
 def test_any_change_of_a_step_is_caught(name: str) -> None:
     """By the parser or by the proof. Changes that leave AB right (operands of an add swapped, ...) are no mistakes;

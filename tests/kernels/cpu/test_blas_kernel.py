@@ -74,6 +74,7 @@ def test_the_kernel_of_this_process_is_the_one_that_threadpoolctl_finds() -> Non
     assert not names or openblas_kernel() in names
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.usefixtures("kernels_differ")
 @pytest.mark.parametrize("call", ["print(fmm.explain(a, a))", "fmm.show_config()"])
 def test_the_user_is_warned_of_an_old_kernel(call: str) -> None:

@@ -67,6 +67,7 @@ PLANS = (
 )
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("plan", "order"),
     quick_and_slow(zip(PLANS, ("C", "F") * 4, strict=True), zip(PLANS, ("F", "C") * 4, strict=True)),
@@ -78,6 +79,7 @@ def test_every_plan_is_exact(plan: str, order: Any, eager: None, rng: np.random.
         np.testing.assert_array_equal(fmm.matmul(a, b, plan=plan), a @ b)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_the_last_digits_do_not_depend_on_the_schedule(
@@ -377,6 +379,7 @@ threading._register_atexit(last) if "late" in sys.argv else atexit.register(last
 """
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("when", ["usual", "late"])
 def test_without_worker_threads_the_caller_computes(when: str) -> None:
     """While the interpreter exits, no thread can be started."""

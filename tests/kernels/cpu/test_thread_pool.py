@@ -292,6 +292,7 @@ def test_a_forked_child_gets_threads_of_its_own() -> None:
     assert sorted(out.splitlines()) == ["child 9", "parent 12"]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("text", ["winograd > vendor", "li-fig3.peel > vendor", "dps.sequential > vendor"])
 def test_results_do_not_depend_on_the_threads(text: str, rng: np.random.Generator) -> None:
     """Panels are cut by size alone, so the same additions are done in the same order."""

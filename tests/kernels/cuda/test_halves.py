@@ -41,6 +41,7 @@ PLANS = (
 )
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("text", PLANS)
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
 def test_launches_compute_the_triangle(text: str, dtype: str) -> None:

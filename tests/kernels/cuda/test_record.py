@@ -62,6 +62,7 @@ REPEATED = (
 )
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("plan", REPEATED)
 @pytest.mark.parametrize("beta", [0, 0.5])
 def test_repeated_sums_are_recorded_as_if_new(plan: str, beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +136,7 @@ def parsed(text: str) -> Plan:
 SIZES = ((32, 48, 64), (33, 18, 75), (7, 41, 5), (2, 1, 3))
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("text", PLANS)
 def test_a_launch_list_computes_what_the_executor_does(text: str) -> None:
     plan = parsed(text)
@@ -161,6 +163,7 @@ FUSED = (
 FUSED_SIZES = ((36, 20, 48), (33, 18, 75), (41, 7, 29), (6, 1, 5))
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("text", FUSED)
 def test_products_with_their_updates_compute_what_the_executor_does(text: str) -> None:
     """Any size, row- or column-major; the workspace is the plan's."""
@@ -242,6 +245,7 @@ ORDERED = (
 )
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("orders", list(product("CF", repeat=3)), ids="".join)
 def test_every_memory_order_and_alpha_and_beta(orders: tuple[Any, Any, Any]) -> None:
     """Rows or columns contiguous in any mixture, gaps between them, complex and real scalars."""

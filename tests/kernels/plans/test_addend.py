@@ -67,6 +67,7 @@ def on_host(plan: Plan, a: Any, b: Any, c: Any, added: Any, alpha: float, beta: 
     execute_plan(plan, a, b, c, NumpyBackend(ThreadGroup(1)), arena, alpha, beta, addend=added)
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(
     ("text", "dtype"),
     [*((text, "float64") for text in PLANS), *((text, "complex128") for text in COMPLEX)],
@@ -84,6 +85,7 @@ def test_the_host_adds_what_lies_elsewhere(text: str, dtype: str, rng: np.random
         np.testing.assert_array_equal(added, before)
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(
     ("text", "dtype"),
     quick_and_slow(

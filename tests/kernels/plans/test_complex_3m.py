@@ -58,6 +58,7 @@ def problem_of(size: tuple[int, int, int], dtype: str, order: str, alpha: comple
     return Problem(m, k, n, dtype, (layouts[0], layouts[1], layouts[2]), alpha, beta)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("text", quick_and_slow(PLANS, LARGER))
 @pytest.mark.parametrize("dtype", quick_and_slow(["complex64"], ["complex128"]))
 def test_on_arrays_and_as_launches(text: str, dtype: str) -> None:
@@ -83,6 +84,7 @@ def test_on_arrays_and_as_launches(text: str, dtype: str) -> None:
 INF, NAN = float("inf"), float("nan")
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize(
     "text", ["3m > vendor", "3m.sequential > vendor", "3m(strassen.pad4) > vendor", "winograd > vendor"]
 )
@@ -302,6 +304,7 @@ def test_it_is_chosen(dtype: str, side: int, room: int, growth: float, emulation
 # ---- its error
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 @pytest.mark.parametrize("text", ["3m > vendor", "3m.sequential > vendor", "3m > winograd > vendor"])
 def test_its_error_in_norm_is_what_is_expected(text: str, dtype: str, rng: np.random.Generator) -> None:
@@ -351,6 +354,7 @@ def test_explained_levels_have_the_bytes_of_their_type() -> None:
 SHAPES = [((7, 5), (5, 3)), ((1, 1), (1, 1)), ((64, 1), (1, 64)), ((3, 17, 5), (5, 4)), ((2, 1, 6, 5), (3, 5, 7))]
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 @pytest.mark.parametrize(("left", "right"), SHAPES)
 def test_shapes_and_views(left: tuple[int, ...], right: tuple[int, ...], dtype: str, rng: np.random.Generator) -> None:

@@ -312,6 +312,7 @@ def computed(plan: Plan, x: Matrix, order: str, c: Matrix, asked: GemmParams) ->
     execute_plan(plan, a, b, c, BACKEND, arena, *asked)
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("text", PLANS)
 @pytest.mark.parametrize(
     ("dtype", "order"), [("float64", "C"), ("float32", "F"), ("complex128", "F"), ("complex64", "C")]

@@ -30,6 +30,7 @@ PLANS = (
 )
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("text", PLANS)
 @pytest.mark.parametrize("asked", [PLAIN, ACCUMULATE], ids=["A B", "C + A B"])
 def test_as_the_steps_say(text: str, asked: GemmParams) -> None:

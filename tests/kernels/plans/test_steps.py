@@ -90,6 +90,7 @@ def test_cropping_never_enlarges() -> None:
 ALL_SIZES = list(product((0, 1, 2, 3, 5), repeat=3))
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     "text",
     [
@@ -282,6 +283,7 @@ def small_integers(rng: np.random.Generator, shape: tuple[int, int], dtype: str)
     return rng.integers(-2, 3, shape).astype(dtype)
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("text", PLANS)
 def test_workspace_is_exactly_what_a_plan_takes(text: str, rng: np.random.Generator) -> None:
     plan, backend = Plan.parse(text), NumpyBackend(ThreadGroup(1))

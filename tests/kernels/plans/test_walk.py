@@ -162,6 +162,7 @@ SUMS_IN_C = ("li-fig2", "li-fig12", "li-fig16")
 LONG = [name for name in scheme_names() if name.startswith("smirnov")]
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", quick_and_slow([name for name in scheme_names() if name not in LONG], LONG))
 def test_every_scheme(name: str, options: str, rng: np.random.Generator) -> None:
@@ -170,6 +171,7 @@ def test_every_scheme(name: str, options: str, rng: np.random.Generator) -> None
         check(plan, size, DTYPES[(i + len(options)) % 4], rng)
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("options", TABLE_OPTIONS)
 @pytest.mark.parametrize("name", step_table_names())
 def test_every_step_table(name: str, options: str, rng: np.random.Generator) -> None:
@@ -212,6 +214,7 @@ PLANS_WITH_FACTORS = [
 ]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("text", quick_and_slow(PLANS_WITH_FACTORS[::2], PLANS_WITH_FACTORS[1::2]))
 def test_alpha_and_beta(text: str, rng: np.random.Generator) -> None:
     plan = Plan.parse(text)
@@ -262,6 +265,7 @@ MIX_SIZES = [
 ]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("text", quick_and_slow(MIXES[::2], MIXES[1::2]))
 def test_mixes_of_levels(text: str, rng: np.random.Generator) -> None:
     plan = Plan.parse(text)
@@ -301,6 +305,7 @@ TOLERANCES = [
 ]
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize(("text", "growth"), TOLERANCES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_normal_data(text: str, growth: float, dtype: str, rng: np.random.Generator) -> None:
@@ -349,6 +354,7 @@ PROVED = [
 EVERY_SIZE = list(product(range(1, 6), repeat=3))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("text", quick_and_slow(PROVED[::3], [text for i, text in enumerate(PROVED) if i % 3]))
 def test_plans_are_proved_on_every_small_size(text: str) -> None:
     assert first_plan_defect(Plan.parse(text), EVERY_SIZE) is None
@@ -368,6 +374,7 @@ DEEP = [
 ]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("text", "sizes"), DEEP)
 def test_deeper_plans_are_proved(text: str, sizes: list[Size]) -> None:
     assert first_plan_defect(Plan.parse(text), sizes) is None

@@ -87,6 +87,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("plan", PLANS)
@@ -117,6 +118,7 @@ def test_infinities_meet_zeros(plan: str) -> None:
     agree(np.full((9, 7), np.nan), np.zeros((7, 10)), plan)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("plan", PLANS)
 def test_one_bad_matrix_of_a_stack(plan: str) -> None:
     for where in range(3):
@@ -168,6 +170,7 @@ def test_sums_of_one_operand_overflow(plan: str, dtype: str) -> None:
         agree(a, b.astype(dtype), plan)
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("plan", PLANS)
 def test_partial_sums_of_the_classical_product_overflow(plan: str, dtype: str) -> None:
@@ -179,6 +182,7 @@ def test_partial_sums_of_the_classical_product_overflow(plan: str, dtype: str) -
         agree(np.stack([a, a[::-1]]), np.ones((8, 5), dtype), plan, strict=False)  # folded
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_folded_stack_overflows_where_numpys_does(dtype: str) -> None:
     """One product of all rows may add in another order than one a matrix."""
@@ -204,6 +208,7 @@ def test_sums_that_rounding_carries_over_the_edge(plan: str, dtype: str) -> None
             agree(x[0], y, plan)
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("plan", PLANS)
 def test_subnormal_numbers(plan: str, dtype: str) -> None:
@@ -216,6 +221,7 @@ def test_subnormal_numbers(plan: str, dtype: str) -> None:
 # ---- warnings, and exceptions instead of warnings
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("plan", PLANS)
 def test_ordinary_data_never_warns(plan: str, dtype: str) -> None:
@@ -239,6 +245,7 @@ BAD: list[tuple[str, Any, Any]] = [
 ]
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("how", ["raise", "warn", "ignore", "print"])
 @pytest.mark.parametrize(("what", "a", "b"), BAD, ids=[b[0] for b in BAD])
 def test_the_callers_error_state_is_respected(
@@ -269,6 +276,7 @@ def test_the_error_state_is_given_back() -> None:
         assert np.geterr() == before
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("to", ["dtype", "out"])
 @pytest.mark.parametrize("plan", PLANS)
 def test_overflow_in_a_cast_warns_as_numpy_does(plan: str, to: str) -> None:
@@ -361,6 +369,7 @@ BOUNDED = (
 )
 
 
+@pytest.mark.quick_cases(10)
 @pytest.mark.parametrize("size", [(16, 16, 16), (13, 11, 15), (18, 9, 36), (5, 40, 7)], ids=str)
 @pytest.mark.parametrize("plan", BOUNDED)
 def test_gain_bounds_every_intermediate(plan: str, size: tuple[int, int, int]) -> None:
@@ -380,6 +389,7 @@ TWELVE = ("strassen", "strassen.sequential", "li-fig2", "li-fig12", "li-fig16", 
 EIGHTEEN = ("winograd", "winograd.sequential", "li-fig3", "li-fig13", "li-fig23", "adaptive-winograd")
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("n", [64, 41])
 @pytest.mark.parametrize(("algorithm", "gain"), [*((x, 12.0) for x in TWELVE), *((x, 18.0) for x in EIGHTEEN)], ids=str)
 def test_the_gain_of_strassens_and_winograds_levels(algorithm: str, gain: float, n: int) -> None:

@@ -100,6 +100,7 @@ def test_a_start_that_is_no_date_stays_as_written() -> None:
     assert t4_results_document([tuning])["results"][0]["timestamp"] == "long ago"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("folder", ["cpu-intel-r-xeon-r-processor-2t", "nvidia-h200"])
 def test_recorded_tunings_are_valid_and_complete(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(RESULTS / folder), "--format", "t4", "--dtype", "float32"]) == 0
@@ -123,6 +124,7 @@ def test_recorded_tunings_are_valid_and_complete(folder: str, capsys: pytest.Cap
 # ---- T1
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("key", "dtype"), [("cpu-x-2t", "float32"), ("cpu-x-2t", "complex64"), ("cuda-9.0-132sm-x", "float32")]
 )

@@ -236,6 +236,7 @@ def test_the_module_is_the_command() -> None:
     assert done.returncode == 2 and "Traceback" not in done.stderr
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("arguments", [["paper", "all"], ["predict", "5", "5", "5"]])
 def test_who_reads_the_head_alone_sees_no_traceback(arguments: list[str]) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -302,6 +303,7 @@ def test_help_measures_and_imports_nothing_large() -> None:
     assert cli.main.__doc__
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.skipif(os.name != "posix", reason="a shell closes the streams")
 @pytest.mark.parametrize(
     ("command", "streams", "code", "message"),

@@ -90,6 +90,7 @@ def test_eight_tunings_at_once_lose_nothing(tmp_path: Path) -> None:
     assert found["tunings"] == 8
 
 
+@pytest.mark.slow
 def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tmp_path: Path) -> None:
     """A real signal in a real process, in the midst of a trial that takes until then."""
     code = (
@@ -419,6 +420,7 @@ def test_a_dry_run_measures_and_writes_nothing(
     assert fake.samples_taken == 0 and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_tuning_says_what_it_found(fake: SimulatedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shapes = tmp_path / "shapes"
     shapes.write_text("6000 6000 6000\n")

@@ -48,6 +48,7 @@ def older(folder: Path, into: Path) -> Path:
     return tuned.write(into / "config.json", SIMULATED_IDENTITY.key, found=known)
 
 
+@pytest.mark.slow
 def test_a_refit_writes_the_same_section(folder: Path, tmp_path: Path) -> None:
     path = older(folder, tmp_path)
     assert main(["--refit", str(path)]) == 0

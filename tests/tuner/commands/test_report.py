@@ -378,6 +378,7 @@ def test_what_was_measured_in_any_stage_is_drawn() -> None:
 HELD_OUT = "nvidia-h200", "nvidia-h200/five-minutes", "cpu-intel-r-xeon-r-processor-2t/quick"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("where", HELD_OUT)
 def test_as_many_held_out_points_are_drawn_as_the_text_counts(where: str) -> None:
     """A first look before a tuning counts as the tuning's own, in the text and in the picture."""

@@ -60,6 +60,7 @@ def cpu_summary(section: dict[str, Any] | None = None, **more: Any) -> DeviceSum
 # ---- recorded tunings
 
 
+@pytest.mark.quick_cases(2)
 @recorded
 def test_the_table_of_a_recorded_tuning_fits_in_80_columns_and_33_lines(path: Path) -> None:
     for summary in summaries(path):
@@ -69,6 +70,7 @@ def test_the_table_of_a_recorded_tuning_fits_in_80_columns_and_33_lines(path: Pa
         assert not any("\033" in line for line in lines)
 
 
+@pytest.mark.quick_cases(2)
 @recorded
 def test_the_speedups_are_those_of_the_decisions(path: Path) -> None:
     """A gain is a number with its mark if an entry decides; every other cell is no number."""
@@ -87,6 +89,7 @@ def test_the_speedups_are_those_of_the_decisions(path: Path) -> None:
             assert row["crossover"].text == (f"{first:,}" if first else NO_NUMBER)
 
 
+@pytest.mark.quick_cases(1)
 @recorded
 def test_the_recursion_is_that_of_the_config(path: Path) -> None:
     for key, types in files.read_config(path).items():
@@ -151,6 +154,7 @@ def test_a_measured_square_is_marked_in_plain_text_and_bold_in_colour() -> None:
     assert "\033[1m1.17x\033[0m" in coloured and "bold: measured here" in coloured and MEASURED_MARK not in coloured
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("width", [40, 56, 64, 80, 200])
 def test_columns_of_sizes_drop_from_the_left(width: int) -> None:
     summary = summaries(RECORDED[1])[0]

@@ -273,6 +273,7 @@ def test_without_doubts_bad_tunings_would_lose() -> None:
     assert slowest < 0.96
 
 
+@pytest.mark.slow
 def test_the_coarse_effort_keeps_to_its_seconds_and_is_checked() -> None:
     device = BusyDevice(truth=LANES, noise=0.01)
     most = CPU_EFFORTS["coarse"].most

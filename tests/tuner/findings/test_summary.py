@@ -115,6 +115,7 @@ def test_the_workspace_of_the_table_fits_in_the_memory() -> None:
 # ---- crossovers
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_the_first_chosen_level_is_no_earlier_than_the_first_gain(dtype: str) -> None:
     known = shipped(dtype)

@@ -83,6 +83,7 @@ def test_a_tuning_writes_intervals_around_its_thresholds() -> None:
     assert found.intervals["n1"][0] != found.intervals["n1"][1]
 
 
+@pytest.mark.slow
 def test_more_noise_makes_wider_intervals() -> None:
     quiet, loud = (thresholds_of(tuned(noise=noise)[0]).intervals for noise in (0.01, 0.1))
     assert all(share(loud[name]) > 1.5 * share(quiet[name]) for name in ("alpha", "pi", "n1"))

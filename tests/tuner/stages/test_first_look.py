@@ -132,6 +132,7 @@ def test_stopping_at_any_moment_keeps_the_best(
         assert min(found.values(), default=1.0) > 0.98 and all(found[dtype] > 1.03 for dtype in done), found
 
 
+@pytest.mark.slow
 def test_a_card_that_affords_none_of_the_usual_squares_has_its_first_look(cold: ColdGpu, tmp_path: Path) -> None:
     """Float64 on a card without units for it, say: there is nothing to certify, but a model all the same."""
     cold.truth = scaled(SHEET, 1e-3, 1.0)
@@ -203,6 +204,7 @@ def test_with_whole_plans_enough_all_parameters_are_fitted() -> None:
     assert not has_too_few_plans(observations(SHEET, "float64", plans))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("alone", "entries"), [("bfloat16", 1), ("float64", 0)])
 def test_one_type_alone_waits_for_its_kernels(alone: str, entries: int, cold: ColdGpu, tmp_path: Path) -> None:
     """There is nothing else to do meanwhile; what is found is read back, an entry for a large square too: where the

@@ -77,6 +77,7 @@ WORLDS = list(product(TRUTHS, QUICK, (1,)))
 BOUNDED = [("two lanes", "of every level", 1), ("one lane", "from two levels on", 1)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("lanes", "slowdown", "seed"), quick_and_slow(BOUNDED, [x for x in WORLDS if x not in BOUNDED])
 )
@@ -97,6 +98,7 @@ def worst_speedup(truth: Calibration, slowdown: str, effort: str, seed: int) -> 
     return min(device.true_speedup(decided_plan(device, p, section), p) for p in fresh_problems(60))
 
 
+@pytest.mark.slow
 def test_held_out_plans_have_up_to_three_levels_on_squares_and_rectangles() -> None:
     device = DeepPlansAreSlow(truth=TWO_LANES, noise=0.02, seed=1, memory_bytes=1 << 33)
     journal = Journal("run", device, clock=device.clock)

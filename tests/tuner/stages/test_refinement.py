@@ -87,6 +87,7 @@ def tuned(request: pytest.FixtureRequest) -> Iterator[Tuned]:
     yield Tuned(device, dtype, tuple(first.recorded), tuple(after.recorded))
 
 
+@pytest.mark.slow
 def test_a_refinement_that_is_cut_short_is_used_and_loses_nothing(tuned: Tuned) -> None:
     """At moments when as many more samples were taken, from the first one on."""
     before, count = tuned.speeds(tuned.first_section()), len(tuned.refined)
@@ -99,6 +100,7 @@ def test_a_refinement_that_is_cut_short_is_used_and_loses_nothing(tuned: Tuned) 
             assert all(found[side] > LOST * before[side] for side in SIDES), (tuned.dtype, seconds, found, before)
 
 
+@pytest.mark.slow
 def test_leaves_with_rates_of_their_own_are_measured_early(tuned: Tuned) -> None:
     """Before any plan with levels, except those of the ladder, which has its own short time, and of the search."""
     plans = list(dict.fromkeys(t.plan for t in tuned.refined if t.stage not in (LADDER_STAGE, "search")))

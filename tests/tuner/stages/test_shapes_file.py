@@ -208,6 +208,7 @@ def test_what_a_real_program_multiplied_is_tuned(tmp_path: Path, capsys: pytest.
     assert "no shapes of the types that would be tuned, large enough for a plan" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_shapes_of_a_program_are_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "select_devices", lambda name: [SimulatedDevice()])
     monkeypatch.setitem(CPU_EFFORTS, "default", configs.SMALL)

@@ -218,6 +218,7 @@ def test_every_effort_keeps_to_its_seconds(effort: str) -> None:
         assert outcome.section["error"]["time"]["count"] >= 50
 
 
+@pytest.mark.slow
 def test_no_entry_is_certified_below_one() -> None:
     """Even where noise is ten times the gain, and on a device where nothing pays."""
     slow_sums = replace(SIMULATED_CALIBRATION, stream=1e9)
@@ -600,6 +601,7 @@ def test_what_the_measurements_leave_open_is_not_fitted() -> None:
     assert (rate.rows, rate.cols, rate.pipe) == (0.0, 0.0, 0.0) and rate.flops == pytest.approx(1.1e11, rel=0.05)
 
 
+@pytest.mark.slow
 def test_no_interval_is_wider_than_what_counts_as_determined() -> None:
     noisy = [replace(o, seconds=o.seconds * (1.04 if i % 2 else 0.96)) for i, o in enumerate(observed(ODD_TRUTH))]
     found = fitting.fit_calibration(SimulatedDevice().untuned_model(), "float64", noisy)
@@ -610,6 +612,7 @@ def test_no_interval_is_wider_than_what_counts_as_determined() -> None:
             assert high / low <= (QUANTITY_TOLERANCE if parameter.unit else FACTOR_TOLERANCE) ** 2 * 1.01, name
 
 
+@pytest.mark.slow
 def test_outliers_do_not_carry_the_fit_away() -> None:
     clean = observed(SIMULATED_CALIBRATION)
     dirty = [replace(o, seconds=o.seconds * (3 if i % 10 == 0 else 1)) for i, o in enumerate(clean)]
@@ -686,7 +689,7 @@ def test_a_config_keeps_thresholds_and_li_s_codes_read_them() -> None:
 CPU_SPACE, GPU_SPACE = search_space("cpu"), search_space("cuda")
 
 
-@pytest.mark.parametrize(("space", "least"), [(CPU_SPACE, 100), (GPU_SPACE, 20)], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(("space", "least"), quick_and_slow([(CPU_SPACE, 100)], [(GPU_SPACE, 20)]), ids=["cpu", "gpu"])
 def test_choices_make_plans(space: dict[str, tuple[str, ...]], least: int) -> None:
     plans = choices_by_plan(tuple((name, tuple(values)) for name, values in space.items()))
     assert len(plans) >= least

@@ -59,6 +59,7 @@ def test_a_quick_tuning_of_an_idle_processor_is_used(
         assert plan != VENDOR and device.true_speedup(plan, problem) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", quick_and_slow(["float64"], ["float32"]))
 def test_a_tuning_that_has_little_time_is_planned_for_it(dtype: str) -> None:
     """A quarter of four minutes, after first passes: as it is planned without a limit, nothing would be held out."""

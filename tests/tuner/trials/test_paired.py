@@ -186,6 +186,7 @@ DRAWS: dict[str, tuple[Callable[[Any, int], Any], float]] = {
 }
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("count", [6, 9, 15, 31])
 @pytest.mark.parametrize("distribution", DRAWS)
 def test_the_interval_covers_the_median(distribution: str, count: int) -> None:

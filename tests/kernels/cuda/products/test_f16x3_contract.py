@@ -21,6 +21,7 @@ CERTAIN = ("normal", "uniform [0, 1]", "uniform [-1, 1]", "rectified", "rows and
 BALANCED = tuple(f"inner dimension opposite, 2^{bits}" for bits in (40, 60))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("size", SIZES)
 def test_bounds_hold_for_every_kind_of_data(size: tuple[int, int, int]) -> None:
     for name, (a, b) in hard_matrices(*size).items():

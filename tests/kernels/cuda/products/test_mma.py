@@ -106,6 +106,7 @@ def test_other_stages_compile_without_clusters(architecture: str) -> None:
 # ---- products of bytes on the host
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("m", "k", "n"), quick_and_slow([(130, 208, 272), (1, 16, 16)], [(257, 400, 48), (64, 144, 528)])
 )
@@ -136,6 +137,7 @@ def test_products_of_bytes(
     assert (memory["C"][c.size :] == 77).all()
 
 
+@pytest.mark.slow
 def test_long_inner_dimensions_are_reduced_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """2^17 products of -128 and -128 are 2^31, which an int32 cannot hold."""
     monkeypatch.setattr(residues_mma, "RESIDUE_MMA_SIZES", RESIDUE_MMA_SIZES[1:])

@@ -379,6 +379,7 @@ def test_every_sum_of_a_gaussian_integer_is_reduced_to_a_byte(p: int) -> None:
         assert found.min() >= -128 and found.max() <= 127
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("leaf", COMPLEX_LEAVES)
 def test_products_of_gaussian_integers_are_exact(leaf: str) -> None:
     rng = np.random.default_rng(31)
@@ -395,6 +396,7 @@ def test_complex64_of_every_memory_order() -> None:
         assert_rounded_parts(c, a, b, 7)
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("layouts", ["".join(x) for x in product("CF", repeat=3)])
 @pytest.mark.parametrize("conjugates", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("aligned", [False, True])
@@ -471,6 +473,7 @@ def test_gram_products_split_one_operand() -> None:
 # ---- lines that one kernel measures and splits
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
 @pytest.mark.parametrize(
     ("dtype", "leaf", "size"),
@@ -688,6 +691,7 @@ def test_levels_below_integers(dtype: str) -> None:
         np.testing.assert_array_equal(product_on_host(a, b, "residues > strassen > bytes")[0], wrapped_product(a, b))
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("aligned", [False, True])
 def test_blocks_of_integers(dtype: str, aligned: bool) -> None:
@@ -700,6 +704,7 @@ def test_blocks_of_integers(dtype: str, aligned: bool) -> None:
             np.testing.assert_array_equal(c, wrapped_product(a, b))
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint64"])
 @pytest.mark.parametrize("layouts", ["CCC", "FCF"])
 def test_blocks_of_integers_are_scaled_and_added_to(dtype: str, layouts: str) -> None:

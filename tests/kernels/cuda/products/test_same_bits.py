@@ -28,6 +28,7 @@ def moduli_of(level: str) -> int:
     return int(level.partition("(")[2].rstrip(")"))
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize(("dtype", "level", "plan"), CASES)
 def test_kernels_compiled_for_the_host(dtype: str, level: str, plan: str) -> None:
     """Every memory order, with a level of Strassen's algorithm below and without."""

@@ -50,6 +50,7 @@ def matrix(rows: int, cols: int, dtype: str, order: str, rng: np.random.Generato
     return inside
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("half", [None, "lower", "full"])
 @pytest.mark.parametrize(("dtype", "orders"), [("float32", "CF"), ("float64", "FC"), ("float32", "FF")])
 def test_exactly_the_requested_part(dtype: str, orders: str, half: Any) -> None:

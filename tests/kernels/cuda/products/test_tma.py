@@ -44,6 +44,7 @@ DEEPER = TileSizes("Deeper128", m_s=32, n_s=64, k_s=16, m_r=4, n_r=4, warp_m=4, 
 # ---- NVRTC
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", quick_and_slow(["sm_90"], ["sm_100"]))
 @pytest.mark.parametrize(
     ("plan", "s"), quick_and_slow([("strassen.fused > tile", TMA_FUSED_SIZES)], [("tile", TMA_SIZES[1])])

@@ -169,6 +169,7 @@ TILE, LEVEL = "tile", "strassen.fused.pad8 > tile"  # the level: sums of A alone
 
 
 # For 6 stages: one step, six steps, more; for a level 3 and 10.
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("plan", "orders", "inner"),
     quick_and_slow(
@@ -183,6 +184,7 @@ def test_barriers_order_all_shared_data(plan: str, orders: str, inner: int, host
         assert op.kernel.order == "turns"
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("plan", "left_out", "early"),
     quick_and_slow(

@@ -123,6 +123,7 @@ def test_every_order(dtype: str, orders: str, sizes: WgmmaSizes) -> None:
         check((m, k, n), dtype, orders, sizes=sizes)
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("scalars", [(1, 1), (2, -3), (0.5, 1)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tf32"])
 def test_old_numbers_of_c_are_added(dtype: str, scalars: tuple[float, float]) -> None:

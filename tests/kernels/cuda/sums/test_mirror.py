@@ -64,6 +64,7 @@ def expected(source: Matrix, dest: Matrix, alpha: float, beta: float, full: bool
 CASES = tuple(product(("float32", "float64", "complex64", "complex128"), ("CC", "FF", "CF"), (True, False)))
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize(("dtype", "orders", "full"), CASES[::3] + CASES[1:2])
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (2, -0.5), (0, 2)])
 def test_a_triangle_from_a_temporary(dtype: str, orders: str, full: bool, alpha: float, beta: float) -> None:

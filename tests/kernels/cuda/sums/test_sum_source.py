@@ -50,7 +50,9 @@ def kernels(text: str, dtype: str, size: int = 256) -> list[SumKernel]:
 # ---- the order of the statements
 
 
-@pytest.mark.parametrize("name", ["strassen", "winograd^2", "strassen^3", "laderman", "hk244", "smirnov336"])
+@pytest.mark.parametrize(
+    "name", quick_and_slow(["strassen", "winograd^2", "laderman"], ["strassen^3", "hk244", "smirnov336"])
+)
 def test_statements_compute_the_program(name: str) -> None:
     """Run on exact numbers: every output is stored once, with the coefficients' value."""
     for kernel in kernels(f"{name}.batched", "float64", 144):
@@ -79,6 +81,7 @@ def test_few_values_are_live() -> None:
     assert [peak_live_values(k.statements) for k in kernels("strassen.batched", "float64")] == [5, 5, 3]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("name", "most"),
     quick_and_slow([("strassen", 3), ("strassen^2", 11), ("strassen^3", 43), ("winograd", 3)], [("winograd^3", 43)]),
