@@ -141,7 +141,7 @@ def decide_sharing(
     candidates = rank_sharings(layout, devices, None if query.outer_plan is None else (query.outer_plan,))
     allowed = [x for x in candidates if query.outer_plan is not None or sharing_error_growth(x, dtype) <= growth_limit]
     best = choose_sharing(allowed, query.memory_limit)
-    limits = limits_for_local_products(best.local_conditions)
+    limits = limits_for_local_products(best.local_product_conditions)
     local = local_device_model(limits).choose_plan(*first_local_product_size(best))
     whole = single.predict_seconds(layout.m, layout.k, layout.n)
     of_part = local, limits.workspace, limits.error_growth
@@ -161,7 +161,7 @@ def first_local_product_size(sharing: SharingCandidate) -> tuple[int, int, int]:
 
 def sharing_error_growth(sharing: SharingCandidate, dtype: str) -> float:
     """Return the error growth of the outer level, including rounded sums of partial products in a 16-bit type."""
-    return _error_growth_of_piecewise_sums(sharing.local_conditions, dtype)
+    return _error_growth_of_piecewise_sums(sharing.local_product_conditions, dtype)
 
 
 def _error_growth_of_piecewise_sums(conditions: LocalProductConditions, dtype: str) -> float:

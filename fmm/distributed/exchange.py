@@ -213,7 +213,7 @@ def is_finite_everywhere(c: Any, processes: MeshProcesses) -> bool:
 DIGEST_WORDS = 4  # number of 64-bit words of the digest (SHA-256) of a call's description
 
 
-def all_processes_have_cached(processes: MeshProcesses, description: str, is_cached: bool, device: Any) -> bool:
+def is_call_cached_everywhere(processes: MeshProcesses, description: str, is_cached: bool, device: Any) -> bool:
     """Return True if every process has cached the decision for this call; raise ValueError if the calls differ.
 
     The messages are tensors on `device`, which need not be the current device.

@@ -193,7 +193,7 @@ class MeshLayout:
     def process_share_in_step(self, rank: int, step: int) -> ProcessShare:
         """Return the rows and columns of C and the inner range that a process computes in this step."""
         share = self._process_shares[rank]
-        first = self._first_inner_piece_by_rank[rank] if self.along == K_AXIS else 0
+        first = self._first_inner_range_by_rank[rank] if self.along == K_AXIS else 0
         piece = share[self.along].equal_part_of_span(self.pieces, (first + step) % self.pieces)
         return ProcessShare(*(piece if axis == self.along else span for axis, span in enumerate(share)))
 
@@ -223,10 +223,10 @@ class MeshLayout:
                             yield RectangleTransfer(operand, source, rank, part)
 
     @cached_property
-    def _first_inner_piece_by_rank(self) -> tuple[int, ...]:
-        return tuple(map(self._first_inner_piece_index, range(self.process_count)))
+    def _first_inner_range_by_rank(self) -> tuple[int, ...]:
+        return tuple(map(self._first_inner_range_index, range(self.process_count)))
 
-    def _first_inner_piece_index(self, rank: int) -> int:
+    def _first_inner_range_index(self, rank: int) -> int:
         """Return the index of the range of the inner dimension that a process multiplies first.
 
         In the first step, a process multiplies parts of A and B that the process already holds. If A and B are both cut

@@ -31,8 +31,8 @@ def build_level_tasks(
     """Return an outer level's tasks in the order in which a process runs them, and a ChunkCell per block of C."""
     m, k, n = cut.parts
     rows, cols, width = cut.rows // m, cut.cols // n, cut.width // k
-    left = _symbolic_chunk_grid("A", (m, k), rows, cut.inner_part_count("A") * width)
-    right = _symbolic_chunk_grid("B", (k, n), cut.inner_part_count("B") * width, cols)
+    left = _symbolic_chunk_grid("A", (m, k), rows, cut.held_inner_range_count("A") * width)
+    right = _symbolic_chunk_grid("B", (k, n), cut.held_inner_range_count("B") * width, cols)
     result: ChunkGrid = np.full((m, n), None, dtype=object)
     tasks = ChunkTasks("block")
     walk_plan(plan, {"A": left, "B": right, "C": result}, tasks, dtype)
@@ -139,9 +139,9 @@ def _operand_blocks(cut: OuterLevelBlocks, operand: OperandName, place: int, hel
     """Return this process's part of each block of A or B: a view of a submatrix if possible, else a copy."""
     m, _, n = cut.parts
     if operand == "B":
-        transposed = _cut_into_blocks(held.mT, cut, n, cut.inner_parts_held("B", place), cut.cols)
+        transposed = _cut_into_blocks(held.mT, cut, n, cut.held_inner_ranges("B", place), cut.cols)
         return {("B", j, i): block.mT for (i, j), block in transposed.items()}
-    blocks = _cut_into_blocks(held, cut, m, cut.inner_parts_held("A", place), cut.rows)
+    blocks = _cut_into_blocks(held, cut, m, cut.held_inner_ranges("A", place), cut.rows)
     return {("A", i, j): block for (i, j), block in blocks.items()}
 
 

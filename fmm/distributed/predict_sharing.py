@@ -85,7 +85,7 @@ class SharingCandidate:
     rectangle: bool = False
 
     @property
-    def local_conditions(self) -> LocalProductConditions:
+    def local_product_conditions(self) -> LocalProductConditions:
         """The conditions of the local products of a device."""
         return LocalProductConditions(self.held_bytes, self.outer_plan, self.layout.pieces)
 
@@ -144,7 +144,7 @@ def rank_sharings(
             except PlanError as error:
                 plan_error = error
     if refined and VENDOR in plans:
-        candidates.extend(_rectangle_sharings(layout, devices))
+        candidates.extend(_two_dimensional_candidates(layout, devices))
     if plan_error is not None and not candidates:
         raise plan_error
     return tuple(sorted(candidates, key=lambda sharing: sharing.predicted_seconds))
@@ -291,7 +291,7 @@ def _slowest_link(layout: MeshLayout, network: Network) -> Link:
 # ---- prediction of a one-dimensional mesh that multiplies as a rectangle
 
 
-def rectangle_layouts(layout: MeshLayout) -> Iterator[MeshLayout]:
+def two_dimensional_layouts(layout: MeshLayout) -> Iterator[MeshLayout]:
     """Yield layouts in which the processes of a one-dimensional mesh compute two-dimensional blocks of C.
 
     After the product, C is redistributed so that only its rows, or only its columns, are cut. No layout is yielded if
@@ -307,17 +307,19 @@ def rectangle_layouts(layout: MeshLayout) -> Iterator[MeshLayout]:
             yield replace(layout, mesh=(short, ranks // short), a=(a, a), b=(b, b), work=(outer, inner), pieces=1)
 
 
-def _rectangle_sharings(layout: MeshLayout, devices: MeshDevices) -> list[SharingCandidate]:
-    sharings = [_predict_rectangle(candidate, devices) for candidate in rectangle_layouts(layout)]
+def _two_dimensional_candidates(layout: MeshLayout, devices: MeshDevices) -> list[SharingCandidate]:
+    sharings = [_predict_two_dimensional_blocks(candidate, devices) for candidate in two_dimensional_layouts(layout)]
     if sharings:
         best = min(sharings, key=lambda sharing: sharing.predicted_seconds).layout
         sharings += [
-            _predict_rectangle(candidate, devices) for candidate in layouts_by_step_count(best) if candidate.pieces > 1
+            _predict_two_dimensional_blocks(candidate, devices)
+            for candidate in layouts_by_step_count(best)
+            if candidate.pieces > 1
         ]
     return sharings
 
 
-def _predict_rectangle(layout: MeshLayout, devices: MeshDevices) -> SharingCandidate:
+def _predict_two_dimensional_blocks(layout: MeshLayout, devices: MeshDevices) -> SharingCandidate:
     """Return the prediction if a one-dimensional mesh computes two-dimensional blocks of C and redistributes C."""
     sharing, side = predict_layout(layout, VENDOR, devices), layout.mesh[1]
     block = _largest_block_entries(layout) * devices.itemsize

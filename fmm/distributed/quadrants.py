@@ -59,18 +59,18 @@ class OuterLevelBlocks:
         k = len(self.inner) * self.width
         return replace(whole, m=m // m_parts, k=k // k_parts, n=n // n_parts)
 
-    def inner_part_count(self, operand: OperandName) -> int:
+    def held_inner_range_count(self, operand: OperandName) -> int:
         """Return how many ranges of the inner dimension each process holds of A or B; empty ranges are counted."""
         cuts, axis = self._cuts_and_inner_axis(operand)
         return len(self.inner) // _part_count_along(self.whole.mesh, cuts, axis)
 
-    def inner_parts_held(self, operand: OperandName, place: int) -> tuple[Span, ...]:
+    def held_inner_ranges(self, operand: OperandName, place: int) -> tuple[Span, ...]:
         """Return the ranges of the inner dimension that a process holds of A or B; the first range begins at 0."""
         cuts, axis = self._cuts_and_inner_axis(operand)
         number = 0
         for side, index, cut in zip(self.whole.mesh, mesh_coordinates(place, self.whole.mesh), cuts, strict=True):
             number = number * side + index if cut == axis else number
-        count = self.inner_part_count(operand)
+        count = self.held_inner_range_count(operand)
         mine = self.inner[number * count : (number + 1) * count]
         return tuple(span.relative_to(mine[0]) for span in mine)
 

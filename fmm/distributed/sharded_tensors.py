@@ -25,7 +25,7 @@ from fmm.distributed.decide_sharing import ShardingQuery, SharedDecision, decide
 from fmm.distributed.exchange import (
     MeshProcesses,
     ProductInProgress,
-    all_processes_have_cached,
+    is_call_cached_everywhere,
     is_finite_everywhere,
     redistribute_result_to_row,
     translate_lost_process_errors,
@@ -313,7 +313,7 @@ def _agree_on_sharing(a: Any, b: Any, options: SharingOptions) -> AgreedSharing 
     if on_gpu and description in cache:
         return cache[description]
     device = torch.device("cuda", a.to_local().get_device()) if on_gpu else None
-    cached_everywhere = all_processes_have_cached(processes, description, description in cache, device)
+    cached_everywhere = is_call_cached_everywhere(processes, description, description in cache, device)
     if error is not None:
         raise error
     if not cached_everywhere:

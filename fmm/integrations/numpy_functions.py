@@ -43,7 +43,7 @@ FUNCTIONS_CALLING_DOT = "einsum", "tensordot", "cov", "polyfit", "linalg.multi_d
 def install() -> Callable[[], None]:
     """Replace the loops of numpy.matmul, dot, inner and solvers; return the function that restores them."""
     solvers = solver_replacements(np.linalg, NUMPY_SOLVER_FUNCTIONS, ndarray)
-    undo_functions = replace_attributes(chain(_replacements(), solvers))
+    undo_functions = replace_attributes(chain(_function_replacements(), solvers))
     try:
         undo_loops = numpy_loops.install()
     except OSError as error:
@@ -60,15 +60,15 @@ def install() -> Callable[[], None]:
     return undo_installation
 
 
-def _replacements() -> Iterator[tuple[Any, str, Any]]:
-    modules = dict.fromkeys((np, *_calling_modules()))
+def _function_replacements() -> Iterator[tuple[Any, str, Any]]:
+    modules = dict.fromkeys((np, *_modules_importing_dot()))
     for own, answer in ((numpy_dot, compute_dot), (numpy_inner, compute_inner)):
         replaced = replacement_function(own, answer)
         for owner, name in attributes_bound_to(own, *modules):
             yield owner, name, replaced
 
 
-def _calling_modules() -> Iterator[Any]:
+def _modules_importing_dot() -> Iterator[Any]:
     """Yield the modules of this NumPy version that import dot and inner by name."""
     for caller in FUNCTIONS_CALLING_DOT:
         function: Any = np

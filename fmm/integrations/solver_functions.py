@@ -20,11 +20,11 @@ from fmm.linalg.arguments import is_square
 from fmm.linalg.cholesky_recursion import cholesky_block_side
 from fmm.linalg.halving_rules import SMALLEST_GAINING_SIDE
 from fmm.linalg.inverse import inverse_panel_width
-from fmm.linalg.least_squares import is_tall_system
+from fmm.linalg.least_squares import is_solved_by_cholesky_qr
 from fmm.linalg.lu_recursion import lu_panel_width
 from fmm.linalg.qr_factors import QR_MODES, prefers_cholesky_qr
 from fmm.linalg.solver_library import SOLVER_TYPES, solver_library
-from fmm.linalg.triangular_recursion import triangular_levels
+from fmm.linalg.triangular_recursion import triangular_halving_count
 
 SolverFunction = Callable[..., Any]  # returns the solver's result, or None if the library's own function must run
 
@@ -60,7 +60,7 @@ def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> A
 
 def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
     """Return the result of CuPy's lstsq; None if the program sets a rank threshold, or if no speedup is predicted."""
-    if rcond is not None or not is_tall_system(solver_library(a, b), a, b, None):
+    if rcond is not None or not is_solved_by_cholesky_qr(solver_library(a, b), a, b, None):
         return None
     return tuple(linalg.lstsq(a, b))
 
@@ -77,7 +77,7 @@ def solve_triangular(
     """Return the result of scipy.linalg.solve_triangular or CuPy's; None if no speedup is predicted."""
     columns = b.shape[1] if b.ndim == 2 else 1
     library = solver_library(a, b)
-    if not is_matrix(a) or not triangular_levels(library, a, columns, None):
+    if not is_matrix(a) or not triangular_halving_count(library, a, columns, None):
         return None
     if check_finite and library.module is np:
         np.asarray_chkfinite(a), np.asarray_chkfinite(b)
@@ -98,7 +98,7 @@ def cho_solve(c_and_lower: Any, b: Any, overwrite_b: bool = False, check_finite:
     """Return the result of scipy.linalg.cho_solve; None if no speedup is predicted."""
     factor, lower = c_and_lower
     columns = b.shape[1] if b.ndim == 2 else 1
-    if not is_matrix(factor) or not triangular_levels(solver_library(factor, b), factor, columns, None):
+    if not is_matrix(factor) or not triangular_halving_count(solver_library(factor, b), factor, columns, None):
         return None
     checked_matrix(factor, check_finite), checked_matrix(b, check_finite)
     return linalg.cho_solve((factor, lower), b)

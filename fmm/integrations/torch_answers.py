@@ -68,7 +68,7 @@ class DispatcherOperators:
 
     def compute_product(self, where: str, a: Any, b: Any, out: Any = None) -> Any:
         """Return the product of two matrices, or of two stacks of equal length; None if torch's own kernel must run."""
-        return self._compute(where, a, b, out)
+        return self._compute_by_cached_or_new_plan(where, a, b, out)
 
     def gemm(self, where: str, addend: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
         """Return beta * addend + alpha * a @ b; None if torch's own kernel must run.
@@ -76,7 +76,7 @@ class DispatcherOperators:
         alpha and beta are coefficients of the plan's last sums, and the last sums read the addend without a copy, even
         if the addend is broadcast. If beta is 0, the addend is not read, so its inf and NaN have no effect.
         """
-        return self._compute(where, a, b, out, BlasGemmParams(alpha, beta), addend)
+        return self._compute_by_cached_or_new_plan(where, a, b, out, BlasGemmParams(alpha, beta), addend)
 
     def gemm_in_place(self, where: str, addend: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
         """Overwrite the addend with beta * addend + alpha * a @ b."""
@@ -95,7 +95,7 @@ class DispatcherOperators:
             _count_decline(where, a, b, RECORDED_REASON)
         return declined
 
-    def _compute(
+    def _compute_by_cached_or_new_plan(
         self, where: str, a: Any, b: Any, out: Any, update: BlasGemmParams = PLAIN_PRODUCT_PARAMS, addend: Any = None
     ) -> Any:
         """Return alpha * a @ b + beta * addend by a cached plan, else by a plan that is decided now.

@@ -22,7 +22,7 @@ from fmm.linalg.halving_rules import SMALLEST_GAINING_SIDE
 from fmm.linalg.inverse import inverse_panel_width, invert_stacks
 from fmm.linalg.lu_factors import lu_of_stacks, solve_by_factors
 from fmm.linalg.solver_library import TorchSolvers
-from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_without_gradient, triangular_levels
+from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_without_gradient, triangular_halving_count
 
 SolverFunction = Callable[..., Any]  # returns the operator's result, or None if torch's own kernel must run
 
@@ -51,7 +51,7 @@ def solve_triangular(
 ) -> Any:
     """Return the result of torch's operator linalg_solve_triangular; None if no speedup is predicted."""
     columns = b.shape[-1 if left else -2]
-    if not triangular_levels(library, a, columns, None):
+    if not triangular_halving_count(library, a, columns, None):
         return None
     return column_major_copy(
         solve_triangular_without_gradient(library, a, b, TriangularForm(not upper, unitriangular, left), None)

@@ -59,4 +59,4 @@ def write_result(library: NumpySolvers, out: Any, x: Any) -> Any:
     if type(out) is not type(x) or tuple(out.shape) != tuple(x.shape) or out.dtype != x.dtype:
         found = f"{tuple(getattr(out, 'shape', ()))} of {getattr(out, 'dtype', type(out).__name__)}"
         raise ValueError(f"out is {found}, the result is {tuple(x.shape)} of {x.dtype}")
-    return library.write(out, x)
+    return library.overwrite(out, x)

@@ -162,7 +162,7 @@ def invert_lower_in_place(library: NumpySolvers, a: Any, x: Any, halvings: int, 
     for half in (slice(0, h), slice(h, n)):
         invert_lower_in_place(library, a[half, half], x[half, half], halvings - 1, limit)
     panel = api.matmul(a[h:, :h], x[:h, :h], max_error_growth=limit)
-    library.write(x[h:, :h], api.gemm(x[h:, h:], panel, alpha=-1, max_error_growth=limit))
+    library.overwrite(x[h:, :h], api.gemm(x[h:, h:], panel, alpha=-1, max_error_growth=limit))
 
 
 def inverse_error_growth(factor: Any, inverse: Any) -> float:
@@ -194,9 +194,9 @@ def qr_of_tall_stacks(library: NumpySolvers, a: Any, limit: float | None, with_q
     r = library.empty((*stack, n, n), a)
     for i in np.ndindex(*stack):
         one_q, one_r = qr_of_tall_matrix(library, a[i], limit, with_q)
-        library.write(r[i], one_r)
+        library.overwrite(r[i], one_r)
         if q is not None:
-            library.write(q[i], one_q)
+            library.overwrite(q[i], one_q)
     return q, r
 
 

@@ -24,7 +24,7 @@ from fmm.linalg.halving_rules import (
     diagonal_block_rows,
     diagonal_block_side,
     first_half_rows_rounded,
-    solver_levels,
+    solver_halving_count,
 )
 from fmm.linalg.products import aligned_copy, has_aligned_rows
 from fmm.linalg.solver_library import InvertedBlock, NumpySolvers
@@ -40,7 +40,7 @@ def cholesky_block_side(library: NumpySolvers, a: Any, limit: float | None) -> i
         return 0
     if inverts_diagonal_blocks(library, a):
         return diagonal_block_side(library, a, a.shape[-1], limit, POSITIVE_RULE)
-    levels = solver_levels(library, a, None, limit, CHOLESKY_RULE)
+    levels = solver_halving_count(library, a, None, limit, CHOLESKY_RULE)
     return block_side_after_halvings(a.shape[-1], levels) if levels else 0
 
 
@@ -64,8 +64,8 @@ def cholesky_of_stacks(library: NumpySolvers, a: Any, limit: float | None, colum
     if any(factorization.has_block_without_factor() for factorization in factorizations):
         raise library.linalg_error("a block is not positive definite")
     if all(factorization.are_inverses_accurate() for factorization in factorizations):
-        return factor if work is factor else library.write(factor, work)
-    return library.write(factor, library.cholesky(a))
+        return factor if work is factor else library.overwrite(factor, work)
+    return library.overwrite(factor, library.cholesky(a))
 
 
 class CholeskyFactorization:
@@ -99,7 +99,7 @@ class CholeskyFactorization:
         """Factor a block on the diagonal; if rows follow below, also invert blocks on the factor's diagonal."""
         library, block, small = self.library, self.a[first:last, first:last], self.small
         factor, failure = library.cholesky_block(block)
-        library.write(block, factor)
+        library.overwrite(block, factor)
         if failure is not None:
             self.failures.append(failure)
         if self.inverses is not None and last < self.a.shape[0]:

@@ -43,7 +43,7 @@ def write_inverses(library: NumpySolvers, a: Any, stacked: Any, block: InvertedB
     side = block.side
     for i in range(a.shape[0] // side):
         rows, inverse = slice(i * side, (i + 1) * side), stacked[i] if stacked.ndim == 3 else stacked
-        library.write(inverse, library.identity(side, a))
+        library.overwrite(inverse, library.identity(side, a))
         library.solve_block(a[rows, rows], inverse, block.is_lower, block.is_unit)
 
 

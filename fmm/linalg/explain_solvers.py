@@ -12,7 +12,7 @@ from fmm.linalg.arguments import check_square, checked_trans_option, common_arra
 from fmm.linalg.cholesky_qr import step_conditions
 from fmm.linalg.cholesky_recursion import cholesky_block_side, inverted_block_side
 from fmm.linalg.inverse import LU_INVERTED_SIDE, inverse_panel_width, positive_definite_block_side
-from fmm.linalg.least_squares import is_tall_system
+from fmm.linalg.least_squares import is_solved_by_cholesky_qr
 from fmm.linalg.qr_factors import prefers_cholesky_qr
 from fmm.linalg.qr_steps import cholesky_qr_steps
 from fmm.linalg.recursion_steps import (
@@ -100,7 +100,7 @@ def explain_qr(a: Any, /, mode: str = "reduced", *, max_error_growth: float | No
 def explain_lstsq(a: Any, b: Any, /, *, max_error_growth: float | None = None) -> SolverDecision:
     """Return the decision for a call of lstsq; the library's lstsq is predicted to take as long as its QR."""
     library, (a, b) = common_arrays(a, b)
-    is_product = is_tall_system(library, a, b, max_error_growth)
+    is_product = is_solved_by_cholesky_qr(library, a, b, max_error_growth)
     return tall_qr_decision("lstsq", library, a, max_error_growth, is_product, with_q=False)
 
 

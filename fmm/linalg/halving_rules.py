@@ -122,7 +122,9 @@ def diagonal_block_rows(library: NumpySolvers, a: Any, rule: BlockInversionRule)
     return rule.single_side if library.type_name(a) in SINGLE_TYPES else rule.double_side
 
 
-def solver_levels(library: NumpySolvers, a: Any, columns: int | None, limit: float | None, rule: HalvingRule) -> int:
+def solver_halving_count(
+    library: NumpySolvers, a: Any, columns: int | None, limit: float | None, rule: HalvingRule
+) -> int:
     """Return how many times a solver halves the matrices of an array; 0 for small matrices."""
     n = a.shape[-1]
     if first_half_row_count(n) < rule.smallest_half:

@@ -16,7 +16,7 @@ from fmm.linalg.halving_rules import (
     block_side_after_halvings,
     diagonal_block_side,
     first_half_rows_rounded,
-    solver_levels,
+    solver_halving_count,
 )
 from fmm.linalg.lu_recursion import factor_matrix, lu_panel_width
 from fmm.linalg.products import aligned_copy, has_aligned_rows
@@ -114,7 +114,7 @@ def positive_definite_block_side(library: NumpySolvers, a: Any, limit: float | N
     """
     if inverts_diagonal_blocks(library, a):
         return diagonal_block_side(library, a, a.shape[-1], limit, POSITIVE_INVERSE_RULE)
-    levels = solver_levels(library, a, None, limit, TRIANGULAR_RULE)
+    levels = solver_halving_count(library, a, None, limit, TRIANGULAR_RULE)
     return block_side_after_halvings(a.shape[-1], levels) if levels else 0
 
 
@@ -130,7 +130,7 @@ def invert_stacks(library: NumpySolvers, a: Any, limit: float | None) -> Any:
         library.exchange_rows(x, factors.pivots, 0)
         for lower in (True, False):
             solve_in_place(library, factors.lu, x, (lower, lower), side, limit)
-        library.write(inverse[i], x)
+        library.overwrite(inverse[i], x)
     return inverse
 
 
@@ -145,7 +145,7 @@ def invert_positive_definite_stacks(library: NumpySolvers, a: Any, limit: float 
         if not all(blocks.is_usable or ()):
             return library.inv(a)
         invert_triangle_in_place(blocks, factor)
-        library.write(inverse[i], api.gram(factor, max_error_growth=limit))
+        library.overwrite(inverse[i], api.gram(factor, max_error_growth=limit))
     return inverse
 
 
@@ -162,12 +162,12 @@ def invert_triangle_in_place(blocks: TriangularBlocks, a: Any, index: int = 0) -
         inverse = blocks.inverses[index] if is_inverted else library.identity(n, a)
         if not is_inverted:
             library.solve_block(a, inverse, True, False)
-        library.write(a, inverse)
+        library.overwrite(a, inverse)
         return
     h = first_half_rows_rounded(n, side)
     first, panel, rest = a[:h, :h], a[h:, :h], a[h:, h:]
     invert_triangle_in_place(blocks, rest, index + h // side)
-    library.write(panel, api.gemm(rest, panel, alpha=-1, max_error_growth=blocks.limit))
+    library.overwrite(panel, api.gemm(rest, panel, alpha=-1, max_error_growth=blocks.limit))
     # X L = P is solved as L^T X^T = P^T
     inverses = blocks.inverses if blocks.inverses is None else library.transpose(blocks.inverses)
     upper = blocks._replace(lower=False, inverses=inverses)

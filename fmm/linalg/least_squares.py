@@ -63,12 +63,12 @@ def lstsq(a: Any, b: Any, /, *, max_error_growth: float | None = None) -> LeastS
     array([3., 2.])
     """
     library, (a, b) = common_arrays(a, b)
-    if not is_tall_system(library, a, b, max_error_growth):
+    if not is_solved_by_cholesky_qr(library, a, b, max_error_growth):
         return LeastSquares(*library.lstsq(a, b))
     return solve_tall_system(library, a, b, max_error_growth) or LeastSquares(*library.lstsq(a, b))
 
 
-def is_tall_system(library: NumpySolvers, a: Any, b: Any, limit: float | None) -> bool:
+def is_solved_by_cholesky_qr(library: NumpySolvers, a: Any, b: Any, limit: float | None) -> bool:
     """Return True if Cholesky QR is predicted to be faster than the library's lstsq, and no gradient is needed."""
     matches = a.ndim == 2 and b.ndim in library.right_side_axes and b.shape[0] == a.shape[0] and b.dtype == a.dtype
     if not matches or not library.is_plain(a, b) or library.needs_gradient(a, b):

@@ -80,7 +80,7 @@ def lu_of_stacks(library: NumpySolvers, a: Any, limit: float | None) -> LuFactor
         factors = factor_matrix(library, a[i], width, limit, lu[i])
         if factors is None:
             return None
-        library.write(pivots[i], factors.pivots)
+        library.overwrite(pivots[i], factors.pivots)
     return LuFactors(lu, pivots)
 
 

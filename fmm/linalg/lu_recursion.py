@@ -19,7 +19,7 @@ from fmm.linalg.halving_rules import (
     SmallestProductSides,
     is_large_enough_for_products,
     lu_split_column,
-    solver_levels,
+    solver_halving_count,
 )
 from fmm.linalg.products import ROW_ALIGNMENT, aligned_copy, multiply_in_place, subtract_product
 from fmm.linalg.solver_library import InvertedBlock, LuFactors, NumpySolvers
@@ -31,7 +31,7 @@ def lu_panel_width(
 ) -> int:
     """Return the number of columns of a panel; 0 if the library's own function must factor the whole matrix."""
     if library.device(a) == "cpu":
-        return library.panel_width(a) if solver_levels(library, a, None, limit, HOST_LU_RULE) else 0
+        return library.panel_width(a) if solver_halving_count(library, a, None, limit, HOST_LU_RULE) else 0
     return library.panel_width(a) if is_large_enough_for_products(library, a, smallest) else 0
 
 
@@ -41,12 +41,14 @@ def factor_matrix(library: NumpySolvers, a: Any, width: int, limit: float | None
     Return None if the matrix is singular or has inf or NaN, or if the inverse of a block is not accurate.
     """
     n = a.shape[0]
-    work = aligned_copy(library, a) if lu is None or n % ROW_ALIGNMENT else library.write(lu, a)
+    work = aligned_copy(library, a) if lu is None or n % ROW_ALIGNMENT else library.overwrite(lu, a)
     factorization = _BlockedFactorization(library, work, width, limit)
     factorization.factor_columns(0, n)
     if not factorization.is_factorization_usable():
         return None
-    return LuFactors(library.write(lu, work) if lu is not None and n % ROW_ALIGNMENT else work, factorization.pivots)
+    return LuFactors(
+        library.overwrite(lu, work) if lu is not None and n % ROW_ALIGNMENT else work, factorization.pivots
+    )
 
 
 class _BlockedFactorization:

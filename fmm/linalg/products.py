@@ -16,7 +16,7 @@ def aligned_copy(library: NumpySolvers, x: Any) -> Any:
     """Return a copy of a matrix or a stack with rows that begin at multiples of ROW_ALIGNMENT entries."""
     *shape, n = x.shape
     rows = library.empty((*shape, -(-n // ROW_ALIGNMENT) * ROW_ALIGNMENT), x)
-    return library.write(rows[..., :n], x)
+    return library.overwrite(rows[..., :n], x)
 
 
 def has_aligned_rows(library: NumpySolvers, x: Any) -> bool:
@@ -52,9 +52,9 @@ def multiply_in_place(library: NumpySolvers, a: Any, x: Any, limit: float | None
         x = left
     (m, k), n, device = left.shape, right.shape[1], library.device(a)
     if device == "cpu" or has_product_plan(m, k, n, library.product_type(a), device, limit):
-        library.write(x, api.matmul(left, right, max_error_growth=limit))
+        library.overwrite(x, api.matmul(left, right, max_error_growth=limit))
     else:
-        library.write(x, library.module.matmul(left, right))
+        library.overwrite(x, library.module.matmul(left, right))
 
 
 def _is_column_major(library: NumpySolvers, x: Any) -> bool:

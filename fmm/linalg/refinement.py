@@ -58,7 +58,7 @@ def refine_solution(
     """Return solutions refined from float32 factors, and a report; the solutions are None if they do not converge."""
     single = library.cast(a, "float32")
     norm = library.element_as_float(abs(single).sum(-1).max())
-    precondition = _factor_single(library, single, assume_a, limit) if norm < np.inf else None
+    precondition = _factor_in_float32(library, single, assume_a, limit) if norm < np.inf else None
     if precondition is None:
         return None, RefinementReport("", 0, 0, float("nan"))
     system = _LinearSystem(library, a, b, norm)
@@ -95,7 +95,7 @@ def _refine_by_residuals(system: _LinearSystem, x: Any, precondition: Preconditi
     return x, ratio, steps
 
 
-def _factor_single(library: NumpySolvers, a: Any, assume_a: str, limit: float | None) -> Preconditioner | None:
+def _factor_in_float32(library: NumpySolvers, a: Any, assume_a: str, limit: float | None) -> Preconditioner | None:
     """Factor a float32 matrix, and return a function that solves systems by the factors.
 
     Return None if the matrix is singular in float32.
@@ -116,7 +116,7 @@ def _factor_single(library: NumpySolvers, a: Any, assume_a: str, limit: float | 
     solvers = [(triangular_blocks(library, *triangle, side, limit), triangle[0]) for triangle in triangles]
 
     def solve(y: Any) -> Any:
-        x = library.write(library.empty(tuple(y.shape), y), y if order is None else y[order])
+        x = library.overwrite(library.empty(tuple(y.shape), y), y if order is None else y[order])
         for blocks, matrix in solvers:
             solve_blocks(blocks, matrix, x)
         return x
@@ -142,21 +142,21 @@ def gmres_corrections(library: NumpySolvers, a: Any, right_sides: Any, precondit
     """Return approximate solutions z of a z = r for all right-hand sides r, by GMRES_DIMENSION steps of GMRES."""
     module = library.module
     start = precondition(right_sides)
-    norms = _norms(library, start)
+    norms = _column_norms(library, start)
     basis, columns = [start / norms], []
     for j in range(GMRES_DIMENSION):
         z, column = precondition(module.matmul(a, basis[j])), []
         for v in basis:  # modified Gram-Schmidt
             column.append((v * z).sum(-2))
             z = z - column[-1] * v
-        norm = _norms(library, z)
+        norm = _column_norms(library, z)
         columns.append([*column, norm])
         basis.append(z / norm)
     coefficients = _min_residual_coefficients(library, columns, norms)
     return sum(library.from_host(y, start) * v for y, v in zip(coefficients, basis, strict=False))
 
 
-def _norms(library: NumpySolvers, x: Any) -> Any:
+def _column_norms(library: NumpySolvers, x: Any) -> Any:
     """Return the Euclidean norm of each column plus a tiny number, so that no norm is zero."""
     return (x * x).sum(-2) ** 0.5 + float(np.finfo(np.float64).tiny)
 

@@ -124,7 +124,7 @@ class NumpySolvers:
         """Return True for a complex array."""
         return bool(x.dtype.kind == "c")
 
-    def write(self, out: Any, x: Any) -> Any:
+    def overwrite(self, out: Any, x: Any) -> Any:
         """Copy x into `out` and return `out`."""
         self.adapter.copy_into(x, out)
         return out

@@ -14,7 +14,7 @@ from fmm.linalg.halving_rules import (
     block_side_after_halvings,
     diagonal_block_side,
     first_half_rows_rounded,
-    solver_levels,
+    solver_halving_count,
 )
 from fmm.linalg.products import aligned_copy, has_aligned_rows, multiply_in_place, subtract_product
 from fmm.linalg.solver_library import NumpySolvers
@@ -52,7 +52,7 @@ def solve_triangular_without_gradient(
     by_products = side > 0 and inverts_diagonal_blocks(library, a)
     a = aligned_copy(library, a) if by_products and not has_aligned_rows(library, a) else a
     is_copied = by_products and not has_aligned_rows(library, result)
-    x = aligned_copy(library, b) if is_copied else library.write(result, b)
+    x = aligned_copy(library, b) if is_copied else library.overwrite(result, b)
     a, stack, lower = library.module.broadcast_to(a, (*batch, *a.shape[-2:])), x, form.lower
     if not form.left:  # x a = b is a^T x^T = b^T
         a, stack, lower = library.transpose(a), library.transpose(x), not lower
@@ -60,7 +60,7 @@ def solve_triangular_without_gradient(
         if not form.unit_diagonal:
             library.check_singular(a[i].diagonal())
         solve_in_place(library, a[i], stack[i], (lower, form.unit_diagonal), side, limit)
-    return library.write(result, x) if is_copied else x
+    return library.overwrite(result, x) if is_copied else x
 
 
 def triangular_block_side(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:
@@ -70,11 +70,11 @@ def triangular_block_side(library: NumpySolvers, a: Any, columns: int, limit: fl
     """
     if inverts_diagonal_blocks(library, a):
         return diagonal_block_side(library, a, columns, limit, INVERTED_RULE)
-    levels = solver_levels(library, a, columns, limit, TRIANGULAR_RULE)
+    levels = solver_halving_count(library, a, columns, limit, TRIANGULAR_RULE)
     return block_side_after_halvings(a.shape[-1], levels) if levels else 0
 
 
-def triangular_levels(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:
+def triangular_halving_count(library: NumpySolvers, a: Any, columns: int, limit: float | None) -> int:
     """Return how many times the solver halves triangular matrices with `columns` right-hand sides."""
     side = triangular_block_side(library, a, columns, limit)
     return (-(-a.shape[-1] // side) - 1).bit_length() if side else 0

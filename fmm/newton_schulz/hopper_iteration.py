@@ -18,7 +18,13 @@ from fmm.arrays.select_library import library_of
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
 from fmm.kernels.plans.memory_layout import round_up
 from fmm.newton_schulz.coefficients import StepCoefficients
-from fmm.newton_schulz.hopper_launches import SIDE_UNIT, Stack, is_faster_by_launches, iteration_launches, step_units
+from fmm.newton_schulz.hopper_launches import (
+    SIDE_UNIT,
+    Stack,
+    group_steps_into_pairs,
+    is_faster_by_launches,
+    iteration_launches,
+)
 from fmm.newton_schulz.scaling import scaled_array, scaled_tensor
 
 HALF_TYPES = ("bfloat16", "float16")
@@ -96,7 +102,7 @@ def _prepare_iteration(
     chip = cuda_device_chip(device)
     if not coefficients or not chip.has_warpgroups or not is_faster_by_launches(stack, chip.multiprocessors):
         return None
-    units = step_units(stack, coefficients, chip.multiprocessors)
+    units = group_steps_into_pairs(stack, coefficients, chip.multiprocessors)
     launches = iteration_launches(stack, units, chip.multiprocessors)
     return PreparedIteration(stack, len(units), RecurringLaunches(launches, device)) if launches else None
 

@@ -73,7 +73,9 @@ SAMPLE_STEP = (1.0, 1.0, 1.0)  # coefficients for predictions of the time: any n
 
 
 @lru_cache(maxsize=1024)
-def step_units(stack: Stack, coefficients: tuple[StepCoefficients, ...], multiprocessors: int) -> tuple[StepUnit, ...]:
+def group_steps_into_pairs(
+    stack: Stack, coefficients: tuple[StepCoefficients, ...], multiprocessors: int
+) -> tuple[StepUnit, ...]:
     """Return the coefficients of pairs of steps if pairs are predicted to be clearly faster, else of single steps.
 
     If the number of steps is odd, the last step is not part of a pair.

@@ -71,7 +71,7 @@ def candidate_schedules(size: Shape, dtype: str, memory_limit: int) -> Iterator[
     only if its uncut tiles do not fit into memory.
     """
     row, fits = DTYPES[dtype], False
-    for pieces in _inner_piece_lengths(size[1]):
+    for pieces in _candidate_inner_cuts(size[1]):
         if fits and (row.exact or row.itemsize == 2 or max(pieces) < MIN_INNER_PIECE_LENGTH):
             return
         for cut in _cuts_within_memory(size, pieces, row.itemsize, memory_limit, row.exact):
@@ -82,7 +82,7 @@ def candidate_schedules(size: Shape, dtype: str, memory_limit: int) -> Iterator[
                 yield build_schedule(size, row.itemsize, cut._replace(bands=bands))
 
 
-def _inner_piece_lengths(k: int) -> Iterator[tuple[int, ...]]:
+def _candidate_inner_cuts(k: int) -> Iterator[tuple[int, ...]]:
     """Yield the candidates for cutting the inner dimension: no cut, growing ranges, equal ranges of falling length."""
     yield (k,)
     for growth in PIECE_GROWTHS:

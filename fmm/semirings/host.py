@@ -55,7 +55,7 @@ class BestIndexRecord(NamedTuple):
         old, via = None if old is None else old[rows, cols], None if via is None else via[:, cols]
         return BestIndexRecord(self.args[rows, cols], old, via, self.first)
 
-    def write_best_steps(self, step: Array) -> None:
+    def write_best_indices(self, step: Array) -> None:
         """Write the best index k of each entry (`step`) to `args`; where `step` is -1, write the previous index."""
         if self.old is None:
             self.args[...] = step
@@ -130,11 +130,11 @@ class NumpySemiring:
             part = None if arguments is None else arguments.record_of_inner_range(steps)
             x, y, before = left[:, steps], right[steps], dest if first else old
             tasks: list[Callable[[], None]] = []
-            for rows, cols in _piece_ranges(dest, x.shape[1]):
-                tasks.append(partial(self._compute_piece, x[rows], y[:, cols], before, dest, part, rows, cols))
+            for rows, cols in _rectangle_ranges(dest, x.shape[1]):
+                tasks.append(partial(self._compute_rectangle, x[rows], y[:, cols], before, dest, part, rows, cols))
             ThreadGroup(self.threads).run_tasks_interruptibly(tasks)
 
-    def _compute_piece(
+    def _compute_rectangle(
         self,
         left: Array,
         right: Array,
@@ -153,10 +153,10 @@ class NumpySemiring:
                 np.add(left[:, k, None], right[k], out=sums)
                 self.better_value_ufunc(c, sums, out=c)
         else:
-            arguments.record_of_block(rows, cols).write_best_steps(self._find_best_steps(left, right, c))
+            arguments.record_of_block(rows, cols).write_best_indices(self._update_and_find_best_indices(left, right, c))
         dest[rows, cols] = c
 
-    def _find_best_steps(self, left: Array, right: Array, c: Array) -> Array:
+    def _update_and_find_best_indices(self, left: Array, right: Array, c: Array) -> Array:
         """Replace entries of c by better sums, and return the first index k with the best sum of each entry.
 
         The index is -1 where no sum is better than the entry of c.
@@ -183,7 +183,7 @@ class NumpySemiring:
                 np.copyto(predecessors, np.broadcast_to(predecessors[k].copy(), predecessors.shape), where=won)
 
 
-def _piece_ranges(x: Array, steps: int) -> Iterator[tuple[slice, slice]]:
+def _rectangle_ranges(x: Array, steps: int) -> Iterator[tuple[slice, slice]]:
     """Yield the row range and the column range of each rectangle of the result x that a task computes."""
     wide = max(min(x.shape[1], MAX_PIECE_ROW_BYTES // x.itemsize), 1)
     most = min(RESULT_PIECE_BYTES // x.itemsize, PIECE_SUMS // max(steps, 1))

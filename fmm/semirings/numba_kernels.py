@@ -65,7 +65,7 @@ class NumbaSemiring:
         ]
         ThreadGroup(self.threads).run_tasks_interruptibly(tasks)
         if arguments:
-            arguments.write_best_steps(step)
+            arguments.write_best_indices(step)
 
     def close_tile(self, d: Array, predecessors: Array | None = None) -> None:
         """Replace d by its closure with the Floyd-Warshall algorithm."""

@@ -49,7 +49,7 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
         result = d if out is None and request.overwrite and _can_overwrite(d, weights, dtype) else out
         target = None if result is None else writable_target(place, result, weights.shape, dtype)
         edges, predecessors = _edge_lengths_and_predecessors(place, graph, dtype, request)
-        lengths, predecessors = _close_graph(place, edges, predecessors, request)
+        lengths, predecessors = _compute_shortest_paths(place, edges, predecessors, request)
         result = place.to_caller(lengths) if target is None else write_result(result, target, lengths)
         return (result, place.to_caller(predecessors)) if request.predecessors else result
 
@@ -143,7 +143,9 @@ def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> A
 # ---- from edges to shortest paths
 
 
-def _close_graph(place: ArrayPlacement, edges: Any, predecessors: Any, request: PathRequest) -> tuple[Any, Any]:
+def _compute_shortest_paths(
+    place: ArrayPlacement, edges: Any, predecessors: Any, request: PathRequest
+) -> tuple[Any, Any]:
     """Return the lengths of the shortest paths, and the predecessors (None if not requested).
 
     On entry, `predecessors` contains for each edge the node where the edge begins.

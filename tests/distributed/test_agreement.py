@@ -45,7 +45,7 @@ PROCESSES = shared_product.MeshProcesses(None, (5, 2), 0)
 @pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True), (False, False)])
 def test_one_message_if_all_ask_the_same(monkeypatch: pytest.MonkeyPatch, first: bool, second: bool) -> None:
     sent = heard(monkeypatch, "a times b", second)
-    assert agreement.all_processes_have_cached(PROCESSES, "a times b", first, DEVICE) is (first and second)
+    assert agreement.is_call_cached_everywhere(PROCESSES, "a times b", first, DEVICE) is (first and second)
     assert len(sent) == 1
 
 
@@ -53,5 +53,5 @@ def test_one_message_if_all_ask_the_same(monkeypatch: pytest.MonkeyPatch, first:
 def test_different_questions_are_told_to_all_in_one_order(monkeypatch: pytest.MonkeyPatch, other: str) -> None:
     heard(monkeypatch, other, True)
     with pytest.raises(ValueError) as reported:
-        agreement.all_processes_have_cached(PROCESSES, "a times b", True, DEVICE)
+        agreement.is_call_cached_everywhere(PROCESSES, "a times b", True, DEVICE)
     assert str(reported.value).endswith(f"different products: process 2: {other}; process 5: a times b")

@@ -147,7 +147,9 @@ def test_a_rectangle_of_a_row_needs_less_of_b_and_gives_back_blocks() -> None:
     ],
 )
 def test_what_is_no_rectangle(sizes: tuple[int, int, int], mesh: tuple[int, ...], cuts: tuple[int, ...]) -> None:
-    assert not list(predict_sharing.rectangle_layouts(MeshLayout(*sizes, mesh, cuts, cuts, (M_AXIS,) * len(mesh))))
+    assert not list(
+        predict_sharing.two_dimensional_layouts(MeshLayout(*sizes, mesh, cuts, cuts, (M_AXIS,) * len(mesh)))
+    )
 
 
 def test_a_rectangle_is_taken_where_it_clearly_wins() -> None:
@@ -191,8 +193,8 @@ def test_blocks_are_held_alike() -> None:
     block = found.block_layout
     assert (block.m, block.k, block.n) == (6, 6, 4)
     assert [block.process_share(rank).rows.size for rank in range(3)] == [2, 2, 2]
-    assert [group.size for group in found.inner_parts_held("A", 0)] == [3, 3, 1]
-    assert [[group.size for group in found.inner_parts_held("B", rank)] for rank in range(3)] == [[3], [3], [1]]
+    assert [group.size for group in found.held_inner_ranges("A", 0)] == [3, 3, 1]
+    assert [[group.size for group in found.held_inner_ranges("B", rank)] for rank in range(3)] == [[3], [3], [1]]
 
 
 def test_links_by_name() -> None:

@@ -70,7 +70,7 @@ def test_errors_of_pairs_of_steps(shape: tuple[int, ...], dtype: str, monkeypatc
     def in_pairs(stack: Any, steps: tuple[Any, ...], multiprocessors: int) -> tuple[Any, ...]:
         return tuple(steps[i : i + 2] for i in range(0, len(steps), 2))
 
-    monkeypatch.setattr(hopper_iteration, "step_units", in_pairs)
+    monkeypatch.setattr(hopper_iteration, "group_steps_into_pairs", in_pairs)
     for steps, name in ((4, "muon"), (5, "muon"), (6, "polar-express")):
         x = torch.randn(shape, device="cuda").to(getattr(torch, dtype))
         expected = expected_result(x.double().cpu().numpy(), steps, name)

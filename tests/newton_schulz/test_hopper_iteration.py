@@ -11,7 +11,7 @@ import pytest
 from fmm.arrays.select_library import library_of
 from fmm.newton_schulz.coefficients import StepCoefficients, step_coefficients
 from fmm.newton_schulz.hopper_iteration import PreparedIteration
-from fmm.newton_schulz.hopper_launches import Stack, iteration_launches, step_units
+from fmm.newton_schulz.hopper_launches import Stack, group_steps_into_pairs, iteration_launches
 from tests.support.newton_schulz import expected_result
 
 torch = pytest.importorskip("torch")
@@ -21,7 +21,7 @@ class HostLaunches:
     """Computes the steps of a float16 stack in host memory at the addresses of the launches."""
 
     def __init__(self, stack: Stack, coefficients: tuple[StepCoefficients, ...]) -> None:
-        self.units = step_units(stack, coefficients, 132)
+        self.units = group_steps_into_pairs(stack, coefficients, 132)
         launches = iteration_launches(stack, self.units, 132)
         assert launches is not None
         self.workspace, self.stack = launches.workspace, stack

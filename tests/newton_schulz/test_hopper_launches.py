@@ -11,7 +11,7 @@ from fmm.kernels.cuda.launch_list import Launch, VendorCall
 from fmm.kernels.cuda.products.stacked_products import stack_view, stacked_gemm, stacked_launch
 from fmm.newton_schulz import hopper_launches
 from fmm.newton_schulz.coefficients import MUON
-from fmm.newton_schulz.hopper_launches import Stack, StepUnit, iteration_launches, step_units
+from fmm.newton_schulz.hopper_launches import Stack, StepUnit, group_steps_into_pairs, iteration_launches
 from tests.kernels.cuda.products.test_wgmma_kernels import POISON, bits_of, numbers_of
 from tests.support.host_launch import aligned
 from tests.support.marks import quick_and_slow
@@ -100,7 +100,7 @@ def test_one_step_of_a_stack(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, 
 def test_long_matrices_have_pairs_of_steps() -> None:
     """A pair saves one of two products with X, and adds three products of symmetric matrices."""
     for shape, lengths in (((2048, 8192), [2, 2, 1]), ((3072, 768), [2, 2, 1]), ((1024, 1024), [1] * 5)):
-        units = step_units(Stack(24, *shape, "bfloat16"), (MUON,) * 5, H100)
+        units = group_steps_into_pairs(Stack(24, *shape, "bfloat16"), (MUON,) * 5, H100)
         assert [len(unit) for unit in units] == lengths
         assert [step for unit in units for step in unit] == [MUON] * 5
     launches = iteration_launches(Stack(8, 2048, 8192, "float16"), ((MUON, MUON), (MUON,)), H100)

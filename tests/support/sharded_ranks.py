@@ -25,7 +25,7 @@ from benchmarks import forced_plan
 from benchmarks.forced_plan import force_plan
 from fmm.distributed import predict_sharing, sharded_tensors
 from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, MeshLayout
-from fmm.distributed.predict_sharing import layouts_by_step_count, rectangle_layouts
+from fmm.distributed.predict_sharing import layouts_by_step_count, two_dimensional_layouts
 from fmm.distributed.sharded_tensors import cut_axes_of_placements
 from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.plans.plan import PlanError
@@ -106,7 +106,7 @@ def check_rectangle(device: str) -> None:
         for places in product(PLACES, repeat=2):
             x, y = (distribute_tensor(matrix, mesh, [place]) for matrix, place in zip((a, b), places, strict=True))
             start = MeshLayout(m, k, n, (count,), cut_axes_of_placements(x), cut_axes_of_placements(y), (M_AXIS,))
-            found = [piece for whole in rectangle_layouts(start) for piece in layouts_by_step_count(whole)]
+            found = [piece for whole in two_dimensional_layouts(start) for piece in layouts_by_step_count(whole)]
             assert len(found) >= 4 and {layout.mesh for layout in found} == {(2, count // 2)}
             for layout in found:
                 c = sharded_tensors.compute_shared_product(
