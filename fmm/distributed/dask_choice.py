@@ -182,8 +182,8 @@ def simulate_tasks(
     for task in tasks:
         reads = set(task.reads)
         start = max((ready_at[key] for key in reads), default=0.0)
-        # Candidates are the workers that hold a chunk that this task reads, and the first free worker. All workers
-        # without these chunks need the same transfers, so the first free worker is the best of them.
+        # Candidates are the workers that hold a chunk that this task reads, and the first free worker. Of the workers
+        # without these chunks, the first free worker is the best: all these workers need the same transfers.
         candidates = {_first_free_process(first_free_at, start)}.union(*(places[key] for key in reads))
         missing = {worker: sum(worker not in places[key] for key in reads) for worker in candidates}
         started = {x: max(first_free_at[x], start) + missing[x] * workers.fetch_seconds for x in candidates}

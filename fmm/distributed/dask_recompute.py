@@ -35,8 +35,9 @@ def add_recompute_tasks(
         tasks.table[key] = (run_without_warnings, *task)
     by_levels = {index: cell for index, cell in np.ndenumerate(c) if isinstance(cell, ChunkCell)}
     nonfinite = _build_chunk_grid(c.shape, lambda *index: tasks.add_task(1, 1, has_inf_or_nan, by_levels[index].key))
-    # A forwarding task waits for several result chunks. With 2 parts for each level, these chunks are ready at about
-    # the same time. The number of parts does not change the result.
+    # A forwarding task waits for all result chunks that share the task. Each level cuts the result into 2 x 2
+    # submatrices, and chunks with equal positions in the submatrices are ready at about the same time, so these chunks
+    # share a task.
     parts = 2 ** len(outer_plan.levels)
     rows = [_chunk_forwarding_tasks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
     cols = [_chunk_forwarding_tasks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
@@ -63,10 +64,10 @@ def _chunk_forwarding_tasks(
 ) -> list[list[ChunkCell]]:
     """Return for each result chunk in a row the forwarding tasks for the chunks in the same row of A.
 
-    If `chunks` is a column of B, the result chunks are a column. A forwarding task returns its chunk of A or B if a
-    chunk of the result has inf or NaN and must be recomputed, else None. Result chunks with equal positions in the
-    submatrices of a level are ready at about the same time, so these result chunks share one task for each chunk of A
-    or B.
+    If `chunks` is a column of B, return the forwarding tasks for each result chunk in a column. A forwarding task
+    returns its chunk of A or B if a chunk of the result has inf or NaN and must be recomputed, else None. Result chunks
+    with equal positions in the submatrices of a level are ready at about the same time, so these result chunks share
+    one task for each chunk of A or B.
     """
     distance = -(-len(nonfinite) // parts)
     sets = [[cell.key for cell in nonfinite[first::distance]] for first in range(distance)]

@@ -191,7 +191,7 @@ class MeshLayout:
         )
 
     def process_share_in_step(self, rank: int, step: int) -> ProcessShare:
-        """Return the rows and columns of C and the inner range that a process computes in this step."""
+        """Return the rows, the columns and the range of the inner dimension that a process computes in this step."""
         share = self._process_shares[rank]
         first = self._first_inner_range_by_rank[rank] if self.along == K_AXIS else 0
         piece = share[self.along].equal_part_of_span(self.pieces, (first + step) % self.pieces)

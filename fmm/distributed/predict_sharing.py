@@ -58,11 +58,12 @@ class MeshDevices:
     stream: float  # bytes per second that a device reads and writes in sums
     network: Network
     itemsize: int  # bytes of an entry of A, B or C
-    # Function that returns `product_seconds` under conditions of the local products; None if there are no conditions.
+    # Function from LocalProductConditions to `product_seconds`; None if predicted seconds do not depend on the
+    # conditions.
     product_seconds_under: Callable[[LocalProductConditions], ProductSeconds] | None = None
 
     def mesh_devices_under_conditions(self, conditions: LocalProductConditions) -> MeshDevices:
-        """Return a copy of the devices that predicts products under these conditions."""
+        """Return a copy with the function `product_seconds` for products under these conditions."""
         if self.product_seconds_under is None:
             return self
         return replace(self, product_seconds=self.product_seconds_under(conditions))
@@ -86,7 +87,7 @@ class SharingCandidate:
 
     @property
     def local_product_conditions(self) -> LocalProductConditions:
-        """The conditions of the local products of a device."""
+        """The conditions on which the predicted seconds of a device's local products depend."""
         return LocalProductConditions(self.held_bytes, self.outer_plan, self.layout.pieces)
 
     @property
@@ -376,8 +377,8 @@ def level_operation_counts(outer_plan: Plan) -> tuple[int, tuple[float, float, f
     doubled = [cost(outer_plan, *size, 1).additions for size in ((2 * m, k, n), (m, 2 * k, n), (m, k, 2 * n))]
     blocks = (m * k, k * n, m * n)  # entries of A, B and C if each block is a single entry
     # If n is doubled, the additions on B and on C double, and the additions on A do not change. The number of additions
-    # on A is therefore 2 * once - doubled[2]. In the same way, doubling m gives the number on B, and doubling k the
-    # number on C.
+    # on A is therefore 2 * once - doubled[2]. In the same way, the cost after doubling m gives the number of additions
+    # on B, and the cost after doubling k the number of additions on C.
     additions = [
         (2 * once - more) / size for more, size in zip((doubled[2], doubled[0], doubled[1]), blocks, strict=True)
     ]

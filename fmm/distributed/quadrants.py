@@ -1,8 +1,8 @@
 """The blocks of an outer level of a shared product: every process has an equal part of each block of A, B and C.
 
-The upper blocks consist of the first half of the rows of each process, and not of the upper half of the matrix. The
-product is correct, since rows may be assigned to blocks in any order that is the same in A and C. Columns may be
-assigned in any order that is the same in B and C, and the inner dimension in any order that is the same in A and B.
+The upper blocks of a matrix have the first half of the rows of each process, and not the upper half of the matrix's
+rows. The product is correct, since rows may be assigned to blocks in any order that is the same in A and C. Columns may
+be assigned in any order that is the same in B and C, and the inner dimension in any order that is the same in A and B.
 Because each process holds a part of every block, a sum of blocks needs no messages. A process pads a part that is
 smaller than the largest part with zeros.
 """
@@ -46,8 +46,8 @@ class OuterLevelBlocks:
     parts: LevelParts
     rows: int  # rows of a process's part of C, padded to a multiple of parts[0]; `cols` likewise to parts[2]
     cols: int
-    # The ranges into which the mesh cuts the inner dimension. If the mesh cuts A and B into different ranges, these are
-    # the smaller ranges.
+    # The ranges into which the mesh cuts the inner dimension. If the mesh cuts A and B into different ranges of the
+    # inner dimension, `inner` has the smaller ranges.
     inner: tuple[Span, ...]
     width: int  # length of a part of the inner dimension, padded to a multiple of parts[1]
 
@@ -139,8 +139,8 @@ def _round_up_to_multiple(size: int, unit: int) -> int:
 def parse_block_levels(plan: Plan | Decision | str, context: str) -> Plan:
     """Return the levels of `plan` as a Plan with the leaf `vendor`; error messages contain `context`.
 
-    Raise PlanError for levels that cannot be applied to separate blocks: fused sums, real and imaginary parts,
-    triangles. The text may omit the leaf; the plan "vendor" has no levels.
+    Raise PlanError for levels that cannot be applied to separate blocks: fused, complex and triangular levels. The text
+    may omit the leaf; the plan "vendor" has no levels.
     """
     if isinstance(plan, str) and plan != "vendor" and not plan.endswith("> vendor"):
         plan = f"{plan} > vendor"

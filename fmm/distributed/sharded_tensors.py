@@ -42,8 +42,7 @@ from fmm.runtime.devices import Device, get_device, gpu_from_description
 NO_LEVEL_MESSAGE = "the plan {plan} is valid only for two matrices of one floating-point type on one mesh"
 MAX_CACHED_DECISIONS = 256  # number of cached decisions per mesh
 FREE_MEMORY_SHARE = 0.8  # largest share of a device's free memory for panels and blocks of an outer level
-# The placement of the result along a dimension of the mesh, by the axis of the cube of multiply-adds that the dimension
-# cuts.
+# axis of the cube of multiply-adds -> placement of the result along a dimension of the mesh that cuts this axis
 RESULT_PLACEMENT_BY_AXIS = {M_AXIS: Shard(0), N_AXIS: Shard(1), K_AXIS: Partial()}
 
 

@@ -85,7 +85,8 @@ class DispatcherOperators:
     def _must_decline(self, where: str, a: Any, b: Any) -> bool:
         """Return True if torch must compute the product, since fmm itself called torch or torch records its calls.
 
-        After True, the hook does not cache the decline, since a plan may compute the next product of the same sizes.
+        If torch must compute the product, the hook does not cache the decline, since a plan may compute the next
+        product of these sizes.
         """
         own = getattr(bypass_state, "on", False)
         declined = own or is_recording_outside_compiler()

@@ -125,7 +125,7 @@ def bypass_fmm_for_vendor(undo: UndoFunction) -> UndoFunction:
 class HookedDeviceLibrary(TorchLibrary):
     """The adapter for CUDA tensors that torch's dispatcher passes to fmm.
 
-    The adapter's product by the vendor is a call of torch's own kernel.
+    `vendor_product` calls torch's own kernel.
     """
 
     def __init__(self, kernels: dict[str, Any]) -> None:
@@ -144,7 +144,7 @@ class HookedDeviceLibrary(TorchLibrary):
 class HookedHostLibrary(TorchHostLibrary):
     """The adapter for host tensors that torch's dispatcher passes to fmm.
 
-    The adapter's product by the vendor is a call of torch's own kernel.
+    `vendor_product` calls torch's own kernel.
     """
 
     def __init__(self, kernels: dict[str, Any]) -> None:

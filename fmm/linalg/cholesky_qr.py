@@ -168,9 +168,9 @@ def invert_lower_in_place(library: NumpySolvers, a: Any, x: Any, halvings: int, 
 def inverse_error_growth(factor: Any, inverse: Any) -> float:
     """Return the factor by which a product with L^-H may exceed the backward error of a triangular solve.
 
-    The backward error of the product A L^-H is the rounding error of the product, multiplied by L^H. Its norm is eps *
-    ||A|| * sqrt(sum over k of ||row k of L^-1||^2 * ||column k of L||^2). The function returns this square root divided
-    by sqrt(n), which is 1 if L is the identity.
+    The backward error of the product A L^-H is the rounding error of the product, multiplied by L^H. The norm of the
+    backward error is eps ||A|| sqrt(s), where s is the sum over k of ||row k of L^-1||^2 * ||column k of L||^2. The
+    function returns sqrt(s / n), where n is the number of columns of A; if L is the identity, s / n is 1.
     """
     rows, columns = (abs(inverse) ** 2).sum(1), (abs(factor) ** 2).sum(0)
     return sqrt(float((rows * columns).mean()))

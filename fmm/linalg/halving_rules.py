@@ -3,8 +3,8 @@
 A solver for a matrix of 2h rows consists of two solvers for h rows and a product of h x h matrices. The library's own
 function contains the same product, computed by the vendor. A halving therefore saves the time that a plan saves in the
 product, minus the time that the library's function loses on smaller matrices. Since no model predicts the time that the
-library's function loses, each solver has a rule with two limits: the smallest speedup of the product for which the
-solver halves a matrix, and the smallest number of rows of a half.
+library's function loses on smaller matrices, each solver has a rule with two limits: the smallest speedup of the
+product for which the solver halves a matrix, and the smallest number of rows of a half.
 
 On a GPU, solvers that invert the blocks on the diagonal save more time than their products do: the library's functions
 for triangular matrices are slow. The rules of solvers that invert blocks are therefore the smallest sizes of matrices
@@ -24,7 +24,7 @@ ALIGNMENT = 128  # halves of large matrices are multiples of this number of rows
 
 
 class HalvingRule(NamedTuple):
-    """When a solver halves its matrix: the smallest number of rows of a half, and the smallest product speedup."""
+    """The limits from which a solver halves its matrix: the rows of a half, and the predicted product speedup."""
 
     smallest_half: int
     gain: float
@@ -38,7 +38,7 @@ class SmallestProductSides(NamedTuple):
 
 
 class BlockInversionRule(NamedTuple):
-    """When a solver on a GPU multiplies by inverses of diagonal blocks, and the number of rows of a block."""
+    """The matrix size from which a GPU solver multiplies by inverses of diagonal blocks, and the rows of a block."""
 
     single_smallest: int  # rows of the smallest matrix
     double_smallest: int
@@ -79,7 +79,7 @@ def first_half_rows_rounded(n: int, side: int) -> int:
 def lu_split_column(first: int, last: int, width: int) -> int:
     """Return the column at which the LU recursion divides the columns first to last - 1.
 
-    The recursion divides the columns between two panels; more than two panels are divided between two pairs of panels.
+    The column is the start of a panel or, for more than two panels, the start of a pair of panels.
     """
     unit = 2 * width if last - first > 2 * width else width
     return first + (-(-(last - first) // unit) + 1) // 2 * unit
@@ -152,8 +152,8 @@ def count_halvings(n: int, columns: int | None, dtype: str, device: str, limit: 
 def product_speedup(n: int, columns: int, dtype: str, device: str, limit: float | None) -> float:
     """Return the predicted speedup over the vendor for the product of an n x n and an n x columns matrix.
 
-    Predictions are cached until the process ends. A later tuning therefore changes the plans of products, but not the
-    number of halvings.
+    Predictions are cached until the process ends, so a later tuning changes the plans of products, but not the number
+    of halvings.
     """
     try:
         return api.plan(n, n, columns, dtype=dtype, device=device, max_error_growth=limit).speedup

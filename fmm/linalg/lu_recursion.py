@@ -107,7 +107,7 @@ class _BlockedFactorization:
         return self.inverses[first // self.side][rows, rows]
 
     def _exchange_rows(self, pivots: slice, columns: slice) -> None:
-        """Exchange rows in the range `columns` of columns, by the pivots of the range `pivots` of columns."""
+        """Exchange the rows of the columns in the range `columns`, by the pivots in the range `pivots`."""
         self.library.exchange_rows(self.a[pivots.start :, columns], self.pivots[pivots], pivots.start)
 
     def _solve_lower(self, first: int, middle: int, x: Any) -> None:

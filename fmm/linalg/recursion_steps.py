@@ -37,7 +37,7 @@ def cholesky_steps(n: int, side: int, blocks: DiagonalBlocks) -> Iterator[Step]:
     """Yield the steps of a Cholesky factor: first half, panel below it, Gram matrix of the panel, second half.
 
     The library factors blocks of `side` rows; 0 means that the whole matrix is one block. `blocks` describes the
-    diagonal blocks of the triangular systems for the panels.
+    diagonal blocks of the triangular systems that give the panels below the diagonal.
     """
     side = side or n
     if n <= side:

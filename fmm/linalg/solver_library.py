@@ -166,8 +166,8 @@ class NumpySolvers:
     def cholesky_block(self, a: Any) -> tuple[Any, Any]:
         """Return (lower Cholesky factor, None) of a block; raise `linalg_error` if the block has no factor.
 
-        TorchSolvers raises no error. It returns a tensor of one number instead of None: 0, or another number if the
-        block has no factor.
+        TorchSolvers raises no error: instead of None, it returns a tensor of one number, which is not 0 if the block
+        has no factor.
         """
         return self.cholesky(a), None
 

@@ -4,19 +4,19 @@ Each step computes Y = a X + b A X + c A A X with A = X X^T (X^T X if X is tall)
 matrices of the stack. The launches compute A, then P = a I + b A + c A A^T, then Y = P X (X P if X is tall). Only one
 triangle of A and P, which are symmetric, is multiplied, and then mirrored. The next step reads Y and overwrites X.
 cuBLAS computes a product without an addend if the full product by cuBLAS is predicted to be faster than one triangle by
-the kernel. Because P contains the term a I, no kernel adds a X to the product P X. The rounding error is as large as if
-a kernel added a X.
+the kernel. The term a I of P replaces an addition of a X to the product P X, and causes a rounding error of the same
+size.
 
 For a long matrix (one side much larger than the other), two steps form a pair. A pair multiplies by X twice; two single
-steps multiply by X four times. A pair computes the A and the P of its first step, the matrix B = P A P, which is the A
-of its second step, the matrix S, which is the P of its second step, and Y = (S P) X. Polynomials of A commute, so P, B,
-S and S P are symmetric. For m rows and k columns, a pair takes 3 m^2 k + 5 m^3 flops, and two steps take
-6 m^2 k + 2 m^3 flops, since half of a symmetric matrix is computed.
+steps multiply by X four times. A pair computes A and P of its first step, then B = P A P (the A of its second step),
+then S (the P of its second step), then Y = (S P) X. Polynomials of A commute, so P, B, S and S P are symmetric. For m
+rows and k columns, a pair takes 3 m^2 k + 5 m^3 flops, and two steps take 6 m^2 k + 2 m^3 flops, since half of a
+symmetric matrix is computed.
 
 Three or more steps are never combined, since rounding errors would grow in each further step. The eigenvalues of X X^T
 are never negative, but rounding can make small eigenvalues of P A P negative. A third step without a new X X^T would
-multiply an eigenvalue x of P A P by (a + b x + c x^2)^2. With coefficients a > 1, b < 0 and c > 0, this factor is above
-1 for all negative x and grows with |x|.
+multiply an eigenvalue x of P A P by (a + b x + c x^2)^2. With coefficients a > 1, b < 0 and c > 0, (a + b x + c x^2)^2
+is above 1 for all negative x and grows with |x|.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def _gram_factors(x: DeviceView, is_tall: bool) -> tuple[DeviceView, DeviceView]
 LIBRARY_STEP_SECONDS = 4e-5
 # The launches are used if (predicted time of the vendor's products) / (predicted time of the launches) is at least this
 # number. MIN_TIME_RATIO is below 1, because the library also copies an addend in each step, and the predicted time does
-# not include this copy. MIN_TIME_RATIO was chosen on an H200 with 24 random stacks that have a ratio from 0.91 to 1.2:
-# the launches are 1.1 to 6.8 times as fast as torch's products.
+# not include this copy. MIN_TIME_RATIO was chosen on an H200 with 24 random stacks with a ratio of predicted times from
+# 0.91 to 1.2: the launches are 1.1 to 6.8 times as fast as torch's products.
 MIN_TIME_RATIO = 0.9
 
 

@@ -64,7 +64,7 @@ def choose_schedule(
 
 
 def candidate_schedules(size: Shape, dtype: str, memory_limit: int) -> Iterator[Schedule]:
-    """Yield candidate schedules: for each cut of the inner dimension, those with the fewest blocks of C.
+    """Yield candidate schedules: for each cut of the inner dimension, the schedules with the fewest blocks of C.
 
     Each range of the inner dimension adds a product to C. 16-bit types lose accuracy, since each addition rounds C, and
     integers need an extra pass over memory for each range. For 16-bit types and integers, the inner dimension is cut
@@ -148,7 +148,7 @@ def _cut_with_fewest_blocks(
 
 
 def _estimate_slot_bytes(size: Shape, cut: ProductCut, itemsize: int) -> int:
-    """Return an upper bound of the bytes of all slots, computed from the largest tile and the size of each matrix."""
+    """Return an upper bound of the device memory for all tiles and blocks, in bytes."""
     (m, k, n), (slots_a, slots_b, slots_c), depth = size, cut.slots, max(cut.pieces)
     bytes_a = min(m * k * itemsize, slots_a * tile_slot_bytes(cut.rows, depth, itemsize))
     bytes_b = min(k * n * itemsize, slots_b * tile_slot_bytes(depth, cut.cols, itemsize))

@@ -200,7 +200,7 @@ class ScheduleRun:
             raise self.states.failure
 
     def _allocate_slots(self) -> tuple[dict[str, list[int]], Any]:
-        """Allocate all slots; return each slot's device address, and the object that owns the memory."""
+        """Allocate device memory (slots) for tiles and blocks; return each slot's address, and the memory's owner."""
         address, memory = self.engine.allocate_memory(self.schedule.total_slot_bytes)
         addresses: dict[str, list[int]] = {}
         for name, sizes in self.schedule.slot_bytes.items():

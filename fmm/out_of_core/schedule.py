@@ -38,7 +38,7 @@ class StreamedTile(NamedTuple):
 class LoadStep:
     """A step that copies a tile into a slot of device memory.
 
-    The step runs after the last product that reads the previous tile in the slot.
+    The step runs after the last product that reads the tile to be overwritten.
     """
 
     tile: StreamedTile
@@ -127,9 +127,10 @@ class Schedule:
 
     @cached_property
     def slot_bytes(self) -> dict[str, tuple[int, ...]]:
-        """The bytes of each slot for tiles of A, tiles of B and blocks of C.
+        """The bytes of device memory for a tile of A, for a tile of B, and for a block of C.
 
-        A slot is large enough for the largest of its tiles, in row-major or in column-major layout.
+        Each number of bytes is enough for the largest tile or block, and for a tile in row-major or column-major
+        layout.
         """
         largest: dict[tuple[str, int], int] = {}
         key: tuple[str, int]
@@ -232,7 +233,7 @@ class _ScheduleBuilder:
                 self._add_multiply_steps(left, right, slots, (top + start, top + stop), first, last)
 
     def _add_load_step(self, number: int, tile: StreamedTile) -> int:
-        """Return the tile's slot; add a LoadStep if the tile is in no slot."""
+        """Return the tile's slot (range of device memory); add a LoadStep if the tile is not on the device."""
         place = self.places[tile.name]
         if tile not in place.slot:
             slot, readers = place.take_slot(lambda other: self._next_product_with_tile(number, other))
