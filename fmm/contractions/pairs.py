@@ -279,7 +279,7 @@ def summed_order(a: LabeledLayout, b: LabeledLayout, labels: Collection[str]) ->
 def split_stack(operand: LabeledLayout, free: Labels, summed: Labels) -> tuple[Labels, Labels]:
     """Divide the free labels into labels that number the matrices of a stack, and labels of one side of a matrix.
 
-    Free labels are labels that this operand has and the other operand lacks. If all free labels form one side of a
+    Free labels are the labels of this operand that the second operand lacks. If all free labels form one side of a
     single matrix and cannot become one dimension, the operand must be copied. A stack needs no copy: the outermost free
     labels number its matrices, and the other free labels form a side of each matrix. Stacks of small matrices are slow:
     the stack is chosen only if both sides of its matrices are large. If the operand must be copied in any case, because

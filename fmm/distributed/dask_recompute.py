@@ -35,8 +35,8 @@ def add_recompute_tasks(
         tasks.table[key] = (run_without_warnings, *task)
     by_levels = {index: cell for index, cell in np.ndenumerate(c) if isinstance(cell, ChunkCell)}
     nonfinite = _build_chunk_grid(c.shape, lambda *index: tasks.add_task(1, 1, has_inf_or_nan, by_levels[index].key))
-    # A forwarding task waits for all result chunks that share the task. Each level cuts the result into 2 x 2
-    # submatrices, and chunks with equal positions in the submatrices are ready at about the same time, so these chunks
+    # A forwarding task waits for all result chunks that share the task. With levels that cut the result into 2 x 2
+    # submatrices, chunks with equal positions in the submatrices are ready at about the same time, so these chunks
     # share a task.
     parts = 2 ** len(outer_plan.levels)
     rows = [_chunk_forwarding_tasks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]

@@ -199,7 +199,7 @@ def is_finite_everywhere(c: Any, processes: MeshProcesses) -> bool:
 
 # ---- agreement: all processes of a mesh make the same call
 #
-# A process that makes a different call than the others would wait for messages that never arrive, or would receive the
+# If the processes made different calls, a process would wait for messages that never arrive, or would receive the
 # messages of a different product. The processes therefore compare digests (hashes) of their calls.
 #
 # With NCCL, the processes compare digests only at the first of several equal calls, and cache the decision for the

@@ -197,8 +197,8 @@ def compute_loop_product(
 def _is_called_by_fmm() -> bool:
     """Return True if fmm itself called numpy.matmul, to compute the vendor's product.
 
-    NumPy's loops are written in C and have no Python frame. The frame that called `compute_loop_product` is therefore
-    the frame that called numpy.matmul.
+    Since NumPy's loops are written in C and have no Python frame, the caller of numpy.matmul is the frame before the
+    frame of `compute_loop_product`.
     """
     caller = sys._getframe(1).f_back
     return caller is not None and str(caller.f_globals.get("__name__", "")).startswith("fmm.")

@@ -375,8 +375,8 @@ def write_report(path: Path) -> None:
         log_once(f"the report is not written to {str(path)!r}: {error.strerror}")
 
 
-# Up to Python 3.13, multiprocessing's forked processes end without the functions of atexit, but run the finalizers of
-# multiprocessing. A forked process of multiprocessing therefore writes its report in a finalizer.
+# A forked process of multiprocessing writes its report in a finalizer of multiprocessing: up to Python 3.13, forked
+# processes end without calling the functions of atexit.
 
 
 def _write_report_files() -> None:

@@ -1,10 +1,9 @@
 """Installation of fmm in torch's dispatcher, below autograd, on CUDA devices or on the host.
 
-fmm registers a kernel at the device's dispatch key and calls torch's own kernel if no plan is faster. Gradients,
-nn.Linear, mixed precision, checkpoints and sharded tensors all call the operators of the dispatcher. fmm therefore
-needs no extra code for gradients, mixed precision, checkpoints and sharded tensors. A hook in C++ (torch_hook.cpp)
-declines small products without calling Python. If the hook cannot be compiled, a kernel in Python declines small
-products in a few microseconds.
+fmm registers a kernel at the device's dispatch key and calls torch's own kernel if no plan is faster. fmm needs no
+extra code for gradients, nn.Linear, mixed precision, checkpoints and sharded tensors, since all of them call the
+operators of the dispatcher. A hook in C++ (torch_hook.cpp) declines small products without calling Python. If the hook
+cannot be compiled, a kernel in Python declines small products in a few microseconds.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def gram_of_tall_matrix(library: NumpySolvers, a: Any, limit: float | None) -> A
 def shifted_cholesky(library: NumpySolvers, gram: Any, limit: float | None, shifts: Sequence[float]) -> Any:
     """Return the lower Cholesky factor of the Gram matrix plus a shift of its diagonal.
 
-    The shifts are added one after the other until a factor exists; None if no shift gives a factor.
+    The shifts are tried in order until a factor exists; None is returned if no shift gives a factor.
     """
     for shift in shifts:
         if shift:

@@ -6,9 +6,9 @@ product, minus the time that the library's function loses on smaller matrices. S
 library's function loses on smaller matrices, each solver has a rule with two limits: the smallest speedup of the
 product for which the solver halves a matrix, and the smallest number of rows of a half.
 
-On a GPU, solvers that invert the blocks on the diagonal save more time than their products do: the library's functions
-for triangular matrices are slow. The rules of solvers that invert blocks are therefore the smallest sizes of matrices
-for which the solvers were faster than the library's functions, measured on a GPU of compute capability 9.0.
+On a GPU, the library's functions for triangular matrices are slow, so solvers that invert the blocks on the diagonal
+save more time than the speedup of their products shows. The rules of these solvers are measured on a GPU of compute
+capability 9.0: the smallest sizes of matrices for which the solvers were faster than the library's functions.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def factor_source(dtype: str, width: int, rows: int) -> str:
 
 
 def row_exchange_source(dtype: str, width: int) -> str:
-    """Return the CUDA source of the kernel that exchanges the rows of the other columns."""
+    """Return the CUDA source of the kernel that exchanges rows in the columns outside a factored block of columns."""
     number = CPP_NUMBERS[dtype]
     body = f"__shared__ fmm::lu::SolveMemory<{number}, {width}> memory;", "fmm::lu::swap_and_solve(p, memory);"
     return entry_source(f"fmm::lu::Panel<{number}>", body, "lu_panel.cuh", (SWAP_THREADS,), entry="fmm_lu_swap")

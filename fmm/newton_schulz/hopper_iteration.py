@@ -1,7 +1,7 @@
 """Run the Newton-Schulz iteration of a CuPy or torch stack by the launches of hopper_launches.py.
 
-Each step, or pair of steps, reads one of two arrays and writes the other array. If the kernels can write `out`, `out`
-is the array that the last step writes.
+Each step, or pair of steps, reads the array that the previous step wrote, and writes a second array. If the kernels can
+write `out`, `out` is the array that the last step writes.
 """
 
 from __future__ import annotations

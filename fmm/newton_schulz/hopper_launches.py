@@ -118,9 +118,9 @@ def iteration_launches(stack: Stack, units: tuple[StepUnit, ...], multiprocessor
 
 
 def _iteration_products(stack: Stack, units: Sequence[StepUnit]) -> Iterator[tuple[GemmOp, float]]:
-    """Yield the products of the iteration in order, each with a number a.
+    """Yield the products of the iteration in order, each with the factor a of an identity matrix.
 
-    The kernel adds a times the identity matrix to the product, or nothing if a is 0.
+    The kernel adds a times the identity matrix to the product; a is 0 for products without this term.
     """
     x, y = (stack_view(base, stack.rows, stack.cols, stack.dtype) for base in "AC")
     is_tall, side = stack.rows > stack.cols, stack.smaller_matrix_side

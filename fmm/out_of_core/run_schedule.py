@@ -1,4 +1,4 @@
-"""Run a schedule on an engine: one thread loads tiles, another thread stores bands, and the caller's thread multiplies.
+"""Run a schedule on an engine: one thread loads tiles, one stores rows of C, and the caller's thread multiplies.
 
 Each thread executes its steps in order; a step starts after all steps in its field `after` are done. An exception in
 one thread, including Ctrl-C, ends all three threads before the exception is raised.

@@ -148,7 +148,7 @@ class Schedule:
 
     @property
     def total_slot_bytes(self) -> int:
-        """The bytes of device memory for all slots (tiles of A and B, and blocks of C) together."""
+        """The bytes of device memory for all tiles of A and B and all blocks of C together."""
         return sum(map(sum, self.slot_bytes.values()))
 
     @property

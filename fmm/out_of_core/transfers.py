@@ -1,7 +1,7 @@
 """Threads that copy between NumPy arrays and a device, through page-locked host buffers.
 
-A NumPy array may be pageable, may be mapped from a file, or may have another type than the product. Each copy between
-an array and the device therefore has two steps, with a page-locked buffer between them. NumPy copies between the array
+Each copy between a NumPy array and the device has two steps, with a page-locked buffer between them, since the array
+may be pageable, may be mapped from a file, or may have another type than the product. NumPy copies between the array
 and the buffer, casts if needed, and releases the GIL. The device copies between the buffer and device memory. Several
 threads copy at once; each thread has its own buffers.
 """

@@ -1,7 +1,8 @@
 """Semiring products and closures of CuPy arrays, computed on CuPy's current device and stream.
 
 The first call compiles this package's kernels concurrently; CuPy would compile kernels for its array operations one by
-one. One kernel of this package therefore finds the edges, and the CUDA driver copies rows and diagonals.
+one. To avoid CuPy's compilations, one kernel of this package finds the edges, and the CUDA driver copies rows and
+diagonals.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Products of floating-point arrays are computed in the type of the arrays. Integers saturate: a sum beyond the type's
 range becomes the nearest integer in the range. In min-plus the type's largest integer means "no edge", in max-plus its
-smallest integer. The kernels use no saturating instructions. The values of integer arrays are therefore read first, and
-a ring is chosen in which no sum can overflow.
+smallest integer. Since the kernels use no saturating instructions, the values of integer arrays are read first, and a
+ring is chosen in which no sum can overflow.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Repair predecessors if their chain does not lead back to the start of the path.
 
-If several paths have the same length, a semiring product records the path that it finds first, and the order in which
-paths are found may differ between two entries of a row. On a cycle with the length zero, exactly or by rounding, two
-nodes can therefore record each other as predecessors. Rows of the predecessor matrix with cycles are found, and rebuilt
-edge by edge. Each step connects one more node to the tree of paths: the node where (length along the new path) -
-(computed length) is smallest. For this node, the two lengths differ only by a rounding error.
+If several paths have the same length, a semiring product records the path that it finds first. On a cycle of length
+zero (exactly or by rounding), two nodes can record each other as predecessors, since the order in which paths are found
+may differ between two entries of a row. This module finds the rows of the predecessor matrix with cycles, and rebuilds
+these rows edge by edge. Each step connects one more node to the tree of paths: the node where (length along the new
+path) - (computed length) is smallest. For this node, the two lengths differ only by a rounding error.
 """
 
 from __future__ import annotations

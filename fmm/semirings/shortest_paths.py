@@ -179,8 +179,8 @@ def _compute_shortest_paths(
 def _check_negative_cycles(diagonal: Any) -> None:
     """Raise NegativeCycleError if `diagonal`, a NumPy array, has a negative entry.
 
-    If SciPy is loaded, the error is also an instance of SciPy's NegativeCycleError. Programs that catch SciPy's error
-    therefore need no change.
+    If SciPy is loaded, the error is also an instance of SciPy's NegativeCycleError, so programs that catch SciPy's
+    error need no change.
     """
     negative = diagonal < 0
     if not negative.any():
