@@ -33,7 +33,7 @@ class CannotInstallError(RuntimeError):
 
 @dataclass
 class InstallTarget:
-    """A library, the function that installs fmm into it, and the number of callers that keep fmm installed."""
+    """A library, the function that installs fmm into it, and whether `install` or a `with` block requires fmm now."""
 
     library: str
     module: str

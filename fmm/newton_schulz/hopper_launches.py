@@ -99,8 +99,8 @@ def iteration_launches(stack: Stack, units: tuple[StepUnit, ...], multiprocessor
     """Return the launches of all steps; None if fmm's kernel cannot compute one of the products.
 
     The launches read the scaled stack at base address "A" of the launch list; the workspace contains the symmetric
-    matrices. A unit is one step or a pair of steps. The result is at base address "C" if the number of units is odd,
-    else at "A".
+    matrices. A unit is one step or a pair of steps. The result is at base address "C" if the number of single steps and
+    pairs is odd, else at "A".
     """
     steps: list[LaunchStep] = []
     for op, shift in _iteration_products(stack, units):

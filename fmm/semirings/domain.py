@@ -74,7 +74,7 @@ def _largest_magnitude(xp: Any, x: Any, maximum: bool) -> int:
 
 
 def convert_to_semiring_type(x: Any, domain: SemiringType, maximum: bool) -> Any:
-    """Return x in the type of the domain; a view if the bits do not change."""
+    """Return x in the array type of the ring; a view if the bits do not change."""
     missing = no_edge_value(x.dtype, maximum)
     if x.dtype == domain.dtype and missing == domain.missing:
         return x
