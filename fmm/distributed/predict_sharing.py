@@ -156,7 +156,8 @@ def choose_sharing(ranked: Sequence[SharingCandidate], memory_limit: float) -> S
 
     The plain candidate is the fastest candidate without an outer level and without a redistribution of C. A candidate
     with an outer level is chosen only if its time is shorter than the plain candidate's time by the fraction
-    LEVEL_MARGIN. For a candidate that redistributes C, the fraction is RECTANGLE_MARGIN.
+    LEVEL_MARGIN. A candidate that redistributes C must save the fraction RECTANGLE_MARGIN of the plain candidate's
+    time.
     """
     fitting = [sharing for sharing in ranked if sharing.memory <= memory_limit]
     if not fitting:

@@ -77,8 +77,8 @@ def refine_solution(
 def _refine_by_residuals(system: _LinearSystem, x: Any, precondition: Preconditioner) -> tuple[Any, float, int]:
     """Return refined solutions, the largest ratio of residual to bound (see `residual`), and the number of steps.
 
-    A largest ratio of at most 1 is accurate enough. The steps continue beyond 1 until the backward error is about
-    float64's precision, or until the ratio no longer falls.
+    The solutions are accurate enough if the largest ratio is at most 1. The steps still continue until the backward
+    error is about float64's precision, or until the largest ratio no longer falls.
     """
     residual, ratio = system.residual(x)
     steps = 0

@@ -9,9 +9,9 @@ size.
 
 For a long matrix (one side much larger than the other), two steps form a pair. A pair multiplies by X twice; two single
 steps multiply by X four times. A pair computes A and P of its first step, then B = P A P (the A of its second step),
-then S (the P of its second step), then Y = (S P) X. Polynomials of A commute, so P, B, S and S P are symmetric. For m
-rows and k columns, a pair takes 3 m^2 k + 5 m^3 flops, and two steps take 6 m^2 k + 2 m^3 flops, since half of a
-symmetric matrix is computed.
+then S (the P of its second step), then Y = (S P) X. P, B and S are polynomials of the symmetric matrix A, so they
+commute, and S P is symmetric. For m rows and k columns, a pair takes 3 m^2 k + 5 m^3 flops, and two steps take 6 m^2 k
++ 2 m^3 flops, since half of a symmetric matrix is computed.
 
 Three or more steps are never combined, since rounding errors would grow in each further step. The eigenvalues of X X^T
 are never negative, but rounding can make small eigenvalues of P A P negative. A third step without a new X X^T would
@@ -99,8 +99,8 @@ def iteration_launches(stack: Stack, units: tuple[StepUnit, ...], multiprocessor
     """Return the launches of all steps; None if fmm's kernel cannot compute one of the products.
 
     The launches read the scaled stack at base address "A" of the launch list; the workspace contains the symmetric
-    matrices. A unit is one step or a pair of steps. The result is at base address "C" if the number of single steps and
-    pairs is odd, else at "A".
+    matrices. Each element of `units` is one step or a pair of steps. The result is at base address "C" if the number of
+    single steps and pairs is odd, else at "A".
     """
     steps: list[LaunchStep] = []
     for op, shift in _iteration_products(stack, units):

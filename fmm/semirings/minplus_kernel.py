@@ -264,7 +264,7 @@ def graph_edges_source(cpp_type: str) -> str:
 # ---- the fastest tile sizes
 
 ProductSize = tuple[int, int, int]  # m, k, n
-# Clock cycles that a thread block needs before the first index k and after the last index k.
+# Clock cycles that a thread block needs before the first and after the last index k of the inner dimension.
 THREAD_BLOCK_OVERHEAD_CLOCKS = 2500.0
 
 
@@ -289,7 +289,7 @@ NONNEGATIVE_FLOAT_SUM_RATES = {
 }
 INTEGER_SUM_RATES = {"Square": SumsPerClock(45, 57), "Medium": SumsPerClock(40, 54), "Small": SumsPerClock(20, 43)}
 # Rates of kernels that also record the best index k: three of their four instructions run at half the rate. The kernels
-# that record k were measured on large products only.
+# that record the best index k were measured on large products only.
 ARGUMENT_SUM_RATES = {"Half": SumsPerClock(12, 15.5), "Medium": SumsPerClock(10, 13.5), "Small": SumsPerClock(8, 12)}
 DOUBLE_SUM_RATES = {"Half": SumsPerClock(10, 18.3), "Medium": SumsPerClock(10.7, 18.4), "Small": SumsPerClock(9, 17)}
 
