@@ -13,9 +13,9 @@ Shape = tuple[int, int, int]  # (m, k, n)
 # that A B is its own adjoint. For "gram" and "symmetric", only one triangle of C is computed.
 Operation = Literal["product", "gram", "symmetric"]
 OPERATIONS: tuple[Operation, ...] = ("product", "gram", "symmetric")
-# `Fill` says which part of a self-adjoint C is written. With "full", all of C is written. With "lower", the lower
-# triangle is written, and the upper triangle is unchanged. With "loose", the lower triangle is written, and the upper
-# triangle is undefined; only steps inside a plan have this fill.
+# `Fill` says which part of a self-adjoint C is written. `"full"` writes all of C. `"lower"` writes the lower triangle
+# and leaves the upper triangle unchanged. `"loose"` writes the lower triangle and leaves the upper triangle undefined;
+# only steps inside a plan have the fill "loose".
 Fill = Literal["full", "lower", "loose"]
 VALID_FILLS: tuple[Fill, ...] = ("full", "lower")  # the fills that a problem may have; "loose" is for plans only
 

@@ -36,7 +36,7 @@ class Operand(NamedTuple):
 
 
 class ProductSetting(NamedTuple):
-    """The device and element type of the library's product, and reasons why no plan may or need be used."""
+    """The device and element type of the library's product, and reasons for which no plan runs or no plan is faster."""
 
     device: int  # index of the CUDA device; on the host, the number of BLAS threads
     # Element type of the product; None if the library rejects the operands' types, or casts the operands by a rule that

@@ -20,7 +20,7 @@ from fmm.kernels.cpu.thread_pool import blas_threads
 class NumpyLikeLibrary(ABC):
     """Base class of NumPy's and CuPy's adapters; its methods use only functions that both libraries have.
 
-    `module` is numpy or cupy.
+    The attribute `module` is the package numpy or cupy.
     """
 
     module: Any

@@ -33,8 +33,8 @@ class _ThreadRecord(threading.local):
     fallback_reason = ""
 
 
-# `RECORDING_SWITCH.on` is True while any thread counts products. No lock protects `RECORDING_SWITCH.on`, since every
-# product reads this attribute and a lock would take time.
+# `RECORDING_SWITCH.on` is True while any thread records its products. No lock protects `RECORDING_SWITCH.on`, since
+# every product reads this attribute and a lock would take time.
 RECORDING_SWITCH = _CallRecordingSwitch()
 _thread_record = _ThreadRecord()
 

@@ -67,8 +67,8 @@ def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int,
     work = nbytes_product // (k * itemsize * (itemsize if tensors else b.itemsize))
     if work < SMALL_MULTIPLY_ADDS:
         return True
-    # The limits for 16-bit types hold for floats only: tensor cores multiply no 16-bit integers. Tensors are always
-    # floats here, since torch has no integer products on a GPU.
+    # The limits for 16-bit types hold for floats only: tensor cores multiply no 16-bit integers. The element type of a
+    # tensor is not read, since torch has no integer products on a GPU.
     is_small_16_bit = itemsize == 2 and work < SMALL_MULTIPLY_ADDS_16_BIT and (tensors or a.dtype.kind not in "iu")
     if is_small_16_bit and (work < SMALL_MULTIPLY_ADDS_UNALIGNED or not (k | b.shape[-1]) & 7):
         return True
