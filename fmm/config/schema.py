@@ -51,7 +51,7 @@ from fmm.config.reader import (
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import BlockModelConstants
 from fmm.kernels.cuda.products.kernel_sizes import ALL_STRATEGIES
-from fmm.kernels.plans.leaf import leaf_uses
+from fmm.kernels.plans.leaf import leaves_by_text
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.crossovers import MeasuredCrossovers
@@ -264,7 +264,7 @@ def check_plan(value: JsonValue, json_path: str) -> str:
 
     The levels are not parsed before the first use of the plan.
     """
-    if check_text(value, json_path).rpartition(">")[2].strip() not in leaf_uses():
+    if check_text(value, json_path).rpartition(">")[2].strip() not in leaves_by_text():
         raise wrong_value_error(json_path, "a plan that ends in its leaf, such as vendor", value)
     return str(value)
 

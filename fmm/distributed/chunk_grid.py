@@ -17,7 +17,7 @@ import numpy as np
 from fmm.api import gemm, matmul
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.plans.plan import PlanError
-from fmm.kernels.plans.sums import LineExponents, Mirror, Place, RescaledCopy, Sum
+from fmm.kernels.plans.sums import Mirror, Place, RescaledCopy, RowOrColumnExponents, Sum
 from fmm.kernels.plans.walk import DefaultMachine, ProductMatrices
 
 # an array of ChunkCell objects; an element is None until a step of the walk writes the chunk
@@ -61,7 +61,7 @@ class ChunkTasks(DefaultMachine):
         return x[place.row : place.row + place.rows, place.col : place.col + place.cols]
 
     def compute_sums(self, step: Sum, reads: Sequence[ChunkGrid], writes: Sequence[ChunkGrid]) -> None:
-        if isinstance(step, LineExponents | RescaledCopy):
+        if isinstance(step, RowOrColumnExponents | RescaledCopy):
             raise PlanError("a matrix of chunks cannot be scaled as a whole; put the level scaled into chunk_plan")
         results: list[tuple[ChunkGrid, tuple[int, ...], ChunkCell | None]] = []
         values: dict[tuple[int, ...], list[ChunkCell | None]] = {}

@@ -146,6 +146,6 @@ def parse_block_levels(plan: Plan | Decision | str, context: str) -> Plan:
         plan = f"{plan} > vendor"
     levels = parse_plan(plan) or VENDOR
     for level in levels.levels:
-        if not level.splits or level.needs_fusing_leaf or level.itemsize_below(8) != 8:
+        if not level.splits or level.needs_fusing_leaf or level.itemsize_of_products(8) != 8:
             raise PlanError(f"{level} is no level {context}; valid: schemes and step tables, for example 'winograd'")
     return levels

@@ -131,9 +131,9 @@ class _CountingRules(NamedTuple):
     batched: bool  # True if leaf products of stacked levels count as one launch for each shape
     opened: bool  # True to count the steps of a level that one leaf runs as a whole
 
-    def rectangle_traffic(self, rectangles: Mapping[MovedElements, int], itemsize_below: int) -> tuple[int, int]:
+    def rectangle_traffic(self, rectangles: Mapping[MovedElements, int], itemsize_of_products: int) -> tuple[int, int]:
         """Return the number of bytes of the rectangles, and the number of memory transactions that move them."""
-        sizes = [(n * (itemsize_below if below else self.itemsize), t) for (n, below), t in rectangles.items()]
+        sizes = [(n * (itemsize_of_products if below else self.itemsize), t) for (n, below), t in rectangles.items()]
         return sum(size * t for size, t in sizes), sum(-(-size // self.transaction) * t for size, t in sizes)
 
 
@@ -184,7 +184,7 @@ def _tally_of_level_run_by_leaf(
     level = count_leaf_level(plan, shape, units.itemsize, params)
     if level is None or leaf.level is None:
         return None
-    inside = units._replace(itemsize=leaf.level.itemsize_below(units.itemsize))
+    inside = units._replace(itemsize=leaf.level.itemsize_of_products(units.itemsize))
     read, loads = units.rectangle_traffic(level.read, inside.itemsize)
     written, stores = units.rectangle_traffic(level.written, inside.itemsize)
     launches, scratch = level.launches + 1 - sum(level.calls.values()), leaf.workspace_bytes(units.itemsize, *shape, 1)

@@ -16,10 +16,10 @@ from typing import NamedTuple, TypeVar
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, pruned_program
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.level import Level, LevelBlockGrid
-from fmm.kernels.plans.lower import lower_leaf_level, lower_level
+from fmm.kernels.plans.lower import lower_level, lower_level_run_by_leaf
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps import LevelSteps, ProductWithSums
-from fmm.kernels.plans.sums import OPERAND_NAMES, LineExponents, Mirror, Place, Sum
+from fmm.kernels.plans.sums import OPERAND_NAMES, Mirror, Place, RowOrColumnExponents, Sum
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
@@ -62,7 +62,7 @@ def count_level(plan: Plan, shape: Shape, params: GemmParams) -> LevelCounts | N
 
 def count_leaf_level(plan: Plan, shape: Shape, itemsize: int, params: GemmParams) -> LevelCounts | None:
     """Return the counts of a level that one leaf runs as a whole, with one launch; None for other leaves."""
-    steps = lower_leaf_level(plan, *shape, itemsize, params)
+    steps = lower_level_run_by_leaf(plan, *shape, itemsize, params)
     return None if steps is None else _count_steps(steps)
 
 
@@ -70,8 +70,10 @@ def count_leaf_level(plan: Plan, shape: Shape, itemsize: int, params: GemmParams
 
 
 def _count_steps(steps: LevelSteps) -> LevelCounts:
-    exponents = [step for step in steps.steps if isinstance(step, LineExponents)]
-    passes = (x for x in steps.steps if isinstance(x, Sum | ProductWithSums) and not isinstance(x, LineExponents))
+    exponents = [step for step in steps.steps if isinstance(step, RowOrColumnExponents)]
+    passes = (
+        x for x in steps.steps if isinstance(x, Sum | ProductWithSums) and not isinstance(x, RowOrColumnExponents)
+    )
     additions = launches = 0
     read: Counter[MovedElements] = Counter()
     written: Counter[MovedElements] = Counter()

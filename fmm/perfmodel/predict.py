@@ -19,7 +19,7 @@ from fmm.kernels.cuda.products.f16_planes import MAX_REGISTER_LOADS, SPLIT_CLUST
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK_LENGTH, TMA_FUSED_SIZES
 from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles, count_cluster_tiles
-from fmm.kernels.plans.leaf import LeafUse, leaf_use
+from fmm.kernels.plans.leaf import LeafUse, parse_leaf
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, ProductRate
@@ -256,7 +256,7 @@ def _rate_with_operands_from_sums(rate: ProductRate, last: Level) -> ProductRate
     cannot write planes for some layouts and coefficients.
     """
     scheme = last.bilinear
-    is_complex_split = last.itemsize_below(1) != 1  # sums of real or imaginary parts cannot write planes
+    is_complex_split = last.itemsize_of_products(1) != 1  # sums of real or imaginary parts cannot write planes
     if not last.is_batched or scheme is None or is_complex_split or last.products >= THREE_LEVEL_PRODUCT_COUNT:
         return rate
     left = scheme.m * scheme.k / (LEFT_PREPARATION_PASSES * last.products)
@@ -476,7 +476,7 @@ def _triangle_terms(
 
 def _triangle_time_share(x: TriangleProducts, work: PlanWork, rate: ProductRate, dtype: DType, batches: bool) -> float:
     """Return the time of one triangle as a share of the time that the whole product takes on aligned rows."""
-    use = leaf_use(x.leaf)
+    use = parse_leaf(x.leaf)
     leaf, relative = use.leaf, use.leaf.relative_time
     # If the leaf's triangle kernel cannot read and write rows with this alignment, the vendor computes the product.
     aligned = not work.triangles_unaligned and not work.triangles_odd

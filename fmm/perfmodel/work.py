@@ -121,7 +121,7 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
     held, streams, itemsize = 0.0, 1, problem.itemsize
     for level, f in zip(plan.levels, estimates, strict=True):
         held += streams * sum(f.held) * itemsize
-        streams, itemsize = max(streams, level.stream_count), level.itemsize_below(itemsize)
+        streams, itemsize = max(streams, level.stream_count), level.itemsize_of_products(itemsize)
     m, k, n = (int(side) for side in (estimates[-1].sides if estimates else problem.size))
     scratch = plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, int(_batch_size(plan)) * problem.batch)
     return held + streams * scratch
@@ -139,7 +139,7 @@ def _product_work(plan: Plan, problem: Problem) -> PlanWork:
     estimates = _level_work_estimates(plan, problem)
     if estimates is None:
         steps = lower_level(plan, *problem.size)
-        direct = steps.in_place_product_share if steps and len(plan.levels) == 1 else 0.0
+        direct = steps.in_place_product_fraction if steps and len(plan.levels) == 1 else 0.0
         return PlanWork(*_counts_from_steps(plan, problem), **_row_alignment_work_fields(plan, problem, direct))
     moves, direct = _sum_traffic(plan, problem, estimates)
     m, k, n = estimates[-1].sides if estimates else problem.size
@@ -200,7 +200,7 @@ def _sum_traffic(plan: Plan, problem: Problem, estimates: Sequence[LevelWorkEsti
             found.scalar += _unaligned_elements(
                 each, aligned_operands(problem, sum_access_bytes(f.products, problem.itemsize))
             )
-        itemsize, before = level.itemsize_below(itemsize), itemsize
+        itemsize, before = level.itemsize_of_products(itemsize), itemsize
         found.traffic += moved
         found.sequential += moved if f.sequential else 0.0
         found.parts += moved if itemsize != before else 0.0

@@ -22,7 +22,7 @@ def product_by_residues(a: Matrix, b: Matrix, moduli: int) -> Matrix:
     rows, columns = line_exponents(a, top), line_exponents(b.T, top)
     x, y = scaled_integers(a, rows), scaled_integers(b.T, columns)
     sums = np.zeros((pieces.weight_piece_count, len(a), b.shape[1]))
-    for p, weight in zip(pieces.numbers.moduli, pieces.numbers.weights, strict=True):
+    for p, weight in zip(pieces.remainder_weights.moduli, pieces.remainder_weights.weights, strict=True):
         products = centred_residues(x, p).astype(np.float64) @ centred_residues(y, p).T.astype(np.float64)
         residues = centred_residues(products.astype(np.int64), p)
         for total, piece in zip(sums, pieces.split_number(weight), strict=False):
@@ -53,7 +53,7 @@ def centred_residues(x: Matrix, p: int) -> Matrix:
 
 def integers_from_residue_sums(sums: Matrix, pieces: CrtWeightPieces) -> Matrix:
     """Return the integers that the sums over the pieces represent, minus multiples of M; rounded once or twice."""
-    unit, product = 2.0**pieces.piece_bits, pieces.numbers.product
+    unit, product = 2.0**pieces.piece_bits, pieces.remainder_weights.product
     inverse = 2 ** (pieces.piece_bits * (pieces.weight_piece_count - 1)) / product
     multiples = np.rint((sums[0] + sums[1] / unit) * inverse)
     high: Matrix = np.zeros_like(multiples)

@@ -122,7 +122,7 @@ def _program_with_output_lines(
     return AdditionProgram(inputs, tuple(done), tuple(names))
 
 
-def chain_programs(
+def compose_addition_programs(
     first: Sequence[AdditionProgram], second: Sequence[AdditionProgram], wiring: Sequence[Sequence[tuple[int, int]]]
 ) -> AdditionProgram:
     """Return one program that runs the programs in `first`, and then those in `second` on the outputs of `first`.

@@ -150,7 +150,7 @@ class CrtWeightPieces:
     for_complex: bool = False
 
     @property
-    def numbers(self) -> RemainderWeights:
+    def remainder_weights(self) -> RemainderWeights:
         """The weights as integers."""
         return remainder_weights(self.moduli, self.for_complex)
 
@@ -166,12 +166,12 @@ class CrtWeightPieces:
 
     @property
     def weight_piece_count(self) -> int:
-        return -(-self.numbers.product.bit_length() // self.piece_bits)
+        return -(-self.remainder_weights.product.bit_length() // self.piece_bits)
 
     @property
-    def inverse_product(self) -> float:
+    def inverse_moduli_product(self) -> float:
         """Return the unit of the most significant pieces divided by the product of the moduli, in float64."""
-        return float(2 ** (self.piece_bits * (self.weight_piece_count - 1)) / self.numbers.product)
+        return float(2 ** (self.piece_bits * (self.weight_piece_count - 1)) / self.remainder_weights.product)
 
     def split_number(self, x: int) -> list[float]:
         """Return the pieces of a number, the most significant piece first, padded with zeros to MAX_WEIGHT_PIECES."""

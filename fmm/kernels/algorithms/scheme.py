@@ -17,7 +17,13 @@ from math import lcm, prod, sqrt
 import numpy as np
 
 from fmm.kernels.algorithms import additions as programs
-from fmm.kernels.algorithms.additions import AdditionProgram, Matrix, Rational, chain_programs, renumber_inputs
+from fmm.kernels.algorithms.additions import (
+    AdditionProgram,
+    Matrix,
+    Rational,
+    compose_addition_programs,
+    renumber_inputs,
+)
 
 # Factor by which the rounding of a level's additions increases the error, fitted to measured errors of products with a
 # short inner dimension.
@@ -279,7 +285,7 @@ def _compose_operand_programs(
     """
     places = prod(inner)
     wiring = [[(place, r) for place in range(places)] for r in range(rank)]
-    program = chain_programs([first] * places, [second] * rank, wiring)
+    program = compose_addition_programs([first] * places, [second] * rank, wiring)
     return renumber_inputs(program, _blocks_by_inner_position(outer, inner))
 
 
@@ -288,7 +294,7 @@ def _compose_output_programs(
 ) -> AdditionProgram:
     """Return the program that forms the outer scheme's products from inner products, and then the blocks of C."""
     wiring = [[(r, place) for r in range(rank)] for place in range(prod(inner))]
-    program = chain_programs([first] * rank, [second] * prod(inner), wiring)
+    program = compose_addition_programs([first] * rank, [second] * prod(inner), wiring)
     order = _blocks_by_inner_position(outer, inner)
     outputs = [0] * len(order)
     for position, block in enumerate(order):

@@ -30,14 +30,14 @@ def parse_scheme(text: str, origin: str = "scheme") -> Scheme:
 
 
 def _read_scheme(text: str) -> Scheme:
-    head, equations = _read_sections(text)
+    head, equations = _read_header_and_equations(text)
     m, k, n = (int(x) for x in head["size"].split())
     products = [key for key in equations if key.startswith("M")]
     if products != [f"M{p + 1}" for p in range(len(products))]:
         raise SchemeError(f"products must be M1, M2, ... in order, not {', '.join(products)}")
-    pairs = [_read_factors(name, equations[name]) for name in products]
-    u = _coefficient_matrix([_read_sum(left, "A", m, k) for left, _ in pairs], m * k)
-    v = _coefficient_matrix([_read_sum(right, "B", k, n) for _, right in pairs], k * n)
+    pairs = [_split_product_factors(name, equations[name]) for name in products]
+    u = _coefficient_matrix([_parse_block_sum(left, "A", m, k) for left, _ in pairs], m * k)
+    v = _coefficient_matrix([_parse_block_sum(right, "B", k, n) for _, right in pairs], k * n)
     blocks = [block_name("C", c, n) for c in range(m * n)]
     w = tuple(_read_block_equation(equations, block, len(products)) for block in blocks)
     if strange := [key for key in equations if key not in (*products, *blocks)]:
@@ -48,7 +48,7 @@ def _read_scheme(text: str) -> Scheme:
     return Scheme(head["name"], head.get("source", ""), m, k, n, u, v, w)
 
 
-def _read_sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
+def _read_header_and_equations(text: str) -> tuple[dict[str, str], dict[str, str]]:
     """Return the values of header lines by their first word, and the right sides of equations by their left sides."""
     head: dict[str, str] = {}
     equations: dict[str, str] = {}
@@ -64,14 +64,14 @@ def _read_sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
     return head, equations
 
 
-def _read_factors(name: str, equation: str) -> tuple[str, str]:
+def _split_product_factors(name: str, equation: str) -> tuple[str, str]:
     pair = re.fullmatch(r"\((.*)\)\s*\*?\s*\((.*)\)", equation)
     if pair is None:
         raise SchemeError(f"{name} is not of the form (sum of A)(sum of B)")
     return pair[1], pair[2]
 
 
-def _read_sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]:
+def _parse_block_sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]:
     """Return a sum of blocks as a dict from the index of each block to its coefficient."""
     terms: dict[int, Fraction] = {}
     position = 0
@@ -103,7 +103,7 @@ def _coefficient_matrix(sums: list[dict[int, Fraction]], rows: int) -> Matrix:
 
 
 def _read_block_equation(equations: dict[str, str], block: str, rank: int) -> tuple[Rational, ...]:
-    terms = _read_sum(equations[block], "M", 1, rank)
+    terms = _parse_block_sum(equations[block], "M", 1, rank)
     if terms and max(terms) >= rank:
         raise SchemeError(f"{block} uses M{max(terms) + 1}, but there are {rank} products")
     return tuple(_integral_as_int(terms.get(p, Fraction(0))) for p in range(rank))

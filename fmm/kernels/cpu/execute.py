@@ -10,7 +10,7 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cpu.host_arrays import Arena
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.plans.gemm_params import GemmParams
-from fmm.kernels.plans.leaf import leaf_use
+from fmm.kernels.plans.leaf import parse_leaf
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.sums import ADDEND, Mirror, Place, Sum
 from fmm.kernels.plans.walk import DefaultMachine, ProductMatrices, walk_plan
@@ -95,7 +95,7 @@ class ArrayMachine(DefaultMachine):
     def multiply(
         self, leaf: str, products: Sequence[ProductMatrices], dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
-        if leaf_use(leaf).leaf.host_product_with_scratch is not None and isinstance(self.backend, NumpyBackend):
+        if parse_leaf(leaf).leaf.host_product_with_scratch is not None and isinstance(self.backend, NumpyBackend):
             for triple in products:
                 self._multiply_with_scratch(self.backend, leaf, triple)
         elif len(products) == 1:
@@ -108,7 +108,7 @@ class ArrayMachine(DefaultMachine):
         """Multiply with a leaf that uses scratch memory."""
         left, right, dest = triple
         (m, k), n, mark = left.shape, right.shape[1], self.used_bytes
-        needed = leaf_use(leaf).leaf.workspace_bytes(dest.itemsize, m, k, n, 1)
+        needed = parse_leaf(leaf).leaf.workspace_bytes(dest.itemsize, m, k, n, 1)
         assert isinstance(self.workspace, Arena)
         backend.multiply_with_scratch(leaf, left, right, dest, self.workspace.allocate_bytes(needed))
         self.free_temporaries_since(mark)

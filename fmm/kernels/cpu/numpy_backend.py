@@ -19,8 +19,8 @@ from fmm.kernels.cpu.sum_schedule import ElementwiseCall, ElementwiseSchedule, s
 from fmm.kernels.cpu.thread_pool import ThreadGroup
 from fmm.kernels.cpu.triangle_product import mirror_tasks, triangle_product
 from fmm.kernels.plans.gemm_params import GemmParams
-from fmm.kernels.plans.leaf import HostProductFunction, leaf_use
-from fmm.kernels.plans.sums import LineExponents, Mirror, RescaledCopy, Sum
+from fmm.kernels.plans.leaf import HostProductFunction, parse_leaf
+from fmm.kernels.plans.sums import Mirror, RescaledCopy, RowOrColumnExponents, Sum
 
 # Bytes of a panel, the part of an array that is processed at once. The panels of all arrays of a sum fit together in a
 # third-level cache. Smaller panels would fit in a second-level cache, but the threads then spend their time waiting for
@@ -62,7 +62,7 @@ class NumpyBackend:
 
     def multiply_with_scratch(self, leaf: str, left: Array, right: Array, dest: Array, memory: Array) -> None:
         """Multiply with the leaf's host function that needs scratch memory and starts its own threads."""
-        multiply = leaf_use(leaf).leaf.host_product_with_scratch
+        multiply = parse_leaf(leaf).leaf.host_product_with_scratch
         assert multiply is not None
         self.with_progress_report(lambda x, y, z: multiply(x, y, z, memory, self.threads))(left, right, dest)
 
@@ -80,7 +80,7 @@ class NumpyBackend:
 
     def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         """Compute a step's sums. Arrays in `reads` that are smaller than the results count as padded with zeros."""
-        if isinstance(step, LineExponents | RescaledCopy):
+        if isinstance(step, RowOrColumnExponents | RescaledCopy):
             rescale_arrays(step, reads, writes[0])
             return
         if abs(writes[0].strides[0]) < abs(writes[0].strides[1]):
@@ -106,7 +106,7 @@ def numpy_product(left: Array, right: Array, dest: Array) -> None:
 
 
 def host_product(leaf: str) -> HostProductFunction:
-    return leaf_use(leaf).leaf.host_product or numpy_product
+    return parse_leaf(leaf).leaf.host_product or numpy_product
 
 
 def _array_covers_window(x: Array, window: Window) -> bool:
@@ -167,12 +167,12 @@ MAX_RESCALED_ELEMENTS = 256 * 1024  # largest number of elements that are read o
 ZERO_EXPONENT = -(1 << 20)  # exponent of the number zero, smaller than all others
 
 
-def rescale_arrays(step: LineExponents | RescaledCopy, reads: Sequence[Array], dest: Array) -> None:
+def rescale_arrays(step: RowOrColumnExponents | RescaledCopy, reads: Sequence[Array], dest: Array) -> None:
     """Compute an exponent for each row or each column, or scale rows and columns by 2^exponent.
 
     In symbolic proofs the arrays hold symbols, which have no magnitude, so all exponents are 0.
     """
-    if isinstance(step, LineExponents):
+    if isinstance(step, RowOrColumnExponents):
         dest[0, :] = 0 if dest.dtype == object else _exponents_of_lines(step, reads)
     elif dest.dtype == object:
         if dest is not reads[0]:
@@ -181,7 +181,7 @@ def rescale_arrays(step: LineExponents | RescaledCopy, reads: Sequence[Array], d
         _rescale_matrix(step, reads, dest)
 
 
-def _exponents_of_lines(step: LineExponents, reads: Sequence[Array]) -> Array:
+def _exponents_of_lines(step: RowOrColumnExponents, reads: Sequence[Array]) -> Array:
     source = reads[0] if step.axis == 0 else reads[0].T
     found = np.empty(len(source), np.int64)
     along = step.sign * _as_integers(reads[1]) if step.sign else None

@@ -28,7 +28,7 @@ from fmm.kernels.cpu.triangle_product import MIRROR_BAND_ROWS, mirror_rows, tria
 from fmm.kernels.cpu.worker_threads import is_worker_thread, retry_until_done, run_on_worker
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import HostProductFunction
-from fmm.kernels.plans.sums import LineExponents, Mirror, RescaledCopy, Sum
+from fmm.kernels.plans.sums import Mirror, RescaledCopy, RowOrColumnExponents, Sum
 
 CONCURRENT_PRODUCTS = 2  # number of products at the same time; a plan has too few products for more threads
 MIN_CONCURRENT_FLOPS = 2 * 1024**3  # smallest number of flops of a whole product for which concurrent tasks are faster
@@ -242,7 +242,7 @@ class ConcurrentBackend(NumpyBackend):
             self.queue.add_task(PlanTask((read,), written, partial(mirror_rows, step, source, dest, top)))
 
     def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
-        if isinstance(step, LineExponents | RescaledCopy):
+        if isinstance(step, RowOrColumnExponents | RescaledCopy):
             self.queue.add_task(PlanTask(reads, writes, partial(super().compute_sums, step, reads, writes)))
             return
         rows = max(x.shape[0] for x in writes)

@@ -110,7 +110,7 @@ class _BlockedProduct:
 
     def _weighted_sums(self, x: Array, y: Array) -> Array:
         """For each piece of the CRT weights, return the sum over all moduli of C's residues times this piece."""
-        numbers, pieces = self.pieces.numbers, self.pieces
+        numbers, pieces = self.pieces.remainder_weights, self.pieces
         weights = numbers.complex_weights if pieces.for_complex else (numbers.weights,)
         (_, m, k), n = x.shape, y.shape[1]
         sums = np.zeros((len(weights), pieces.weight_piece_count, m, n))
@@ -303,9 +303,9 @@ def integers_from_residue_sums(sums: Array, pieces: CrtWeightPieces) -> Array:
     M is the product of all moduli.
     """
     unit = 2.0**pieces.piece_bits
-    multiples = np.rint((sums[0] + sums[1] / unit) * pieces.inverse_product)
+    multiples = np.rint((sums[0] + sums[1] / unit) * pieces.inverse_moduli_product)
     high = low = np.zeros_like(multiples)
-    for total, piece in zip(sums, pieces.split_number(pieces.numbers.product), strict=False):
+    for total, piece in zip(sums, pieces.split_number(pieces.remainder_weights.product), strict=False):
         x, y = high * unit, total - multiples * piece
         high = x + y
         part = high - x

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.plans.leaf import LeafUse, leaf_use
+from fmm.kernels.plans.leaf import LeafUse, parse_leaf
 from fmm.kernels.plans.sums import ADDEND, Place
 from fmm.problem import Problem
 
@@ -234,7 +234,7 @@ class GemmOp:
     @property
     def leaf_use(self) -> LeafUse:
         """The leaf that computes the product, with its options."""
-        return leaf_use(self.leaf)
+        return parse_leaf(self.leaf)
 
     @property
     def as_vendor_gemm(self) -> GemmOp:

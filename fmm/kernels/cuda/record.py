@@ -44,12 +44,12 @@ from fmm.kernels.cuda.sums.mirror_rescale import ScalingOp, scaling_op
 from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_op
 from fmm.kernels.cuda.target import ChipTarget
 from fmm.kernels.plans.gemm_params import GemmParams
-from fmm.kernels.plans.leaf import leaf_use
+from fmm.kernels.plans.leaf import parse_leaf
 from fmm.kernels.plans.level import PlanError
 from fmm.kernels.plans.memory_layout import ALIGN_BYTES, leading_dimension, round_up, temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductWithSums
-from fmm.kernels.plans.sums import ADDEND, LineExponents, Mirror, Place, RescaledCopy, Sum, operand_blocks
+from fmm.kernels.plans.sums import ADDEND, Mirror, Place, RescaledCopy, RowOrColumnExponents, Sum, operand_blocks
 from fmm.kernels.plans.walk import Operands, ProductMatrices, walk_plan
 from fmm.kernels.plans.workspace import check_plan_type, plan_workspace_bytes
 from fmm.kernels.registry import clear_on_registration
@@ -277,7 +277,7 @@ class LaunchRecorder:
         return column_major_by_operand(steps)
 
     def compute_sums(self, step: Sum, reads: Sequence[DeviceView], writes: Sequence[DeviceView]) -> None:
-        if isinstance(step, LineExponents | RescaledCopy):
+        if isinstance(step, RowOrColumnExponents | RescaledCopy):
             self._append_operations(scaling_op(step, reads, writes[0]))
         elif (op := self._sum_op(step, reads, writes)) is not None:
             self._append_operations(op)
@@ -348,7 +348,7 @@ class LaunchRecorder:
     ) -> None:  # fmt: skip
         """Record a batch of products by a leaf. In the workspace, the leaf's scratch memory follows the temporaries."""
         (m, k), n = batch[0][0].shape, batch[0][1].cols
-        scratch = leaf_use(leaf).leaf.workspace_bytes(DTYPES[dtype].itemsize, m, k, n, len(batch))
+        scratch = parse_leaf(leaf).leaf.workspace_bytes(DTYPES[dtype].itemsize, m, k, n, len(batch))
         self.peak = max(self.peak, self.used_bytes + scratch)
         op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), self.used_bytes, addend)
         self._append_operations(replace(op, checked=self.componentwise, prepared=self.prepared))
@@ -380,7 +380,7 @@ class LaunchRecorder:
             for _, _, dest in products:
                 self._append_operations(MirrorOp(dest, dest, 0, beta, full=False))
             return
-        row = leaf_use(leaf).leaf
+        row = parse_leaf(leaf).leaf
         as_whole_products = params.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_product_rows
         if params.op == "gram" and dtype in row.blas_triangles and not as_whole_products:
             ranks = [rank_update_op(leaf, dtype, *triple, alpha, beta) for triple in products]
@@ -403,7 +403,7 @@ class LaunchRecorder:
 
         The temporary is row-major if the leaf's kernel writes triangles, because this kernel needs a row-major result.
         """
-        row, (alpha, beta) = leaf_use(leaf).leaf, (complex(x).real for x in (params.alpha, params.beta))
+        row, (alpha, beta) = parse_leaf(leaf).leaf, (complex(x).real for x in (params.alpha, params.beta))
         has_kernel = dtype in (*row.kernel_triangles, *row.loose_triangles)
         for left, right, dest in products:
             mark, first = self.used_bytes, len(self.ops)

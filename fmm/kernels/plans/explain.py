@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.level import parse_level
-from fmm.kernels.plans.lower import level_run_by_leaf, lower_leaf_level, lower_level, require_level_with_steps
+from fmm.kernels.plans.lower import level_run_by_leaf, lower_level, lower_level_run_by_leaf, require_level_with_steps
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps
@@ -81,7 +81,7 @@ def plan_rows(
         yield PlanRow(name, f"{m} x {k} x {n}", does, len(products), held)
         largest = max(products, key=lambda p: p.size[0] * p.size[1] * p.size[2])
         plan, (m, k, n), params = largest.plan, largest.size, largest.params
-    steps = lower_leaf_level(plan, m, k, n, itemsize, params, dtype)
+    steps = lower_level_run_by_leaf(plan, m, k, n, itemsize, params, dtype)
     if steps is None:
         yield PlanRow(plan.leaf, f"{m} x {k} x {n}", plan.leaf_use.leaf.call_text, 1, remaining)
     else:

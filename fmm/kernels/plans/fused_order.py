@@ -34,7 +34,7 @@ def launch_stages(scheme: Scheme, options: tuple[str, ...] = ()) -> tuple[Launch
         group_by_variant(scheme, "atomic" in options) if "variants" in options else [(p,) for p in range(scheme.rank)]
     )
     if "streams" in options:
-        return tuple(_two_stream_stages(tasks, [_blocks_written(scheme, task) for task in tasks]))
+        return tuple(_two_stream_stages(tasks, [_written_blocks_of_c(scheme, task) for task in tasks]))
     if "atomic" in options:
         return (tuple(tuple(tasks[i::MAX_STREAMS]) for i in range(min(MAX_STREAMS, len(tasks)))),)
     return ((tuple(tasks),),)
@@ -59,7 +59,7 @@ def group_by_variant(scheme: Scheme, atomic: bool) -> list[ProductGroup]:
     for p in range(scheme.rank):
         for group in groups:
             same_variant = count_touched_blocks(scheme, group[0]) == count_touched_blocks(scheme, p)
-            if same_variant and (atomic or not _blocks_written(scheme, group) & _blocks_written(scheme, [p])):
+            if same_variant and (atomic or not _written_blocks_of_c(scheme, group) & _written_blocks_of_c(scheme, [p])):
                 group.append(p)
                 break
         else:
@@ -67,7 +67,7 @@ def group_by_variant(scheme: Scheme, atomic: bool) -> list[ProductGroup]:
     return [tuple(group) for group in groups]
 
 
-def _blocks_written(scheme: Scheme, task: Sequence[int]) -> BlockSet:
+def _written_blocks_of_c(scheme: Scheme, task: Sequence[int]) -> BlockSet:
     return frozenset(i for i, row in enumerate(scheme.w) if any(row[p] for p in task))
 
 

@@ -176,7 +176,7 @@ class Leaf:
         return (*self.candidate_names, *(f"{name}.{option}" for name in self.candidate_names for option in options))
 
     @property
-    def all_leaf_uses(self) -> Iterator[LeafUse]:
+    def all_text_variants(self) -> Iterator[LeafUse]:
         """Yield a LeafUse for every text of the leaf in a plan; texts without an operand order come first."""
         numbers: tuple[int | None, ...] = tuple(range(self.numbers)) or (None,)
         for order in (None, *self.orders):
@@ -276,15 +276,15 @@ def plan_leaves() -> tuple[Leaf, ...]:
 
 @clear_on_registration
 @lru_cache(maxsize=1)
-def leaf_uses() -> dict[str, LeafUse]:
+def leaves_by_text() -> dict[str, LeafUse]:
     """Return a dict from the text of each valid leaf, such as `vendor` or `bytes`, to the leaf."""
     only_below_levels = [leaf for leaf in LEAVES if leaf.only_below_levels]
-    return {str(use): use for leaf in (*plan_leaves(), *only_below_levels) for use in leaf.all_leaf_uses}
+    return {str(use): use for leaf in (*plan_leaves(), *only_below_levels) for use in leaf.all_text_variants}
 
 
-def leaf_use(text: str) -> LeafUse:
+def parse_leaf(text: str) -> LeafUse:
     """Return the leaf that a text names; for an unknown text, raise PlanError with the valid leaves."""
-    use = leaf_uses().get(text) if isinstance(text, str) else None
+    use = leaves_by_text().get(text) if isinstance(text, str) else None
     if use is None:
         raise PlanError(f"unknown leaf {text!r}; valid: {valid_leaves_text()}")
     return use
@@ -294,7 +294,7 @@ def parse_leaf_option(text: str) -> LeafUse:
     """Return the leaf that a level's option names. The option `residues(14)` is short for `residues(14) > bytes`."""
     family_rows = (row for row in plan_leaves() if row.level)
     full_names = (row.name for row in family_rows if row.name == f"{text} > {row.end}")
-    return leaf_use(next(full_names, text))
+    return parse_leaf(next(full_names, text))
 
 
 def leaf_option_text(use: LeafUse) -> str:

@@ -117,7 +117,7 @@ class Level(ABC):
     # ---- levels derived from the level
 
     @property
-    def shallower_level(self) -> Level | None:
+    def level_with_less_recursion(self) -> Level | None:
         """Return the same level with one level of recursion less; None if no recursion would be left."""
         return None
 
@@ -137,7 +137,7 @@ class Level(ABC):
         real = DTYPES[dtype].real if self.number_below == "real" and dtype in DTYPES else None
         return real or dtype
 
-    def itemsize_below(self, itemsize: int) -> int:
+    def itemsize_of_products(self, itemsize: int) -> int:
         """Return the bytes of a number in the level's products and temporaries."""
         if self.number_below == "byte":
             return BYTE_TYPE.itemsize

@@ -160,7 +160,7 @@ def gemm_steps_by_temporary(plan: Plan, m: int, k: int, n: int, alpha: Coefficie
     return LevelSteps((("D", m, n),), (product, update))
 
 
-def lower_leaf_level(
+def lower_level_run_by_leaf(
     plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmParams = PLAIN, dtype: str = ""
 ) -> LevelSteps | None:
     """Return the steps of the level that the plan's leaf runs, for counts and for explain.

@@ -16,7 +16,14 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
 
-from fmm.kernels.plans.leaf import LEAF_FAMILIES, LeafUse, fusing_leaves_text, leaf_use, leaf_uses, valid_leaves_text
+from fmm.kernels.plans.leaf import (
+    LEAF_FAMILIES,
+    LeafUse,
+    fusing_leaves_text,
+    leaves_by_text,
+    parse_leaf,
+    valid_leaves_text,
+)
 from fmm.kernels.plans.level import LEVEL_KINDS, Level, parse_level
 from fmm.kernels.plans.level import PlanError as PlanError
 from fmm.kernels.registry import clear_on_registration
@@ -40,14 +47,14 @@ class Plan:
     def __post_init__(self) -> None:
         if any(level.is_run_by_leaf for level in self.levels):
             self._move_levels_into_leaf_text()
-        object.__setattr__(self, "leaf_use", leaf_use(self.leaf))
+        object.__setattr__(self, "leaf_use", parse_leaf(self.leaf))
         self._check_order_of_levels()
 
     def _move_levels_into_leaf_text(self) -> None:
         """Move a level that one leaf runs, and all later levels, from `levels` into the text `leaf`."""
         first = next(i for i, level in enumerate(self.levels) if level.is_run_by_leaf)
         ending = " > ".join([*map(str, self.levels[first:]), self.leaf])
-        if ending not in leaf_uses():
+        if ending not in leaves_by_text():
             raise PlanError(f"below {self.levels[first]} there may be {self.levels[first].below}")
         object.__setattr__(self, "levels", self.levels[:first])
         object.__setattr__(self, "leaf", ending)
@@ -79,7 +86,7 @@ class Plan:
         return _with_gram_levels_only(self)
 
     @property
-    def shallower_plan(self) -> Plan:
+    def plan_with_less_recursion(self) -> Plan:
         """Return the plan with one recursion less in its outermost recursive level; if no level recurs, the plan."""
         return _with_one_recursion_less(self)
 
@@ -99,19 +106,19 @@ class Plan:
     # ---- facts of the plan's levels and leaves
 
     @property
-    def leaf_uses(self) -> tuple[LeafUse, ...]:
+    def all_leaves(self) -> tuple[LeafUse, ...]:
         """Return the leaf at the end of the plan, and the leaves that levels name for some of their products."""
-        return self.leaf_use, *(leaf_use(leaf) for level in self.levels for leaf in level.named_leaves)
+        return self.leaf_use, *(parse_leaf(leaf) for level in self.levels for leaf in level.named_leaves)
 
     @property
     def uses_emulation(self) -> bool:
         """Return True if one of the plan's leaves multiplies in another type than the product's."""
-        return any(use.leaf.emulates for use in self.leaf_uses)
+        return any(use.leaf.emulates for use in self.all_leaves)
 
     @property
     def is_for_smaller_errors(self) -> bool:
         """Return True if the plan is a candidate only for a call that requires a smaller error than the vendor's."""
-        return any(use.leaf.for_smaller_errors for use in self.leaf_uses)
+        return any(use.leaf.for_smaller_errors for use in self.all_leaves)
 
     @property
     def is_gram_plan(self) -> bool:
@@ -196,7 +203,7 @@ class Plan:
         `itemsize` is the bytes of a number in the whole product; `products` are the plans of the first level's
         products.
         """
-        return itemsize if not self.levels or self in products else self.levels[0].itemsize_below(itemsize)
+        return itemsize if not self.levels or self in products else self.levels[0].itemsize_of_products(itemsize)
 
     def rate_name(self, dtype: str) -> str:
         """Return the name of the leaf's rate in a calibration, for a product of `dtype`."""
@@ -259,7 +266,7 @@ def _with_one_recursion_less(plan: Plan) -> Plan:
     outermost = next((i for i, level in enumerate(plan.levels) if level.depth), None)
     if outermost is None:
         return plan
-    less = plan.levels[outermost].shallower_level
+    less = plan.levels[outermost].level_with_less_recursion
     return replace(plan, levels=(*plan.levels[:outermost], *([less] if less else []), *plan.levels[outermost + 1 :]))
 
 
@@ -286,11 +293,11 @@ def _parse_plan(text: str) -> Plan:
 
 def _plan_from_text(text: str) -> Plan:
     *level_texts, leaf = (part.strip() for part in text.split(">"))
-    if leaf not in leaf_uses():
+    if leaf not in leaves_by_text():
         raise PlanError(f"{text!r} ends in {leaf!r}; a plan ends in its leaf: {valid_leaves_text()}")
     try:
         levels = tuple(map(parse_level, level_texts))
-        if leaf_use(leaf).leaf.only_below_levels and not any(level.is_run_by_leaf for level in levels):
+        if parse_leaf(leaf).leaf.only_below_levels and not any(level.is_run_by_leaf for level in levels):
             kinds = " or ".join(family.name for family in LEAF_FAMILIES if family.end == leaf)
             raise PlanError(f"{leaf} multiplies only below {kinds}; other leaves: {valid_leaves_text()}")
         return Plan(levels, leaf)
@@ -317,7 +324,7 @@ def _similar_texts(text: str) -> Iterator[str]:
     if not parts:
         return
     above = [_with_nearest_names(level) for level in parts[:-1]]
-    leaf = get_close_matches(parts[-1], leaf_uses(), 1)
+    leaf = get_close_matches(parts[-1], leaves_by_text(), 1)
     if leaf:
         yield " > ".join([*above, *leaf])
     yield " > ".join([*above, _with_nearest_names(parts[-1]), VENDOR.leaf])

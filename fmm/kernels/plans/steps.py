@@ -104,7 +104,7 @@ class LevelSteps:
         return (step for step in self.flattened_steps if isinstance(step, Product))
 
     @property
-    def in_place_product_share(self) -> float:
+    def in_place_product_fraction(self) -> float:
         """Return the fraction of products that use a block of A, B or C directly, without a temporary."""
         products = list(self.products)
         return sum(any(place.name in OPERAND_NAMES for place in (p.left, p.right, p.dest)) for p in products) / len(
@@ -112,7 +112,7 @@ class LevelSteps:
         )
 
     @cached_property
-    def layout_operands(self) -> dict[str, str]:
+    def layout_operand_by_temporary(self) -> dict[str, str]:
         """Return for each temporary the operand (A, B or C) with the same memory order, row-major or column-major.
 
         A sum has the memory order of the first matrix that it reads; a product has the memory order of C. In a step

@@ -183,7 +183,7 @@ SignedExponents = tuple[Place | None, int]  # (vector of exponents or None, sign
 
 
 @dataclass(frozen=True)
-class LineExponents(Sum):
+class RowOrColumnExponents(Sum):
     """A step that finds an exponent e for each row (axis 0) or column (axis 1): 2^(e-1) <= max |x| < 2^e.
 
     The exponent is 0 for a row or column of zeros, or with an inf or NaN. If `sign` is 1 or -1, each element of a row
@@ -212,11 +212,13 @@ class RescaledCopy(Sum):
 def exponent_step(
     label: str, source: Place, axis: int, dest: Place, shifts: Place | None = None, sign: int = 0,
     other_exponents: Place | None = None,
-) -> LineExponents:  # fmt: skip
+) -> RowOrColumnExponents:  # fmt: skip
     """Return the step that finds the exponents of rows (axis 0) or columns (axis 1)."""
     reads = (source, *(place for place in (shifts, other_exponents) if place is not None))
     options = axis, sign if shifts else 0, other_exponents is not None
-    return LineExponents(f"exponents of {label}", _copy_first_input_program(len(reads)), reads, (dest,), *options)
+    return RowOrColumnExponents(
+        f"exponents of {label}", _copy_first_input_program(len(reads)), reads, (dest,), *options
+    )
 
 
 def rescaling_step(

@@ -168,7 +168,7 @@ def _allocate_temporaries(level: LevelSteps, operands: Operands, machine: Machin
         if name in copies and not is_column_major(operands[copies[name].source_place.name]):
             operands[name] = machine.submatrix(operands[copies[name].source_place.name], copies[name].source_place)
             continue
-        like = level.layout_operands[name]
+        like = level.layout_operand_by_temporary[name]
         fortran = name not in copies and (
             column_major[like] if like in column_major else is_column_major(operands[like])
         )

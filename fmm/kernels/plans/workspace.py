@@ -24,7 +24,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.leaf import plan_leaves
-from fmm.kernels.plans.lower import level_run_by_leaf, lower_leaf_level, lower_level, require_level_with_steps
+from fmm.kernels.plans.lower import level_run_by_leaf, lower_level, lower_level_run_by_leaf, require_level_with_steps
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps import LevelMemoryNeeds, memory_needs_of_steps
@@ -122,7 +122,7 @@ def count_leaf_triangles(plan: Plan, m: int, k: int, n: int, params: GemmParams)
 def _leaf_product_counts(
     plan: Plan, m: int, k: int, n: int, params: GemmParams, itemsize: int
 ) -> tuple[tuple[tuple[Shape, bool], int], ...]:
-    steps = lower_level(plan, m, k, n, *params) or lower_leaf_level(plan, m, k, n, itemsize, params)
+    steps = lower_level(plan, m, k, n, *params) or lower_level_run_by_leaf(plan, m, k, n, itemsize, params)
     if steps is None:
         return ((((m, k, n), params.op != "product"), 1),)
     found: dict[tuple[Shape, bool], int] = {}
@@ -136,7 +136,7 @@ def _leaf_product_counts(
 @lru_cache(maxsize=4096)
 def count_multiplications(plan: Plan, m: int, k: int, n: int, params: GemmParams = PLAIN) -> float:
     """Return the cost of all multiplications of the leaf products, in multiplications of the problem's type."""
-    inside = lower_leaf_level(plan, m, k, n, 8, params)
+    inside = lower_level_run_by_leaf(plan, m, k, n, 8, params)
     steps = inside or lower_level(plan, m, k, n, *params)
     if steps is None:
         return m * k * n * 1.0 if params.op == "product" else m * (m + 1) / 2 * k

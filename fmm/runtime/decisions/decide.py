@@ -459,7 +459,7 @@ def peak_workspace(plan: Plan, problem: Problem) -> int:
 
 def check_plan_is_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
     """Raise PlanError if a leaf does not support the processor or the type, or if the plan has too many products."""
-    for use in plan.leaf_uses:
+    for use in plan.all_leaves:
         if on_cpu and "cpu" not in use.leaf.devices:
             raise PlanError(f"the plan {plan} cannot run here: {use.kernel_text} is a product on a GPU")
         if on_cpu and use.leaf.level is not None and problem.writes_triangle:

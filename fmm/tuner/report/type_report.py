@@ -75,7 +75,7 @@ class TypeReport:
         """Return the bytes that a plan moves: by its sums, and for the operands and results of its leaf products."""
         work, below = cached_plan_work(o.run.plan, o.problem), o.problem.itemsize
         for level in o.run.plan.levels:
-            below = level.itemsize_below(below)
+            below = level.itemsize_of_products(below)
         products = sum((m * k + k * n + m * n) * times for m, k, n, times, _ in work.leaves)
         return work.traffic * o.problem.itemsize + products * below
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import product
 
 from fmm.dtypes import DTYPES, FLOAT_TYPES
-from fmm.kernels.plans.leaf import leaf_use
+from fmm.kernels.plans.leaf import parse_leaf
 from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import clear_on_registration
@@ -67,7 +67,7 @@ def space_for_dtype(space: SearchSpace, dtype: str) -> SearchSpace:
 
 def _has_valid_options(leaf: str, dtype: str) -> bool:
     """Return True if the options of a leaf, if any, are valid for the type or for the real type of a complex type."""
-    use, real = leaf_use(leaf), DTYPES[dtype].real or dtype
+    use, real = parse_leaf(leaf), DTYPES[dtype].real or dtype
     compared = use.leaf.candidate_types
     return not use.options or (real in use.multiplied_types() and (compared is None or real in compared))
 
@@ -104,7 +104,7 @@ def _check_gpu_choices(choices: Mapping[str, str], forms: Sequence[str]) -> None
         raise PlanError("a level that only copies operands has one product: other levels and traversals gain nothing")
     if traversal == "fused" and inner != "1":
         raise PlanError("each product of a fused level has its own kernel: two fused levels would need 49 kernels")
-    if traversal != "fused" and leaf_use(choices.get("leaf", str(VENDOR))).options:
+    if traversal != "fused" and parse_leaf(choices.get("leaf", str(VENDOR))).options:
         raise PlanError("for products without sums inside, the block model already selects the fastest tiles")
     if (traversal == "fused") != (choices["fringe"] == "pad4"):
         raise PlanError("a fused level accesses at most 4 numbers at a time and needs pad4; other levels access more")

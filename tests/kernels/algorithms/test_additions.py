@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fmm.kernels.algorithms.additions import (
     AdditionProgram,
     Coefficient,
-    chain_programs,
+    compose_addition_programs,
     order_lines_by_use,
     program_with_alpha_beta,
     pruned_program,
@@ -186,7 +186,7 @@ def test_chain_multiplies_the_matrices(data: st.DataObject) -> None:
     pins = [(p, o) for p, program in enumerate(first) for o in range(len(program.outputs))]
     then = data.draw(st.lists(random_programs(), min_size=1, max_size=3))
     wiring = [[data.draw(st.sampled_from(pins)) for _ in range(program.inputs)] for program in then]
-    found = chain_programs(first, then, wiring).coefficient_matrix()
+    found = compose_addition_programs(first, then, wiring).coefficient_matrix()
 
     total, start, wide = sum(p.inputs for p in first), 0, []
     for program in first:  # the firsts side by side, each output a row over all inputs

@@ -31,7 +31,7 @@ SIZES = ((256, 512, 384), (301, 277, 303))
 USES = [
     use
     for row in plan_leaves()
-    for use in row.all_leaf_uses
+    for use in row.all_text_variants
     if "cuda" in row.devices and not use.number and not use.order
 ]
 

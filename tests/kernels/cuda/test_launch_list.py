@@ -16,7 +16,7 @@ from fmm.kernels.cuda.launch_list import LaunchList, StreamSync, VendorCall
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment
-from fmm.kernels.plans.leaf import LeafUse, leaf_use, plan_leaves
+from fmm.kernels.plans.leaf import LeafUse, parse_leaf, plan_leaves
 from fmm.kernels.plans.levels.residues import residue_leaves
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
@@ -249,7 +249,7 @@ def test_every_leaf_has_a_case() -> None:
 LEVELS = ("", "strassen.batched.pad16", "winograd.pad", "strassen.fused.pad8", "li-fig12", "strassen.overlapped.pad16")
 VENDORS = {"vendor": "cuBLAS", "vendor-emulated": "cuBLAS", "vendor3m": "cuBLAS", "lt": "cuBLASLt"}
 # Every leaf with every option, of numbered ones the first.
-USES = [use for leaf in ON_DEVICE for use in leaf.all_leaf_uses if not use.number and not use.order]
+USES = [use for leaf in ON_DEVICE for use in leaf.all_text_variants if not use.number and not use.order]
 
 
 def lists(use: LeafUse, on: Chip) -> Iterator[LaunchList]:
@@ -274,7 +274,7 @@ OTHER_USES = [x for x in product(map(str, USES), CHIPS) if x not in QUICK_USES]
 @pytest.mark.quick_cases(24)
 @pytest.mark.parametrize(("text", "capability"), quick_and_slow(dict.fromkeys(QUICK_USES), OTHER_USES))
 def test_every_kernel_is_named(text: str, capability: str) -> None:
-    use, on = leaf_use(text), CHIPS[capability]
+    use, on = parse_leaf(text), CHIPS[capability]
     found = list(lists(use, on))
     assert found or (use.leaf.name in residue_leaves() and on is not H200)  # integers, of which no vendor has all
     for launches in found:

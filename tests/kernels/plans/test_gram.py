@@ -262,7 +262,7 @@ def test_a_smaller_product_has_a_level_less() -> None:
         ("winograd*hk223 > vendor", "hk223 > vendor"),
         ("vendor", "vendor"),
     ):
-        assert str(Plan.parse(text).shallower_plan) == less
+        assert str(Plan.parse(text).plan_with_less_recursion) == less
 
 
 def test_what_is_full_is_mirrored_and_what_is_lower_is_kept() -> None:

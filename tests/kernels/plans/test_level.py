@@ -13,8 +13,8 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.leaf import (
     Leaf,
     leaf_names,
-    leaf_use,
-    leaf_uses,
+    leaves_by_text,
+    parse_leaf,
     register_leaf,
     unregister_leaf,
 )
@@ -36,7 +36,7 @@ class Narrow(LevelWithSteps):
     def dtype_of_products(self, dtype: str) -> str:
         return {"float64": "float32", "complex128": "complex64"}.get(dtype, dtype)
 
-    def itemsize_below(self, itemsize: int) -> int:
+    def itemsize_of_products(self, itemsize: int) -> int:
         return itemsize // 2
 
     def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
@@ -126,7 +126,7 @@ NON_RECURSIVE = [
 @pytest.mark.parametrize(("text", "products", "splits", "saves"), NON_RECURSIVE)
 def test_what_is_no_level_of_recursion_says_so_once(text: str, products: int, splits: bool, saves: bool) -> None:
     level = parse_level(text)
-    assert not level.depth and level.shallower_level is None
+    assert not level.depth and level.level_with_less_recursion is None
     assert (level.products, level.splits, level.saves_products) == (products, splits, saves)
     assert Plan.parse(f"{text} > strassen > vendor").depth == 1
 
@@ -148,7 +148,7 @@ USES = [
 def test_what_a_leafs_text_says(
     text: str, product: str, number: int | None, options: tuple[str, ...], order: str | None
 ) -> None:
-    use = leaf_use(text)
+    use = parse_leaf(text)
     assert (str(use), use.kernel_text, use.number, use.options, use.order) == (text, product, number, options, order)
     assert Plan((), text).leaf_use is use
 
@@ -158,7 +158,7 @@ def test_what_a_leafs_text_says(
 )
 def test_what_is_no_leaf(text: str) -> None:
     with pytest.raises(PlanError, match=r"unknown leaf .*; valid: vendor, lt0 to lt31, .*each with .*; small without;"):
-        leaf_use(text)
+        parse_leaf(text)
 
 
 TYPES = [
@@ -189,7 +189,9 @@ def test_a_leaf_that_comes_is_named_in_every_message() -> None:
     register_leaf(Leaf("mine", "a leaf of mine", ("cpu",), types=("float64",), numbers=2))
     try:
         assert (
-            leaf_names()[:3] == ("vendor", "lt", "tile") and leaf_names()[-1] == "mine" and "mine1.inner" in leaf_uses()
+            leaf_names()[:3] == ("vendor", "lt", "tile")
+            and leaf_names()[-1] == "mine"
+            and "mine1.inner" in leaves_by_text()
         )
         with pytest.raises(
             PlanError, match=r"a plan ends in its leaf: vendor, lt0 to lt31, .*mine0 to mine1, each with"

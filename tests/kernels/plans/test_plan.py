@@ -14,7 +14,7 @@ import fmm
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.plans.explain import format_bytes
-from fmm.kernels.plans.leaf import leaf_option_text, leaf_uses, parse_leaf_option, plan_leaves
+from fmm.kernels.plans.leaf import leaf_option_text, leaves_by_text, parse_leaf_option, plan_leaves
 from fmm.kernels.plans.levels.balanced import balanced_level
 from fmm.kernels.plans.levels.gram import gram_level
 from fmm.kernels.plans.levels.scheme_level import FRINGES, PAD_OPTIONS, SchemeLevel, level_with_options, scheme_level
@@ -59,14 +59,14 @@ def test_every_candidate_has_a_text_that_reads_back(device: str) -> None:
         below = [
             plan.inner_plan,
             plan.gram_plan,
-            plan.shallower_plan,
+            plan.plan_with_less_recursion,
             Plan(plan.levels[:1], plan.leaf) if plan.levels else plan,
         ]
         for part in below:
             assert Plan.parse(str(part)) == part and str(Plan.parse(str(part))) == str(part)
 
 
-@pytest.mark.parametrize("leaf", sorted({str(use) for row in plan_leaves() for use in row.all_leaf_uses}))
+@pytest.mark.parametrize("leaf", sorted({str(use) for row in plan_leaves() for use in row.all_text_variants}))
 def test_every_leaf_below_gram_reads_back(leaf: str) -> None:
     """A leaf alone, below the level gram, and as the leaf of the blocks on the diagonal, if it can be that."""
     for plan in (Plan(leaf=leaf), Plan((gram_level(2),), leaf)):
@@ -379,7 +379,7 @@ def test_bytes_are_shown_in_the_largest_unit_that_fits(nbytes: int, text: str) -
 
 def test_each_leaf_is_found_by_its_text_in_an_option() -> None:
     """The text of a leaf with levels inside is whole: only `residues(14)` is short for `residues(14) > bytes`."""
-    uses = leaf_uses().values()
+    uses = leaves_by_text().values()
     assert all(parse_leaf_option(leaf_option_text(use)) == use for use in uses)
     with_levels = [use for use in uses if str(use).count(">") > 1]
     assert with_levels and all(leaf_option_text(use) == str(use) for use in with_levels)

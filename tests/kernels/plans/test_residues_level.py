@@ -12,7 +12,7 @@ from fmm.dtypes import DTYPES, INTEGERS
 from fmm.kernels.algorithms.residues import first_moduli, imaginary_unit, remainder_weights, symmetric_residue
 from fmm.kernels.plans.explain import plan_rows, plan_table
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
-from fmm.kernels.plans.leaf import leaf_use, plan_leaves
+from fmm.kernels.plans.leaf import parse_leaf, plan_leaves
 from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.levels.gram import gram_level
 from fmm.kernels.plans.levels.residue_planes import (
@@ -24,7 +24,7 @@ from fmm.kernels.plans.levels.residue_planes import (
     residue_workspace_bytes,
 )
 from fmm.kernels.plans.levels.residues import ResiduesLevel, residue_leaves
-from fmm.kernels.plans.lower import lower_leaf_level, lower_level
+from fmm.kernels.plans.lower import lower_level, lower_level_run_by_leaf
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps import LevelSteps, ProductBatch
 from fmm.kernels.plans.sums import Place
@@ -125,9 +125,9 @@ def test_halves_by_residues() -> None:
     """Blocks on the diagonal by a leaf of their own: by the level, its leaf not said again."""
     plan = Plan.parse("gram.residues(14) > vendor")
     assert str(plan) == "gram.residues(14) > vendor"
-    assert [str(use) for use in plan.leaf_uses] == ["vendor", "residues(14) > bytes"]
+    assert [str(use) for use in plan.all_leaves] == ["vendor", "residues(14) > bytes"]
     level = gram_level(2, "residues(14) > bytes")
-    assert Plan((level,)).leaf_uses[1] == leaf_use("residues(14) > bytes")
+    assert Plan((level,)).all_leaves[1] == parse_leaf("residues(14) > bytes")
 
 
 # ---- candidates
@@ -163,7 +163,7 @@ def test_candidates_come_from_the_registry() -> None:
 
 
 def steps_of(text: str, size: tuple[int, int, int], dtype: str, asked: GemmParams = PLAIN) -> LevelSteps:
-    found = lower_leaf_level(
+    found = lower_level_run_by_leaf(
         Plan.parse(text), *size, DTYPES[dtype].itemsize, asked, dtype if DTYPES[dtype].exact else ""
     )
     assert found is not None and lower_level(Plan.parse(text), *size) is None  # a machine does it whole

@@ -374,9 +374,9 @@ def test_workspace_orders_the_traversals(leaner: str, hungrier: str) -> None:
 def test_temporaries_follow_the_layout_of_what_they_are_formed_from() -> None:
     recipe = lower_level(Plan.parse("strassen > vendor"), 4, 4, 4)
     assert recipe is not None
-    assert {recipe.layout_operands[name] for name in ("S1", "S2", "S5", "S6", "S7")} == {"A"}
-    assert {recipe.layout_operands[name] for name in ("T1", "T3", "T4", "T6", "T7")} == {"B"}
-    assert {recipe.layout_operands[f"M{p}"] for p in (2, 3, 6)} == {"C"}
+    assert {recipe.layout_operand_by_temporary[name] for name in ("S1", "S2", "S5", "S6", "S7")} == {"A"}
+    assert {recipe.layout_operand_by_temporary[name] for name in ("T1", "T3", "T4", "T6", "T7")} == {"B"}
+    assert {recipe.layout_operand_by_temporary[f"M{p}"] for p in (2, 3, 6)} == {"C"}
 
 
 # ---- leaf products

@@ -402,14 +402,14 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...], s
 @lru_cache(maxsize=64)
 def packed_weights(pieces: CrtWeightPieces) -> bytes:
     """Return the bytes of the fields `up` to `weights` of struct Join in residue_join.cuh."""
-    numbers = pieces.numbers
+    numbers = pieces.remainder_weights
     rows = [pieces.split_number(numbers.product)]
     for weights in numbers.complex_weights if pieces.for_complex else (numbers.weights,):
         rows += [pieces.split_number(w) for w in weights]
         rows += [[0.0] * MAX_WEIGHT_PIECES] * (MAX_MODULI - len(weights))
     flat = [x for row in rows for x in row]
     return struct.pack(
-        f"<{3 + len(flat)}d", 2.0**pieces.piece_bits, 2.0**-pieces.piece_bits, pieces.inverse_product, *flat
+        f"<{3 + len(flat)}d", 2.0**pieces.piece_bits, 2.0**-pieces.piece_bits, pieces.inverse_moduli_product, *flat
     )
 
 

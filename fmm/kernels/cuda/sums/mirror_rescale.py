@@ -15,7 +15,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.launch_list import FLAG, AddressSlot, Kernel, Launch
 from fmm.kernels.cuda.ops import DeviceView, MirrorOp
-from fmm.kernels.plans.sums import LineExponents, RescaledCopy
+from fmm.kernels.plans.sums import RescaledCopy, RowOrColumnExponents
 
 MIRROR_THREADS = 256  # threads of a thread block, as in mirror_triangle.cuh
 MIRROR_ENTRY_NAME = "fmm_mirror"
@@ -106,10 +106,10 @@ def scaling_launch(op: ScalingOp, flagged: bool) -> Launch:
     return exponents_launch(op) if isinstance(op, LineExponentsOp) else rescale_launch(op, flagged)
 
 
-def scaling_op(step: LineExponents | RescaledCopy, reads: Sequence[DeviceView], dest: DeviceView) -> ScalingOp:
+def scaling_op(step: RowOrColumnExponents | RescaledCopy, reads: Sequence[DeviceView], dest: DeviceView) -> ScalingOp:
     """Return the operation for a step of a plan that finds exponents or scales a matrix."""
     source, *vectors = reads
-    if isinstance(step, LineExponents):
+    if isinstance(step, RowOrColumnExponents):
         shifts, against = vectors[0] if step.sign else None, vectors[-1] if step.against else None
         return LineExponentsOp(step.label, source, dest, step.axis, (shifts, step.sign), against)
     rows = vectors.pop(0) if step.row_sign else None

@@ -95,7 +95,7 @@ class Complex3mLevel(ComplexLevel):
         )
         products = tuple(Product(*x, inner) for x in zip(lefts, rights, dests, strict=True))
         middle: tuple[Product | ProductBatch, ...] = (ProductBatch(products),) if self.is_batched else products
-        join = _update_step(
+        join = _weighted_sum_step(
             "join", dests, PRODUCT_WEIGHTS, _real_and_imaginary_parts("C", m, n), complex(alpha), complex(beta)
         )
         return LevelSteps(temporary_sizes([*splits, *products]), (*splits, *middle, join), self.stream_count)
@@ -113,7 +113,9 @@ class Complex3mLevel(ComplexLevel):
             steps.append(_split_step("A", m, k, [left], [operand], self.conjugates[0]))
             steps.append(_split_step("B", k, n, [right], [operand], self.conjugates[1]))
             steps.append(Product(left, right, dest, inner))
-            update = _update_step("add", [dest], [weight], _real_and_imaginary_parts("C", m, n), complex(alpha), old)
+            update = _weighted_sum_step(
+                "add", [dest], [weight], _real_and_imaginary_parts("C", m, n), complex(alpha), old
+            )
             steps += [update] if update.writes else []
             old = complex(1)
         return LevelSteps(temporary_sizes(steps), tuple(steps))
@@ -183,7 +185,7 @@ def _split_step(
     return Sum(f"split {name}", program, _real_and_imaginary_parts(name, rows, cols), tuple(places))
 
 
-def _update_step(
+def _weighted_sum_step(
     label: str,
     products: Sequence[Place],
     weights: Sequence[complex],

@@ -81,9 +81,9 @@ def count_blocks(
     held = _temporary_blocks_by_sides(found, counting_sides), _temporary_blocks_by_sides(padded, counting_sides)
     return BlockCounts(
         len(sums),
-        _count_blocks_in_shapes(moved, counting_sides),
+        _count_blocks_in_rectangles(moved, counting_sides),
         held,
-        (found.in_place_product_share, padded.in_place_product_share),
+        (found.in_place_product_fraction, padded.in_place_product_fraction),
     )
 
 
@@ -92,19 +92,19 @@ def _temporary_blocks_by_sides(steps: LevelSteps, counting_sides: Shape) -> tupl
     found: Counter[tuple[int, int]] = Counter()
     for _, rows, cols in steps.temporaries:
         (down, row), (across, col) = (
-            _find_counting_side(rows, counting_sides),
-            _find_counting_side(cols, counting_sides),
+            _count_blocks_along_side(rows, counting_sides),
+            _count_blocks_along_side(cols, counting_sides),
         )
         found[row, col] += down * across
     return tuple((count, row, col) for (row, col), count in found.items())
 
 
-def _find_counting_side(length: int, counting_sides: Shape) -> tuple[int, int]:
+def _count_blocks_along_side(length: int, counting_sides: Shape) -> tuple[int, int]:
     """Return the number of blocks in `length`, and the index of their side; the last block can lack one row."""
     return next((x // mark, i) for x in (length, length + 1) for i, mark in enumerate(counting_sides) if x % mark == 0)
 
 
-def _count_blocks_in_shapes(shapes: Iterable[tuple[int, int]], counting_sides: Shape) -> Sides:
+def _count_blocks_in_rectangles(shapes: Iterable[tuple[int, int]], counting_sides: Shape) -> Sides:
     """Return the numbers of blocks of A, of B and of C in these rectangles; a rectangle can have several blocks."""
     m, k, n = counting_sides
     found = [0.0, 0.0, 0.0]

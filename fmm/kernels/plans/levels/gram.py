@@ -73,7 +73,7 @@ class GramLevel(LevelWithSteps):
                 for dest in (Place("C", at, at - width, rows, width),)
             ]
             steps += _batch_equal_products(products)
-            inner = inner.shallower_plan
+            inner = inner.plan_with_less_recursion
         diagonal = plan.inner_plan.gram_plan
         copies: list[RowMajorCopy] = []
         if self.diagonal_leaf and not diagonal.levels:

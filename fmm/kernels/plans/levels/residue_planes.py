@@ -20,7 +20,7 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.memory_layout import round_up
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary_sizes
-from fmm.kernels.plans.sums import COPY_PROGRAM, LineExponents, Place, Sum, operand_blocks, whole_matrix
+from fmm.kernels.plans.sums import COPY_PROGRAM, Place, RowOrColumnExponents, Sum, operand_blocks, whole_matrix
 from fmm.problem import Shape
 
 FLOAT64_BYTES = 8
@@ -192,7 +192,7 @@ def prepared_plane_layout(
 
 
 @dataclass(frozen=True)
-class NormExponents(LineExponents):
+class NormExponents(RowOrColumnExponents):
     """A step that finds from norms by which power of two each row (axis 0) or column (axis 1) can be scaled at most."""
 
 

@@ -108,7 +108,7 @@ class SchemeLevel(LevelWithSteps):
         return None if self.fringe == "unequal" else self.padded_side_multiple
 
     @property
-    def shallower_level(self) -> SchemeLevel | None:
+    def level_with_less_recursion(self) -> SchemeLevel | None:
         """Return the level of a composition without its outermost factor; None for a single scheme or a table."""
         if self.scheme is None or len(self.scheme.factors) < 2:
             return None

@@ -41,7 +41,7 @@ class SforzaLevel(LevelWithSteps):
     cutoff: int
 
     @property
-    def shallower_gram_level(self) -> SforzaLevel:
+    def gram_level_with_less_recursion(self) -> SforzaLevel:
         """Return the level for the smaller products of a matrix and its transpose."""
         return sforza_level(self.recursion - 1, self.cutoff)
 
@@ -83,7 +83,7 @@ class SforzaLevel(LevelWithSteps):
             inner = rest
         elif on_diagonal:
             inner, params = (
-                replace(plan, levels=(self.shallower_gram_level, *plan.inner_plan.gram_plan.levels)),
+                replace(plan, levels=(self.gram_level_with_less_recursion, *plan.inner_plan.gram_plan.levels)),
                 UNMIRRORED_TRIANGLE_PARAMS,
             )
         else:
@@ -92,7 +92,7 @@ class SforzaLevel(LevelWithSteps):
             yield Product(left, right, whole_matrix(name, c.rows, c.cols), inner, params)
         blocks = [(0, 0, c.rows, c.cols)]
         if on_diagonal and not base:
-            blocks = list(self.shallower_gram_level.written_rectangles(c.rows, width))
+            blocks = list(self.gram_level_with_less_recursion.written_rectangles(c.rows, width))
         for row, col, rows, cols in blocks:
             reads = tuple(Place(name, row, col, rows, cols) for name in ("W1", "W2"))
             yield Sum("add", ADD_PROGRAM, reads, (Place("C", c.row + row, c.col + col, rows, cols),))
@@ -107,7 +107,7 @@ class SforzaLevel(LevelWithSteps):
             if self.is_base_case(half, inner):
                 yield at, at, half, half
             else:
-                below = self.shallower_gram_level.written_rectangles(half, inner)
+                below = self.gram_level_with_less_recursion.written_rectangles(half, inner)
                 yield from ((at + row, at + col, rows, cols) for row, col, rows, cols in below)
         yield half, 0, half, half
         if n % 2:

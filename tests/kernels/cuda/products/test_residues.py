@@ -47,7 +47,7 @@ from fmm.kernels.cuda.products.residues import (
 )
 from fmm.kernels.cuda.products.tma_tiles import SM90_SHARED_BYTES
 from fmm.kernels.cuda.record import record_launches, record_operations
-from fmm.kernels.plans.leaf import leaf_use
+from fmm.kernels.plans.leaf import parse_leaf
 from fmm.kernels.plans.levels import residue_planes
 from fmm.kernels.plans.levels.residue_planes import PlaneLayout, integer_moduli_count
 from fmm.kernels.plans.levels.residues import TYPES_WITH_LEVEL_BELOW, residue_leaves
@@ -554,7 +554,7 @@ def test_products_of_prepared_planes(base: Any, order: Any, dtype: str, leaf: st
     a, b = (gaussian(rng, shape) if dtype == "complex128" else rng.standard_normal(shape) for shape in ((m, k), (k, n)))
     x = a if base == "A" else b
     lines, length = x.shape if order == "C" else x.shape[::-1]
-    layout = leaf_use(leaf).leaf.prepared_layout
+    layout = parse_leaf(leaf).leaf.prepared_layout
     assert layout is not None
     room, more = layout(x.itemsize, lines, length)
     memory = aligned_memory(room + more, 0x81)

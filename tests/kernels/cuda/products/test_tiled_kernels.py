@@ -25,7 +25,7 @@ from fmm.kernels.cuda.products.simt_kernel import (
 from fmm.kernels.cuda.products.simt_kernel import CopyPath as Way
 from fmm.kernels.cuda.products.simt_tiles import LEAF_PATHS, TileOp, leaf_paths, leaf_strategy
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.plans.leaf import leaf_use
+from fmm.kernels.plans.leaf import parse_leaf
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.block_model import BLOCK_MODEL, fastest_float32_tile
 from fmm.problem import Problem
@@ -79,7 +79,7 @@ def operation(
     views = {f: DeviceView(f, 0, r, c, c + gap + 4 * i, 1, dtype) for i, (f, (r, c)) in enumerate(shapes.items())}
     reads, writes = ([views[f] for f in names] for names in (kernel.read_blocks, kernel.written_blocks))
     op = tile_op_with_fused_sums(
-        leaf_use("tile"), dtype, views[left], views[right], kernel.addition_program, reads, writes
+        parse_leaf("tile"), dtype, views[left], views[right], kernel.addition_program, reads, writes
     )
     return replace(op, kernel=replace(op.kernel, strategy=SMALL, paths=way), open_strategy=False)
 
@@ -195,7 +195,7 @@ def test_leaves_name_the_copy_path() -> None:
         ("tile.plain", None, ("plain", "plain")),
         ("tile.gpu8", GPU8_SIZES, WAYS[0]),
     ):
-        assert (leaf_strategy(leaf_use(leaf)), leaf_paths(leaf_use(leaf))) == (s, paths)
+        assert (leaf_strategy(parse_leaf(leaf)), leaf_paths(parse_leaf(leaf))) == (s, paths)
         (gemm,) = record_operations(Plan.parse(leaf), Problem(32, 32, 32, "float32")).ops
         assert isinstance(gemm, GemmOp) and tiled_product(gemm, "float32").kernel.paths == paths
         ops = record_operations(Plan.parse(f"li-fig13 > {leaf}"), Problem(32, 32, 32, "float32")).ops
