@@ -5,10 +5,10 @@ dimension k. The residues of an entry determine the entry if the product of all 
 integers with equal residues differ by a multiple of the product of all moduli.
 
 An entry is reconstructed from a weighted sum of its residues. The weight of a modulus is 1 modulo this modulus, and 0
-modulo all other moduli, so the weighted sum s differs from the entry by a multiple of M, the product of all moduli.
-Rounding s / M to an integer gives the factor of this multiple, if the rounding error of s / M is small enough.
-`moduli_count_for_bound` leaves a margin of 2^-10 for this error. In float64, the rounding error of s / M is below
-2^-29: at most 48 terms, each below 2^12, are added, so the additions round by at most 48^2 2^12 2^-53.
+modulo all other moduli, so the weighted sum s differs from the entry by a multiple of M, the product of all moduli. The
+factor of this multiple is s / M, rounded to an integer, if the computed quotient s / M has a small error.
+`moduli_count_for_bound` leaves a margin of 2^-10 for the error of this quotient. In float64, the error of the quotient
+is below 2^-29: at most 48 terms, each below 2^12, are added, so the additions round by at most 48^2 2^12 2^-53.
 
 Matrices of float64 become integers by scaling rows and columns with powers of two; the bound on their products is
 proved in kernels/cuda/device_code/residue_planes.cuh.
@@ -21,13 +21,13 @@ largest pairwise coprime moduli are chosen greedily: 256, 255, 253, 251, 247, ..
 Uchino, Imamura, 2025).
 
 Complex numbers need two products for each modulus instead of three (the scheme 2M of arXiv 2609.05419). The moduli for
-complex numbers have only prime factors that are 1 modulo 4, so an integer j with j^2 = -1 exists modulo each modulus.
-A complex matrix X becomes two integer matrices, X+ = Re X + j Im X and X- = Re X - j Im X. For C = A B, the two
-products modulo each modulus are C+ = A+ B+ and C- = A- B-, because j^2 = -1. From C+ and C-, the real part of C is
-(C+ + C-) / 2, and the imaginary part is (C+ - C-) / (2j). (2 and j have inverses modulo each modulus, because the
-modulus is odd and j (-j) = 1.) The factors 1 / 2 and 1 / (2j) are part of the weights of the reconstruction. The real
-and imaginary parts of C have the same bound as real products, because |sum a b| <= |a| |b| also holds for complex
-vectors and their 2-norms. To conjugate A, the matrices A+ and A- are exchanged.
+complex numbers have only prime factors that are 1 modulo 4, so an integer j with j^2 = -1 exists modulo each modulus. A
+complex matrix X becomes two integer matrices, X+ = Re X + j Im X and X- = Re X - j Im X. For C = A B, the two products
+modulo each modulus are C+ = A+ B+ and C- = A- B-, because j^2 = -1. From C+ and C-, the real part of C is (C+ + C-) /
+2, and the imaginary part is (C+ - C-) / (2j). (2 and j have inverses modulo each modulus, because the modulus is odd
+and j (-j) = 1.) The factors 1 / 2 and 1 / (2j) are part of the weights of the reconstruction. The real and imaginary
+parts of C have the same bound as real products, because |sum a b| <= |a| |b| also holds for complex vectors and their
+2-norms. Conjugating a complex matrix exchanges its two integer matrices.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class CrtWeightPieces:
 
     @property
     def inverse_moduli_product(self) -> float:
-        """Return the unit of the most significant pieces divided by the product of the moduli, in float64."""
+        """Return the value of the lowest bit of the most significant pieces, divided by the product of all moduli."""
         return float(2 ** (self.piece_bits * (self.weight_piece_count - 1)) / self.remainder_weights.product)
 
     def split_number(self, x: int) -> list[float]:

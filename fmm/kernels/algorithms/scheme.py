@@ -280,7 +280,7 @@ def _compose_operand_programs(
 ) -> AdditionProgram:
     """Return the program that forms the outer scheme's sums, and then the inner scheme's sums for every outer product.
 
-    Each block of the outer scheme is a grid of inner blocks. The outer sums are formed once for each position in this
+    Each block of the outer scheme is a grid of inner blocks; the outer sums are formed once for each position in the
     grid.
     """
     places = prod(inner)

@@ -16,7 +16,7 @@ from fmm.kernels.registry import RowRegistry
 
 DEFAULT_PLAN_FORMS = ("nested", "one pass")
 FORM_ABOVE_CANDIDATES = "above"  # the algorithm is a level above a candidate that needs too much workspace
-# The algorithm is a level above a candidate that needs too much workspace, but only without options.
+# The algorithm is a level above a candidate that needs too much workspace, if the level's text has no options.
 FORM_ABOVE_WITHOUT_OPTIONS = "above as it is"
 FORM_SEARCH_ONLY = "searched"  # the algorithm is a candidate in the tuner's search, but not in the model's choice
 PLAN_FORM_NAMES = (

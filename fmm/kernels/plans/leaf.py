@@ -159,7 +159,7 @@ class Leaf:
 
     @property
     def probed_plan_forms(self) -> tuple[str, ...]:
-        """Return the names in `forms` for which the tuner's probes measure the leaf."""
+        """Return the patterns of candidate plans in which the tuner's probes measure the leaf."""
         return tuple(form for form in self.forms if form not in self.unprobed)
 
     @property

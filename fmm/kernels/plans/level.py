@@ -202,7 +202,7 @@ class Level(ABC):
 
     @property
     def launch_count(self) -> int:
-        """Return the number of kernel launches of the products of a fused level above a leaf."""
+        """Return the number of kernel launches that compute the products of a fused level."""
         return count_launches(self.bilinear, self.tasks) if self.tasks and self.bilinear else self.products
 
 

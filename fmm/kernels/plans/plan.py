@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def gram_plan(self) -> Plan:
-        """Return the plan without the levels that do not cut Gram products (A times its adjoint)."""
+        """Return the plan with only those of its levels that cut Gram products (A times its adjoint)."""
         return _with_gram_levels_only(self)
 
     @property

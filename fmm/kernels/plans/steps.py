@@ -43,7 +43,7 @@ class Product:
 class ProductWithSums:
     """A product together with the sums of a step table's kernel.
 
-    The sums `update` read the product, and blocks with the values that the blocks had before the step.
+    The sums in `update` read the product, and the values that blocks had before the step.
     """
 
     product: Product

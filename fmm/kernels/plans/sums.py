@@ -126,8 +126,8 @@ class Sum:
     def in_place_pairs(self) -> tuple[tuple[int, int], ...]:
         """Return (index in `writes`, index in `reads`) for each place that is both read and written.
 
-        The matrix ADDEND counts as C. Additions then have the same order whether or not beta multiplies C itself, and
-        the results are equal bit for bit.
+        The matrix ADDEND counts as C, so that additions have the same order whether or not beta multiplies C itself,
+        and the results are equal bit for bit.
         """
         read_origins = [("C", *p.origin[1:]) if p.name == ADDEND else p.origin for p in self.reads]
         write_origins = [p.origin for p in self.writes]
@@ -184,7 +184,7 @@ SignedExponents = tuple[Place | None, int]  # (vector of exponents or None, sign
 
 @dataclass(frozen=True)
 class RowOrColumnExponents(Sum):
-    """A step that finds an exponent e for each row (axis 0) or column (axis 1): 2^(e-1) <= max |x| < 2^e.
+    """A step that finds e with 2^(e-1) <= max |x| < 2^e for each row (axis 0) or column (axis 1) with elements x.
 
     The exponent is 0 for a row or column of zeros, or with an inf or NaN. If `sign` is 1 or -1, each element of a row
     or column is first multiplied by 2^(sign * s), where the second matrix in `reads` is a vector with an integer s for

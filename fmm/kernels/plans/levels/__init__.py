@@ -1,4 +1,4 @@
-"""Kinds of levels, one module for each kind. Importing this package registers every kind."""
+"""Kinds of levels, one module for each kind. Importing this package registers every kind of level."""
 
 from importlib import import_module
 from pkgutil import iter_modules

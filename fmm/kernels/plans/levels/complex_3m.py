@@ -40,10 +40,10 @@ PRODUCT_WEIGHTS: Final = (1 - 1j, -1 - 1j, 1j)
 CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # option -> index of the conjugated operand
 # Fields of Level that are equal for all levels that replace a complex product by three real products.
 #
-# The error growth compares the error in norm with four real products. On random numbers, the error of the real part is
-# the same, and the error variance of the imaginary part is 3 times as large: sqrt((1 + 3) / 2). On numbers of one sign,
-# with the error variance of Ar Br as the unit, the variances of the real and imaginary parts are 2 and 18, but 2 and 2
-# with four real products: sqrt((2 + 18) / (2 + 2)).
+# The error growth compares the error in norm with the error of four real products. On random numbers, the real part has
+# the same error as with four real products, and the imaginary part has 3 times this error's variance: the growth is
+# sqrt((1 + 3) / 2). On numbers of one sign, in units of the error variance of one real product, the real and imaginary
+# parts have the variances 2 and 18, but 2 and 2 with four real products: the growth is sqrt((2 + 18) / (2 + 2)).
 COMPLEX_LEVEL_FIELDS: Final[dict[str, Any]] = {
     "types": COMPLEX_TYPES,
     "number_below": "real",

@@ -19,8 +19,8 @@ from fmm.problem import Shape
 # Block sides for counting: primes that divide no scheme's number of products.
 COUNTING_SIDES = (97, 101, 103)
 
-# (number of equal blocks, side that is the number of rows of a block, side that is its number of columns); the sides m,
-# k and n are 0, 1 and 2
+# A group of equal blocks: the number of blocks, and which side (0, 1, 2 for m, k, n) is the number of rows and which
+# side the number of columns of a block.
 BlockGroup = tuple[int, int, int]
 
 
@@ -39,7 +39,7 @@ class BlockCounts:
     in_place: tuple[float, float]  # fraction of products that read a block of A or B in place, or write a block of C
 
     def count_elements(self, blocks: Sides, sides: Sides) -> Sides:
-        """Return the elements of A, B and C in these numbers of blocks, for the block sides `sides`."""
+        """Return the numbers of elements in `blocks[0]` blocks of A, `blocks[1]` of B and `blocks[2]` of C."""
         m, k, n = sides
         return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
 

@@ -193,7 +193,7 @@ def prepared_plane_layout(
 
 @dataclass(frozen=True)
 class NormExponents(RowOrColumnExponents):
-    """A step that finds from norms by which power of two each row (axis 0) or column (axis 1) can be scaled at most."""
+    """A step that finds the largest power of two by which each row (axis 0) or column (axis 1) can be scaled."""
 
 
 @dataclass(frozen=True)
@@ -285,8 +285,8 @@ def _inner_level_programs(depth: int) -> SchemePrograms:
 def _reconstruction_program(program: AdditionProgram, planes: int) -> AdditionProgram:
     """Return the program that adds the products of planes to residues of C, and then reconstructs C from the residues.
 
-    The program is never run. Only its additions are counted, so the large weights of the Chinese remainder theorem are
-    replaced by 1.
+    The program is never run: only its additions are counted, so the coefficient 1 replaces the large weights of the
+    Chinese remainder theorem.
     """
     inputs = program.inputs * planes
     lines: list[tuple[tuple[Coefficient, int], ...]] = []

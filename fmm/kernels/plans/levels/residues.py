@@ -13,9 +13,9 @@ residues(14)` needs three. The level `residues2m` can conjugate A or B while A o
 
 Below both levels, a plan can have one or two levels of Strassen's algorithm, and ends in the leaf `bytes`. One leaf
 runs the level `residues` or `residues2m` together with all levels below it: the sums of Strassen's levels are computed
-in registers, when operands are split and when C is joined, and one launch multiplies all planes. All this arithmetic is
-modulo the moduli and never rounds. `residue_leaf_rows` returns a Leaf row for each combination of a level, the levels
-below it, and the leaf `bytes`.
+in registers, when operands are split and when C is joined, and one launch multiplies all planes. Arithmetic below the
+level is modulo the moduli and never rounds. `residue_leaf_rows` returns a Leaf row for each combination of a level, the
+levels below it, and the leaf `bytes`.
 """
 
 from __future__ import annotations

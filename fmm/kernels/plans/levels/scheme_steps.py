@@ -90,8 +90,8 @@ def _place_products_in_c(
     """Return the products; as many as possible have a block of C as their destination.
 
     A block of C can hold a product until the join computes the block; later lines of the join must not read this
-    product. Products in C save memory. Products in C also save time: the join overwrites numbers that the join has just
-    read, and the cache lines of these numbers are still in the cache.
+    product. A product in C needs no temporary. Products in C also save time: the join overwrites numbers that the join
+    has just read, and the cache lines of these numbers are still in the cache.
     """
     last = {v: line for line, terms in enumerate(program.lines, program.inputs) for _, v in terms}
     homes: dict[int, Place] = {}
@@ -169,7 +169,9 @@ def _accumulate_product_step(
 
 @lru_cache(maxsize=1024)
 def _accumulate_product_program(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionProgram:
-    """Return the program that computes c times the product (input 0), plus an old value if `old`, for each (c, old)."""
+    """Return a program with an output for each (c, old): c times the product, which is input 0, plus the old value if
+    `old`.
+    """
     lines: list[programs.Terms] = []
     inputs = 1
     for c, old in wanted:
@@ -269,7 +271,7 @@ class _TableLowering:
     def _can_fuse(self, places: Sequence[Place]) -> bool:
         """Return True if the leaf's kernel can form the sums at these places.
 
-        The leaf cannot read or write blocks of A or B in these sums, and cannot read and write one place with two
+        The kernel cannot form sums that read or write blocks of A or B, or that read and write one place with two
         sizes.
         """
         if self.plan.levels or not self.plan.leaf_use.leaf.can_compute_sums:
