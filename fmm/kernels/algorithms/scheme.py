@@ -136,10 +136,10 @@ class Scheme:
         """Return the expected error of one level, as a multiple of the classical product's error.
 
         The estimate assumes random entries of equal magnitude. The estimate also assumes that the error of a sum of
-        length k grows like k (its variance like k^2), and that the errors of different products are independent. Under
-        these assumptions, the variance of the error of block c of C is sum_p w_cp^2 |u_p|_2^2 |v_p|_2^2 / k^2 times the
-        variance of the classical product's error. The estimate ignores the rounding of the additions, and the smaller
-        errors of sums that BLAS computes block by block.
+        length k grows like k (its variance like k^2), and that the errors of different products are independent. The
+        variance of the error of block c of C is then sum_p w_cp^2 |u_p|_2^2 |v_p|_2^2 / k^2 times the variance of the
+        classical product's error. The estimate ignores the rounding of the additions, and the smaller errors of sums
+        that BLAS computes block by block.
         """
         if self.factors:
             return prod(f.error_growth for f in self.factors)

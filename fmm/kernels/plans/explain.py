@@ -91,7 +91,7 @@ def plan_rows(
 def _rows_of_level_run_by_leaf(plan: Plan, size: Shape, nbytes: int, steps: LevelSteps) -> Iterator[PlanRow]:
     """Yield the row of a level that one leaf runs, then the rows of its inner levels, then the row of the last leaf.
 
-    The first row shows the memory of all these rows together, `nbytes`; the other rows show 0 bytes.
+    The first row shows the memory of the whole level, `nbytes`; the other rows show 0 bytes.
     """
     products = list(steps.products)
     first, *inner, last = plan.leaf.split(" > ")

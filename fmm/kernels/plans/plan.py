@@ -2,8 +2,9 @@
 
 The text form joins levels and leaf by " > ", for example `winograd^2 > li-fig3.peel > vendor`.
 
-One leaf can run a level together with everything below it, for example `residues(14) > strassen > bytes`. The text of
-such a leaf contains the text of the level: the leaf of the plan `3m > residues(14) > bytes` is `residues(14) > bytes`.
+One leaf can run a level together with everything below it, for example `residues(14) > strassen > bytes`. The text of a
+leaf that runs a level contains the text of the level: the leaf of the plan `3m > residues(14) > bytes` is `residues(14)
+> bytes`.
 
 The texts of levels are defined in fmm.kernels.plans.levels, and the texts of leaves in fmm.kernels.leaves.
 """
@@ -191,9 +192,8 @@ class Plan:
     def dtype_in_first_level(self, dtype: str, products: Iterable[Plan]) -> str:
         """Return the type of the first level's temporaries and products, in a product of `dtype`.
 
-        `products` are the plans of the products in the first level's steps. If one of these plans is the whole plan
-        again, as for `balanced` and for a separate pass that adds beta C, temporaries and products have the type
-        `dtype`.
+        `products` are the plans of the products in the first level's steps. If a product has the whole plan again (in
+        `balanced`, and if a separate pass adds beta C), temporaries and products have the type `dtype`.
         """
         return dtype if not self.levels or self in products else self.levels[0].dtype_of_products(dtype)
 

@@ -139,7 +139,7 @@ class Complex3mLevel(ComplexLevel):
 
 
 def complex_3m_level(order: Traversal = "stacked", conjugates: tuple[bool, bool] = (False, False)) -> Complex3mLevel:
-    """Return the level `3m` with this order of products."""
+    """Return the level `3m` with the order `order` of products, and with conjugated operands."""
     options = [order] if order != "stacked" else []
     return Complex3mLevel(
         text=".".join(["3m", *options, *conjugation_option_names(conjugates)]),

@@ -111,8 +111,8 @@ def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> GramLevel:
     use = parse_leaf_option(diagonal_leaf) if diagonal_leaf else None
     if use is not None:
         types = use.multiplied_types()
-        # With `outer`, the leaf reads A as the transpose of B's copy. For complex types, A is the conjugate transpose
-        # of B, so these types are excluded.
+        # With `outer`, the leaf reads A as the transpose of B's copy. Complex types are excluded, because there A is
+        # the conjugate transpose of B.
         if use.order == "outer":
             types = tuple(t for t in types if not DTYPES[t].is_complex)
         diagonal_leaf = leaf_option_text(use)

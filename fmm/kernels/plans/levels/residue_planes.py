@@ -111,7 +111,7 @@ class PlaneLayout:
         """Return the byte offsets of the arrays in the workspace.
 
         The arrays are: exponents of A and of B, planes of A, of B and of C, and the transposed operands. The last
-        number is the end of the workspace. If A and B are split for all moduli at once, the planes of C overwrite the
+        number is the end of the workspace. If one pass splits A and B for all moduli, the planes of C overwrite the
         transposed operands.
         """
         left, right, result = self.plane_bytes

@@ -11,11 +11,11 @@ Imamura (2025), except that norms determine the scales.
 `residues2m(15)` is for complex128: a complex product becomes two products of planes for each modulus, where `3m >
 residues(14)` needs three. The level `residues2m` can conjugate A or B while A or B is read.
 
-Below both levels, a plan can have one or two levels of Strassen's algorithm, and ends in the leaf `bytes`. One leaf
-runs the level `residues` or `residues2m` together with all levels below it: the sums of Strassen's levels are computed
-in registers, when operands are split and when C is joined, and one launch multiplies all planes. Arithmetic below the
-level is modulo the moduli and never rounds. `residue_leaf_rows` returns a Leaf row for each combination of a level, the
-levels below it, and the leaf `bytes`.
+Below `residues` and `residues2m`, a plan can have one or two levels of Strassen's algorithm, and ends in the leaf
+`bytes`. One leaf runs the level `residues` or `residues2m` together with all levels below it: the sums of Strassen's
+levels are computed in registers, when operands are split and when C is joined, and one launch multiplies all planes.
+Arithmetic below the level is modulo the moduli and never rounds. `residue_leaf_rows` returns a Leaf row for each
+combination of a level, the levels below it, and the leaf `bytes`.
 """
 
 from __future__ import annotations

@@ -169,9 +169,7 @@ def _accumulate_product_step(
 
 @lru_cache(maxsize=1024)
 def _accumulate_product_program(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionProgram:
-    """Return a program with an output for each (c, old): c times the product, which is input 0, plus the old value if
-    `old`.
-    """
+    """Return a program with one output for each (c, old): c times input 0, plus an old value if `old` is True."""
     lines: list[programs.Terms] = []
     inputs = 1
     for c, old in wanted:
@@ -269,7 +267,7 @@ class _TableLowering:
         return place
 
     def _can_fuse(self, places: Sequence[Place]) -> bool:
-        """Return True if the leaf's kernel can form the sums at these places.
+        """Return True if the leaf's kernel can form the sums that read and write these places.
 
         The kernel cannot form sums that read or write blocks of A or B, or that read and write one place with two
         sizes.
