@@ -189,6 +189,7 @@ def test_a_cupy_that_does_not_load_is_an_error_that_says_so(monkeypatch: pytest.
         fmm.plan(64, 64, 64, device=0)
 
 
+@pytest.mark.slow
 def test_halves_that_are_known_are_asked_no_question(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One look-up from the second call on, small or not; with anything else asked, by the usual way."""
     ran: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []

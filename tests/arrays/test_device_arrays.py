@@ -41,6 +41,7 @@ from fmm.runtime.prepare import PreparedCall, ProblemQuery, prepare_query
 from tests.support import ROOT
 from tests.support import configs as tuned
 from tests.support.devices import H200
+from tests.support.marks import quick_and_slow
 
 LEVEL = Plan.parse("strassen.batched.pad16 > vendor")
 PLENTY = Limits(1 << 40)
@@ -246,6 +247,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.quick_cases(60)
 @pytest.mark.parametrize(("left", "right"), SHAPES)
 @pytest.mark.parametrize(("view_a", "view_b"), list(product(VIEWS, repeat=2)))
 def test_every_product_of_a_call_is_where_it_says(left: Any, right: Any, view_a: str, view_b: str) -> None:
@@ -704,7 +706,7 @@ def test_when_memory_runs_out_leaner_plans_are_tried_and_the_vendor_last(
     assert len(needs) >= min(failures + 1, 3) and needs == sorted(needs, reverse=True)
 
 
-@pytest.mark.parametrize("failures", [1, 2, 1000])
+@pytest.mark.parametrize("failures", quick_and_slow([1, 2], [1000]))
 def test_where_a_plan_cannot_run_the_next_one_is_taken_and_the_vendor_last(runs: list[Any], failures: int) -> None:
     """A certified candidate of cuBLASLt, say, that is not there for lines that begin like these."""
     runs[0].fail, runs[0].error = failures, PlanError
@@ -989,6 +991,7 @@ def test_a_quick_no_by_bytes_says_no_to_nothing_that_could_win(m: int, k: int, n
         )
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "tf32", "complex64", "complex128"])
 @pytest.mark.parametrize("k", [1, 7, 16, 33, 72, early_declines.SHORT_INNER_SIDE - 1])
 @pytest.mark.parametrize("tall", [1, 8, 64])

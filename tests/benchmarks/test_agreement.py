@@ -197,6 +197,7 @@ def test_choices_are_those_of_the_runtime_by_leaves_that_no_tuning_measured_too(
         assert row["first"] == str(chosen.plan)
 
 
+@pytest.mark.slow
 def test_thresholds_of_unlike_leaves_are_compared_without_emulation(capsys: pytest.CaptureFixture[str]) -> None:
     """tau1 to tau3 belong to the measured leaves; the first tuning measured no leaf that emulates."""
     main([str(H200), str(H200 / "five-minutes"), "--json"])

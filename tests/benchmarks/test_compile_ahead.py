@@ -32,6 +32,7 @@ def run_on_numpy(folder: Path, *arguments: str) -> list[Any]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in folder.iterdir()]
 
 
+@pytest.mark.slow
 def test_a_few_tests_run_on_numpy_and_their_kernels_compile(tmp_path: Path) -> None:
     few = "test_gpu_kernels.py", "products/test_gpu_wgmma.py"
     paths = [f"tests/kernels/cuda/{name}" for name in few]

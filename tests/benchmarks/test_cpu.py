@@ -124,6 +124,7 @@ def test_the_effort_is_passed_on(arguments: list[str], effort: str, quick: list[
     assert quick == [effort] * len(ROWS)
 
 
+@pytest.mark.slow
 def test_every_suite_has_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -190,6 +190,7 @@ def test_a_step_whose_time_is_up_is_ended_with_all_that_it_began(tmp_path: Path)
             time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_step_that_ignores_signals_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.gpu_steps.GRACE_SECONDS", 0.3)
     deaf = (

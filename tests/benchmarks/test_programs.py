@@ -51,6 +51,7 @@ def test_a_program_runs_plain_and_under_fmm(toy: Case) -> None:
     assert "a toy" in text_line({**row, "failure": ""}) and json.dumps(row)
 
 
+@pytest.mark.slow
 def test_a_float64_program_is_its_own_reference(toy: Case) -> None:
     row = measure_case(replace(toy, dtype="float64"), rounds=1, is_small=True)
     assert row["differences"]["plain"] == 0 and row["differences"]["fmm"] < 1e-13

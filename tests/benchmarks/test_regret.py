@@ -283,7 +283,7 @@ def test_the_model_says_which_plan_of_a_family() -> None:
     assert plans_by_family(Plan(), {**recorded, deep: 2.0}, three) == [other, one], "far behind"
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("half", [0, 1])
 def test_few_known_choices_in_tf32_are_poor(half: int) -> None:
     """All poor choices are thin; in one the vendor replaces a faster plan: 289 x 1281 x 1229, at 0.87 of its speed.

@@ -34,7 +34,7 @@ def test_the_page_has_the_tables_that_the_command_writes() -> None:
         assert [tuple(line[:3]) for line in lines] == [row.label for row in rows]
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("table", "row"),
     [pytest.param(*x, id=" ".join((x[0], *x[1].label)), marks=() if x[1] in QUICK else pytest.mark.slow) for x in ROWS],
@@ -52,6 +52,7 @@ def test_the_quick_rows_stand_on_the_page() -> None:
     assert {row for _, row in ROWS} >= QUICK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("above", "said"), [("vendor", "no"), ("winograd > vendor", "yes")])
 def test_a_row_says_whether_the_level_is_taken(above: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A level that is predicted to gain less than the model's error is not taken."""

@@ -195,6 +195,7 @@ def test_it_is_parsed_and_explained(toy: Toy) -> None:
     assert str(Plan.parse(f"strassen > {toy.plan}")) == f"strassen > {toy.plan}"
 
 
+@pytest.mark.quick_cases(2)
 def test_it_is_counted_and_predicted(toy: Toy) -> None:
     plan, problem = Plan.parse(toy.plan), toy.problem
     counts = cost(plan, *problem.size, 8)
@@ -208,6 +209,7 @@ def test_it_is_counted_and_predicted(toy: Toy) -> None:
         assert expected_error_growth(plan) == LEAF.relative_error
 
 
+@pytest.mark.quick_cases(2)
 def test_it_is_chosen(toy: Toy) -> None:
     """On a device where it wins: among all candidates, and without a word about it anywhere else."""
     found = choose(toy.problem, toy.device, toy.limits)

@@ -167,6 +167,7 @@ def test_einsum_equals_numpys(expression: str, dtype: str) -> None:
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize("seed", range(60))
 def test_random_contractions_of_strided_arrays_equal_opt_einsums(seed: int) -> None:
     from opt_einsum.testing import rand_equation

@@ -104,6 +104,7 @@ def simulated_by_asking_all(
     return SimulationResult(max(map(max, free)), sum(task.seconds for task in tasks), sent)
 
 
+@pytest.mark.slow
 def test_thousands_of_workers_take_no_longer_to_be_told_apart() -> None:
     tasks = [ChunkTask(i, (("x", i % 8), ("x", 8 + i % 5)), 1.0) for i in range(300)]
     found = simulate_tasks(tasks, {("x", i): i for i in range(16)}, SimulatedWorkers(20_000, 1, 0.1))

@@ -52,7 +52,7 @@ CASES = [(*grid, dtype, plan) for grid in GRIDS for dtype in ("float64", "comple
 QUICK = [x for x in CASES if x[:2] == GRIDS[4] or (x[2] == "float64" and x[3] in (None, "winograd", "strassen.peel"))]
 
 
-@pytest.mark.quick_cases()
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize(
     ("size", "chunks", "dtype", "plan"), quick_and_slow(QUICK, [x for x in CASES if x not in QUICK])
 )
@@ -231,7 +231,7 @@ def test_what_dask_does_itself() -> None:
         products.matmul(da.ones((3, 4), chunks=2), da.ones((5, 3), chunks=2))
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "bool"])
 def test_integers_are_dasks(dtype: str) -> None:

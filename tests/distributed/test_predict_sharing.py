@@ -152,6 +152,7 @@ def test_what_is_no_rectangle(sizes: tuple[int, int, int], mesh: tuple[int, ...]
     )
 
 
+@pytest.mark.slow
 def test_a_rectangle_is_taken_where_it_clearly_wins() -> None:
     """Where messages are all that takes time, 16 devices in a row take more than twice as long. Of four neither way
     sends less; and pieces beside which products take longer hide most of it."""

@@ -59,12 +59,14 @@ def test_fmm_is_installed_once_numpy_is_loaded(site: Path) -> None:
     assert done.stdout == "ReplacementFunction True -1\n"
 
 
+@pytest.mark.slow
 def test_a_library_that_loads_numpy_itself_is_installed_too(site: Path) -> None:
     (site / "torch.py").write_text("import numpy\nproduct = numpy.dot\n")
     done = python(site, "import torch; print(type(torch.product).__name__)")
     assert done.stdout == "ReplacementFunction\n"
 
 
+@pytest.mark.slow
 def test_a_library_that_has_loaded_numpy_is_known_to_be_loaded(site: Path) -> None:
     """torch is a target itself, and loads NumPy before it is loaded."""
     (site / "torch.py").write_text("import numpy\n__version__ = '0'\n")
@@ -72,6 +74,7 @@ def test_a_library_that_has_loaded_numpy_is_known_to_be_loaded(site: Path) -> No
     assert done.stderr.startswith("fmm: nothing is installed for torch: ")
 
 
+@pytest.mark.slow
 def test_a_program_that_imports_fmm_first_has_it_installed(site: Path) -> None:
     """fmm imports NumPy, whose import loads the hook, while fmm itself is being imported."""
     done = python(site, "import fmm, numpy; print(type(numpy.dot).__name__)")
@@ -103,6 +106,7 @@ def test_without_a_working_fmm_the_program_runs(defect: str, site: Path) -> None
     assert done.stderr.startswith("fmm: FMM_INSTALL is set, but fmm cannot be imported: ")
 
 
+@pytest.mark.slow
 def test_a_line_that_is_left_alone_says_nothing(site: Path) -> None:
     (site / "fmm_install.py").unlink()
     done = python(site, "import numpy; print(1)")

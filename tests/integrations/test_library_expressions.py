@@ -137,6 +137,7 @@ EXPRESSIONS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
 CASES = [(library, text) for library, (_, texts) in EXPRESSIONS.items() for text in texts]
 
 
+@pytest.mark.quick_cases(24)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("library", "text"), CASES, ids=[f"{library}: {text}" for library, text in CASES])
 def test_an_expression_gives_the_same_with_fmm_installed(library: str, text: str, host_plans: list[Plan]) -> None:

@@ -79,6 +79,7 @@ def test_the_operator_runs_plans_of_each_type(dtype: str, run: list[Plan]) -> No
     np.testing.assert_allclose(c, classical(a, b), rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("dtype", ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"])
 def test_the_operator_runs_plans_of_integers_exactly(dtype: str, usual_run: list[Plan]) -> None:
     a, b = random_array(300, 280, dtype=dtype), random_array(280, 260, dtype=dtype)

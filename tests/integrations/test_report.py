@@ -356,6 +356,7 @@ def test_a_forked_process_counts_its_own_products(program: str, tmp_path: Path) 
     assert [found["calls"] for found in reported] == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_process_that_is_started_writes_its_own(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(STARTING)
     python(tmp_path, "-m", "fmm", "--report=told-%p.txt", "--install", "numpy", "program.py")
@@ -363,6 +364,7 @@ def test_a_process_that_is_started_writes_its_own(tmp_path: Path) -> None:
     assert len(reported) == 2 and all(text.startswith("fmm: 0 of 1 products") for text in reported)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_process_says_nothing_on_stderr(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(FORKING)

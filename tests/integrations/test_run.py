@@ -99,6 +99,7 @@ def test_the_environment_installs_when_fmm_is_loaded_and_for_children(program: P
     )
 
 
+@pytest.mark.slow
 def test_libraries_that_a_program_does_not_load_are_not_loaded(program: Path) -> None:
     (program.parent / "small.py").write_text(
         "import sys; print(sorted({'torch', 'cupy'} & {name for name in sys.modules}))"

@@ -267,6 +267,7 @@ def test_the_largest_workspace_is_asked_for_before_the_first_tile(size: tuple[in
     assert f"with the workspace {(slots + reserved) / (1 << 30):.2f} GiB" in said
 
 
+@pytest.mark.slow
 def test_a_plan_for_which_there_is_too_little_memory_is_tried_with_the_smallest_tiles() -> None:
     machine, a = HostMachine(500_000), matrix((240, 240), "float64")
     constraints = NO_CONSTRAINTS._replace(plan=Plan.parse("strassen^3.pad16 > vendor"))

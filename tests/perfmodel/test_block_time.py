@@ -177,6 +177,7 @@ def test_the_best_of_the_six_is_in_the_models_first_two() -> None:
     assert root_mean_square_error(rows) < 0.12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fit_to", [0, 1])
 def test_it_is_on_shapes_that_the_fit_did_not_see(fit_to: int) -> None:
     halves = split_alternately(recorded_blocks(FILE))

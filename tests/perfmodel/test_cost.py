@@ -193,7 +193,7 @@ PLANS = (
 SIZES = ((8, 8, 8), (9, 8, 10), (7, 7, 7), (12, 5, 9), (5, 16, 4), (6, 2, 13), (17, 4, 4))
 
 
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("text", PLANS)
 def test_cost_is_what_the_executor_does(text: str) -> None:
     plan = Plan.parse(text)

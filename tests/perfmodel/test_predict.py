@@ -368,6 +368,7 @@ def test_the_vendors_product_and_small_plans_know_no_lanes() -> None:
     assert found.sums == pytest.approx((plain.sums + 2 * 1000**2 * 8 / 1e9) / 0.25)
 
 
+@pytest.mark.slow
 def test_a_device_without_lanes_is_predicted_as_before() -> None:
     told = replace(datasheet_calibration("h200"), idle=9.0, spin=9.0, apart=9.0)
     for plan in device_candidate_plans(True):
@@ -399,6 +400,7 @@ def test_the_estimated_work_is_exact_where_sizes_divide() -> None:
         assert leaves[0] == leaves[1], plan
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("n", [512, 2047, 5001])
 def test_the_estimated_workspace_is_within_a_factor_of_two(n: int) -> None:
     for plan in PLANS:

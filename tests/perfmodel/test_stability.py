@@ -483,6 +483,7 @@ def test_types_grow_differently() -> None:
     assert growths == sorted(growths) and growths[0] == growths[2] < 6 < 10 < growths[-1]
 
 
+@pytest.mark.slow
 def test_measured_errors_grow_in_the_expected_order(rng: np.random.Generator) -> None:
     """Root mean square errors of three levels down to 16, single precision: dps, Strassen's, Winograd's."""
     a, b = (rng.standard_normal((256, 256)).astype(np.float32) for _ in range(2))

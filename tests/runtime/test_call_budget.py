@@ -18,6 +18,7 @@ from fmm.kernels.cpu import triangle_product
 from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT
 from fmm.runtime.decisions import early_declines
 from fmm.runtime.decisions.early_declines import decline_key
+from tests.support.marks import quick_and_slow
 from tests.support.own_calls import called_functions
 
 
@@ -189,7 +190,10 @@ def test_halves_of_what_blas_cannot_read_are_symmetric_bit_for_bit(dtype: str, s
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize(
     "shape",
-    [(1, 1), (5, 1), (1, 6), (0, 3), (3, 0), (200, 0), (53, 37), (256, 32), (300, 9), (9, 1025), (500, 9), (130, 131)],
+    quick_and_slow(
+        [(1, 1), (5, 1), (1, 6), (0, 3), (3, 0), (200, 0), (53, 37), (256, 32), (130, 131)],
+        [((300, 9),), ((9, 1025),), ((500, 9),)],
+    ),
 )
 def test_small_complex_halves_are_hermitian_bit_for_bit(shape: tuple[int, int], rows: bool) -> None:
     rng = np.random.default_rng(shape)

@@ -76,7 +76,7 @@ def test_against_a_higher_precision(dtype: str, plan: str | None) -> None:
         assert error(c, exact(a, rows), a.shape[-1 if rows else -2]) < 4, (shape, rows, view)
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("dtype", ["float64", "complex64"])
 def test_fill_alpha_and_beta(dtype: str, plan: str | None) -> None:

@@ -89,7 +89,7 @@ def peak_bytes() -> Iterator[list[int]]:
 EVEN, ODD_SIZE = ((512, 512, 512), "f8"), ((501, 399, 607), "f4")
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("plan", "problem"),
     quick_and_slow(zip(PLANS, (ODD_SIZE, EVEN) * 2, strict=True), zip(PLANS, (EVEN, ODD_SIZE) * 2, strict=True)),
@@ -115,7 +115,7 @@ def _limited(a: Any, b: Any, limit: int) -> tuple[Any, int]:
     return c, peak[0] - c.nbytes
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("limit", [0, 1, 10_000, 100_000, 400_000, 1_000_000, 10**9])
 @pytest.mark.usefixtures("eager", "small_panels")
 def test_a_limit_is_kept(limit: int) -> None:
@@ -736,7 +736,7 @@ atexit.register(last)
 """
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["", "last()"])
 def test_multiplying_while_the_interpreter_exits(before: str) -> None:
     """NumPy still can when no new thread may be started."""

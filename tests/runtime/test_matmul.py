@@ -273,6 +273,7 @@ def test_mixed_types_by_a_given_plan(left: str, right: str) -> None:
         agree(lambda: ((draw((6, 5), left), draw((5, 7), right)), {}), {"plan": plan})
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("casting", ["no", "equiv", "safe", "same_kind", "unsafe"])
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "F", "D", "g", "i8", ">f8", "?"])
 @pytest.mark.parametrize("given", ["f4", "f8", "D", ">f8", "i4"])
@@ -458,6 +459,7 @@ OVERLAPS: dict[str, Callable[[Any], tuple[Any, Any, Any]]] = {
 }
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("name", OVERLAPS)
 @pytest.mark.parametrize("plan", [None, *PLANS])
 @pytest.mark.usefixtures("eager")
@@ -985,6 +987,7 @@ def test_plans_are_what_they_were_wherever_they_are_copied(plan: str) -> None:
         assert copied.leaf_use == found.leaf_use and copied.levels == found.levels
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mode", ["cache", "online"])
 def test_decisions_are_what_they_were_wherever_they_are_copied(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that knows nothing yet reads them, too."""

@@ -141,7 +141,7 @@ def test_bits_of_the_plan(dtype: str, level: str) -> None:
     assert digest(fmm.matmul(a, b, plan=f"{level} > bytes")) == DIGESTS[dtype, level]
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_blocks_and_memory_orders(dtype: str) -> None:
     a, b = fixed_operands(dtype)

@@ -555,7 +555,7 @@ def test_a_first_call_on_a_device_compiles_none_of_cupys_kernels_before_the_clos
     assert {name for name, *_ in kernels} == expected, kernels
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", COMPUTED_TYPES)
 def test_edges_found_on_a_device_are_those_of_the_host(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     required_compiler()
@@ -577,7 +577,7 @@ def test_edges_found_on_a_device_are_those_of_the_host(dtype: str, monkeypatch: 
             assert (x is None) == (y is None) and (x is None or (x.dtype == y.dtype and np.array_equal(x, y)))
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     quick_and_slow(DEVICE_CASES, [x for x in product(GRAPHS, COMPUTED_TYPES) if x not in DEVICE_CASES]),
@@ -592,7 +592,7 @@ def test_the_same_as_scipys_on_a_device(kind: str, dtype: str, monkeypatch: pyte
     assert ("int32" if negative else f"{dtype}{', none negative' * (dtype[0] == 'i')}") in device.rings
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", COMPUTED_TYPES)
 def test_negative_cycles_raise_on_a_device(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths that double in magnitude at each step do not wrap around."""

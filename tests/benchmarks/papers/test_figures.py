@@ -198,6 +198,7 @@ def test_huang_s_model_is_computed_for_the_measured_device() -> None:
     assert max(modelled) > 2.5 * max(table.column_cells("V100, modelled"))  # type: ignore[type-var, operator]
 
 
+@pytest.mark.slow
 def test_no_table_is_printed_as_a_header_without_rows(capsys: pytest.CaptureFixture[str]) -> None:
     """Every figure has rows, from the samples on record where nothing is published or computed."""
     for name in FIGURES:

@@ -137,6 +137,7 @@ def test_packed_samples_are_read_and_replaced_by_new_ones(tmp_path: Path) -> Non
     assert path.is_file() and not packed_path(path).exists()
 
 
+@pytest.mark.slow
 def test_the_papers_figures_come_first_and_the_shortest_of_them(tmp_path: Path) -> None:
     found = sorted_by_worth(unfinished_experiments(EXPERIMENTS.values(), HostBench(), tmp_path, 64))
     names = [x.experiment.name for x in found]

@@ -84,6 +84,7 @@ def test_the_user_is_warned_of_an_old_kernel(call: str) -> None:
     assert "unset OPENBLAS_CORETYPE" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernels_differ")
 def test_the_variable_is_ignored_while_tuning(tmp_path: Path) -> None:
     options = ("--device", "cpu", "--dtype", "float64", "--time-limit", "0.1", "--output", str(tmp_path))

@@ -311,6 +311,7 @@ def test_the_exit_waits_for_a_daemon_threads_task_and_starts_no_other() -> None:
     assert _output_of(TASK_AT_EXIT).startswith("True done\non a worker")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(openblas.loaded_openblas() is None, reason="NumPy's BLAS is not OpenBLAS")
 def test_a_program_ends_while_daemon_threads_multiply() -> None:
     """OpenBLAS's exit function would wait for ever for a thread that was inside a product."""

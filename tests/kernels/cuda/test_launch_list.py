@@ -271,7 +271,7 @@ QUICK_USES = [*product(PLAIN_USES, CHIPS), *((str(use), H200.limits.capability) 
 OTHER_USES = [x for x in product(map(str, USES), CHIPS) if x not in QUICK_USES]
 
 
-@pytest.mark.quick_cases(24)
+@pytest.mark.quick_cases(12)
 @pytest.mark.parametrize(("text", "capability"), quick_and_slow(dict.fromkeys(QUICK_USES), OTHER_USES))
 def test_every_kernel_is_named(text: str, capability: str) -> None:
     use, on = parse_leaf(text), CHIPS[capability]

@@ -279,6 +279,7 @@ def test_scalars(text: str, alpha: float, beta: float) -> None:
         np.testing.assert_array_equal(found, expected, err_msg=str(size))
 
 
+@pytest.mark.quick_cases(30)
 @pytest.mark.parametrize("text", PLANS)
 @pytest.mark.parametrize("dtype", ["float16", "float64", "complex128"])
 def test_the_workspace_is_the_plans(text: str, dtype: str) -> None:

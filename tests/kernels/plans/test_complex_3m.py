@@ -58,7 +58,7 @@ def problem_of(size: tuple[int, int, int], dtype: str, order: str, alpha: comple
     return Problem(m, k, n, dtype, (layouts[0], layouts[1], layouts[2]), alpha, beta)
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("text", quick_and_slow(PLANS, LARGER))
 @pytest.mark.parametrize("dtype", quick_and_slow(["complex64"], ["complex128"]))
 def test_on_arrays_and_as_launches(text: str, dtype: str) -> None:
@@ -319,6 +319,7 @@ def test_its_error_in_norm_is_what_is_expected(text: str, dtype: str, rng: np.ra
     assert errors[0].max() <= error_bound(plan, n, n, n) * u * np.abs(a).max() * np.abs(b).max()
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("k", [64, 291, 700])
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_its_error_on_positive_numbers_is_what_is_expected(dtype: str, k: int, rng: np.random.Generator) -> None:

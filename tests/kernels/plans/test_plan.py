@@ -66,6 +66,7 @@ def test_every_candidate_has_a_text_that_reads_back(device: str) -> None:
             assert Plan.parse(str(part)) == part and str(Plan.parse(str(part))) == str(part)
 
 
+@pytest.mark.quick_cases(60)
 @pytest.mark.parametrize("leaf", sorted({str(use) for row in plan_leaves() for use in row.all_text_variants}))
 def test_every_leaf_below_gram_reads_back(leaf: str) -> None:
     """A leaf alone, below the level gram, and as the leaf of the blocks on the diagonal, if it can be that."""

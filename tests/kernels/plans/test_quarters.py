@@ -37,7 +37,7 @@ def test_blocks_of_c_are_whole_products(size: tuple[int, int, int]) -> None:
     assert (seen == 1).all()
 
 
-@pytest.mark.quick_cases()
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("plan", ["quarters > digits", "quarters > quarters > digits"])
 def test_products_are_numpys(dtype: str, plan: str) -> None:

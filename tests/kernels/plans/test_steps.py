@@ -283,7 +283,7 @@ def small_integers(rng: np.random.Generator, shape: tuple[int, int], dtype: str)
     return rng.integers(-2, 3, shape).astype(dtype)
 
 
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("text", PLANS)
 def test_workspace_is_exactly_what_a_plan_takes(text: str, rng: np.random.Generator) -> None:
     plan, backend = Plan.parse(text), NumpyBackend(ThreadGroup(1))

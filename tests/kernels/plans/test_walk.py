@@ -214,7 +214,7 @@ PLANS_WITH_FACTORS = [
 ]
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("text", quick_and_slow(PLANS_WITH_FACTORS[::2], PLANS_WITH_FACTORS[1::2]))
 def test_alpha_and_beta(text: str, rng: np.random.Generator) -> None:
     plan = Plan.parse(text)
@@ -265,7 +265,7 @@ MIX_SIZES = [
 ]
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("text", quick_and_slow(MIXES[::2], MIXES[1::2]))
 def test_mixes_of_levels(text: str, rng: np.random.Generator) -> None:
     plan = Plan.parse(text)
@@ -305,7 +305,7 @@ TOLERANCES = [
 ]
 
 
-@pytest.mark.quick_cases()
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(("text", "growth"), TOLERANCES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_normal_data(text: str, growth: float, dtype: str, rng: np.random.Generator) -> None:

@@ -182,7 +182,7 @@ def test_partial_sums_of_the_classical_product_overflow(plan: str, dtype: str) -
         agree(np.stack([a, a[::-1]]), np.ones((8, 5), dtype), plan, strict=False)  # folded
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_folded_stack_overflows_where_numpys_does(dtype: str) -> None:
     """One product of all rows may add in another order than one a matrix."""
@@ -399,6 +399,7 @@ def test_the_gain_of_strassens_and_winograds_levels(algorithm: str, gain: float,
         assert intermediate_growth_bound(plan, n, n, n) == gain**levels
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("size", [(64, 64, 64), (61, 43, 57)], ids=str)
 @pytest.mark.parametrize("plan", ["li-fig16 > li-fig16 > li-fig12 > vendor", "li-fig2 > li-fig2 > li-fig2 > vendor"])
 def test_a_given_plan_of_tables_runs_on_ordinary_numbers(

@@ -229,6 +229,7 @@ def started(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.slow
 def test_the_module_is_the_command() -> None:
     done = started("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"fmm-tune {fmm.__version__}\n", "")
@@ -236,7 +237,7 @@ def test_the_module_is_the_command() -> None:
     assert done.returncode == 2 and "Traceback" not in done.stderr
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["paper", "all"], ["predict", "5", "5", "5"]])
 def test_who_reads_the_head_alone_sees_no_traceback(arguments: list[str]) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -278,6 +279,7 @@ sys.exit({function}())
     assert done.stderr == "fmm-tune: interrupted before it began\n"
 
 
+@pytest.mark.slow
 def test_who_ignores_ctrl_c_still_does_and_afterwards_it_is_an_exception(tmp_path: Path) -> None:
     code = """
 import signal, sys
@@ -303,7 +305,7 @@ def test_help_measures_and_imports_nothing_large() -> None:
     assert cli.main.__doc__
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.skipif(os.name != "posix", reason="a shell closes the streams")
 @pytest.mark.parametrize(
     ("command", "streams", "code", "message"),

@@ -20,6 +20,7 @@ import pytest
 
 from fmm.config import files, identity, schema, store
 from fmm.config.identity import Identity
+from fmm.config.reader import ConfigError
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.tuner import cli, device_registry
 from fmm.tuner import tune as commands_tune
@@ -269,6 +270,8 @@ def test_a_disk_that_fills_up_under_the_trials(
 
 # ---- the store
 
+LATER_CONFIG = '{"schema": 9, "devices": {}}'
+
 
 def test_a_damaged_config_is_kept_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
@@ -279,14 +282,23 @@ def test_a_damaged_config_is_kept_aside(tmp_path: Path, capsys: pytest.CaptureFi
     assert set(files.read_config(path)) == {"cpu-a"}
 
 
+def test_nothing_is_merged_into_a_config_of_a_later_fmm(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(LATER_CONFIG)
+    with pytest.raises(ConfigError, match="of a later fmm"):
+        store.merge_section(path, "cpu-a", "float64", tuned.section())
+    assert path.read_text() == LATER_CONFIG
+
+
+@pytest.mark.slow
 def test_a_config_of_a_later_fmm_is_not_touched(
     fake: SimulatedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "config.json"
-    path.write_text('{"schema": 9, "devices": {}}')
+    path.write_text(LATER_CONFIG)
     assert main(["--dtype", "float64", "--quiet", "--output", str(path)]) == 1
     assert "of a later fmm" in capsys.readouterr().err
-    assert path.read_text() == '{"schema": 9, "devices": {}}'
+    assert path.read_text() == LATER_CONFIG
 
 
 def test_sections_and_entries_are_merged(tmp_path: Path) -> None:

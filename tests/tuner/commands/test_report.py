@@ -68,6 +68,7 @@ def report(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return into / "out"
 
 
+@pytest.mark.slow
 def test_a_report_is_drawn(report: Path) -> None:
     drawn = {p.name for p in (report / "report").iterdir()}
     stems = {"speedup", "speedup-narrow", *(f"cpu-fake-2t-float64-{name}" for name in FIGURE_FUNCTIONS)}
@@ -234,6 +235,7 @@ def test_no_interval_is_told_that_says_nothing(folder: Path) -> None:
     assert loose == ["rate.rows", "rate.memory"] and "10 to 11 Gflop/s" in rows[2]
 
 
+@pytest.mark.slow
 def test_the_page_tells_nothing_of_the_machine_s_files(folder: Path, report: Path) -> None:
     page = (report / "report.html").read_text(encoding="utf-8")
     assert str(folder) not in page and "--output" not in page and "<details>" in page
@@ -241,6 +243,7 @@ def test_the_page_tells_nothing_of_the_machine_s_files(folder: Path, report: Pat
     assert places == sorted(places)
 
 
+@pytest.mark.slow
 def test_nothing_is_wider_than_a_phone(report: Path) -> None:
     """As far as the page's text tells: the browser's width is the page's, pictures shrink, long lines wrap, and nothing
     has a width of its own in pixels."""
@@ -257,6 +260,7 @@ def test_nothing_is_wider_than_a_phone(report: Path) -> None:
     assert cells <= 5 or folded, "many columns: on a phone the table's rows are folded"
 
 
+@pytest.mark.slow
 def test_each_name_in_a_plan_is_explained_once(report: Path) -> None:
     """Where plans are named: in the tables, in what `fmm-tune show` says, in the pictures' legends."""
     page = unescape((report / "report.html").read_text(encoding="utf-8"))
@@ -298,6 +302,7 @@ def test_what_is_worth_tuning_again_is_named_with_its_command(folder: Path) -> N
     assert escape(older.failure_line) in summary_html(older)
 
 
+@pytest.mark.slow
 def test_the_page_opens_with_the_table_of_show(report: Path, folder: Path) -> None:
     """The same cells, in the same order."""
     page = (report / "report.html").read_text(encoding="utf-8")

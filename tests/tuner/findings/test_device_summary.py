@@ -154,7 +154,7 @@ def test_a_measured_square_is_marked_in_plain_text_and_bold_in_colour() -> None:
     assert "\033[1m1.17x\033[0m" in coloured and "bold: measured here" in coloured and MEASURED_MARK not in coloured
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 56, 64, 80, 200])
 def test_columns_of_sizes_drop_from_the_left(width: int) -> None:
     summary = summaries(RECORDED[1])[0]
@@ -244,6 +244,7 @@ def test_a_measured_crossover_of_the_vendor_leaves_the_row_of_emulated_products(
     assert name.strip() == "emulated" and emulated[2:5] == (SummaryCell("9,000"), SummaryCell("9,500"), SummaryCell())
 
 
+@pytest.mark.slow
 def test_without_a_config_show_prints_the_shipped_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def test_no_square_with_aligned_rows_beyond_the_first_side_is_the_vendors(dtype:
     assert any(choose_square_plan(known, dtype, side).plan == VENDOR for side in just_below)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_the_squares_of_the_table_gain(dtype: str) -> None:
     first, rows = first_gaining_side(shipped(dtype), dtype), squares(text_of(dtype))

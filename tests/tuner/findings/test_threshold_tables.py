@@ -70,7 +70,7 @@ def test_a_noisy_tuning_has_no_numbers() -> None:
     assert set(one[1:]) == {"noisy"} and two[1] == "50,000"
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("epsilon", "gains", "value"),
     [

@@ -95,6 +95,7 @@ def share(interval: ThresholdInterval) -> float:
     return high / low - 1
 
 
+@pytest.mark.slow
 def test_epsilon_has_an_interval_where_it_is_determined() -> None:
     section, observed = tuned()
     model = model_of(section)

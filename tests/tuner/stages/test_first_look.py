@@ -110,6 +110,7 @@ def test_who_must_wait_for_the_compiler_lets_the_others_go_first(
     assert late and late == list(TYPES)[: len(late)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", quick_and_slow([20.0], [2.0, 14.0, 32.0]))
 def test_stopping_at_any_moment_keeps_the_best(
     seconds: float, cold: ColdGpu, written: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

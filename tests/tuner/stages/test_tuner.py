@@ -202,6 +202,7 @@ def test_on_a_gpu_a_plan_must_beat_all_that_the_vendor_has(leaf: float, certifie
         assert [e.plan for e in entries_from_search(unraced, 0.0) if e.plan != "vendor"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effort", quick_and_slow(["quick"], [x for x in CPU_EFFORTS if x != "quick"]))
 def test_every_effort_keeps_to_its_seconds(effort: str) -> None:
     """The seconds of the samples, as if they had passed."""
@@ -531,6 +532,7 @@ ODD_TRUTH = Calibration(
 )
 
 
+@pytest.mark.slow
 def test_every_parameter_is_found_from_exact_times() -> None:
     start = SimulatedDevice().untuned_model()
     found = fitting.fit_calibration(start, "float64", observed(ODD_TRUTH))

@@ -52,6 +52,7 @@ def section(journal: Journal) -> Tuning:
     return schema.read_section(conclude_section(journal, "float32"), "test", journal.device.identity, "float32")
 
 
+@pytest.mark.slow
 def test_a_tuning_finds_what_the_kernel_takes(journal: Journal, section: Tuning) -> None:
     known = section.calibration
     assert known is not None
@@ -65,6 +66,7 @@ def test_a_tuning_finds_what_the_kernel_takes(journal: Journal, section: Tuning)
         assert told == pytest.approx(truly, rel=0.03)
 
 
+@pytest.mark.slow
 def test_shapes_have_an_entry_without_workspace(section: Tuning) -> None:
     """The best of all plans, and beside it the best of those for who has no memory to give."""
     problem, best, lean = Problem(*WANTED, "float32"), section.find_entry(WANTED), section.find_entry(WANTED, lean=True)
@@ -74,6 +76,7 @@ def test_shapes_have_an_entry_without_workspace(section: Tuning) -> None:
     assert [d.plan for d in decided if d] == [best[1], FUSED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stages", "plan"), [(("search", "certify"), "vendor"), (("search",), "vendor"), ((), None)])
 def test_where_it_loses_the_vendor_is_the_best_without_workspace(
     journal: Journal, stages: tuple[str, ...], plan: str | None
@@ -85,6 +88,7 @@ def test_where_it_loses_the_vendor_is_the_best_without_workspace(
     assert lean == ([plan] if plan else [])
 
 
+@pytest.mark.slow
 def test_of_shapes_too_small_for_other_plans_only_that_entry_is_known(journal: Journal) -> None:
     """Products that are small for a tuning are raced with the plan without workspace alone."""
     alone = [replace(t, size=(2048,) * 3) for t in journal.recorded if t.plan in ("vendor", str(FUSED))]
@@ -100,6 +104,7 @@ def paired(trials: list[Trial]) -> list[Trial]:
     return [t for stage in own for t in (*vendor[stage][-len(own[stage]) :], *own[stage])]
 
 
+@pytest.mark.slow
 def test_the_model_chooses_it_where_nothing_else_fits(section: Tuning) -> None:
     problem = Problem(12288, 12288, 12288, "float32")
     known, device = section.calibration, section.identity

@@ -257,6 +257,7 @@ def test_live_temporaries_do_not_overlap(problem: Problem, plan: Plan) -> None:
                 assert any(t.start <= low and high <= t.stop for t in alive), op
 
 
+@pytest.mark.slow
 @given(problem=problems(), plan=st.sampled_from([p for p in PLANS if "overlapped" in str(p)]))
 def test_concurrent_streams_share_nothing_written(problem: Problem, plan: Plan) -> None:
     tape = record_operations(plan, problem)

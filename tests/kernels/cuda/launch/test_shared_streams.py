@@ -9,7 +9,7 @@ from tests.support.interrupts import interpreter_output
 CHECKS = ("handed-over", "evicted", "interleaved", "code", "compile-once", "capture-streams")
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("check", CHECKS)
 def test_no_thread_misuses_what_threads_share(check: str) -> None:
     """Graphs, contexts and compiled code: nothing is used after it is gone, or by two threads at once."""

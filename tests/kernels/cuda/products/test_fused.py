@@ -123,6 +123,7 @@ def test_stages_and_streams(text: str, options: tuple[str, ...], shape: list[lis
     assert count_launches(scheme(text), options) == sum(map(sum, shape))
 
 
+@pytest.mark.quick_cases()
 @pytest.mark.parametrize("text", [*scheme_names(), "strassen^2", "winograd*hk223"])
 @pytest.mark.parametrize("options", OPTIONS, ids=".".join)
 def test_concurrent_products_write_different_blocks(text: str, options: tuple[str, ...]) -> None:

@@ -73,6 +73,7 @@ def judged(rng: np.random.Generator) -> bool:
     return True
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_hostile_numbers(seed: int) -> None:
     assert sum(judged(np.random.default_rng((seed, i))) for i in range(4)) >= 2

@@ -28,7 +28,7 @@ def moduli_of(level: str) -> int:
     return int(level.partition("(")[2].rstrip(")"))
 
 
-@pytest.mark.quick_cases()
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize(("dtype", "level", "plan"), CASES)
 def test_kernels_compiled_for_the_host(dtype: str, level: str, plan: str) -> None:
     """Every memory order, with a level of Strassen's algorithm below and without."""
@@ -37,6 +37,7 @@ def test_kernels_compiled_for_the_host(dtype: str, level: str, plan: str) -> Non
         assert digest(product_on_host(a, b, plan, layouts)[0]) == DIGESTS[dtype, level], layouts
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("dtype", "level"), REAL_CASES)
 def test_numpy(dtype: str, level: str) -> None:
     a, b = fixed_operands(dtype)

@@ -146,6 +146,7 @@ def test_parts_of_products_on_the_host(host: Any, monkeypatch: pytest.MonkeyPatc
     assert len(op.parts) > 7
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("plan", "size", "multiprocessors"),
     quick_and_slow(

@@ -184,7 +184,7 @@ def test_barriers_order_all_shared_data(plan: str, orders: str, inner: int, host
         assert op.kernel.order == "turns"
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("plan", "left_out", "early"),
     quick_and_slow(

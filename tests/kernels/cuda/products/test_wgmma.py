@@ -68,6 +68,7 @@ def launch(problem: Problem, plan: str = "tile") -> WgmmaOp[WgmmaKernel]:
 # ---- NVRTC
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", [MIXED, pytest.param(KERNELS, marks=pytest.mark.slow)], ids=["mixed", "all"])
 def test_products_stay_in_registers(kernels: list[WgmmaKernel]) -> None:
     """Of three warpgroups two take registers from the third: 168 each."""

@@ -105,6 +105,7 @@ def check(
 ORDERS = ["CCC", "FCC", "CFC", "FFC", "CCF", "FFF"]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("dtype", "orders", "sizes"),
     quick_and_slow(

@@ -81,7 +81,7 @@ def test_few_values_are_live() -> None:
     assert [peak_live_values(k.statements) for k in kernels("strassen.batched", "float64")] == [5, 5, 3]
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("name", "most"),
     quick_and_slow([("strassen", 3), ("strassen^2", 11), ("strassen^3", 43), ("winograd", 3)], [("winograd^3", 43)]),
