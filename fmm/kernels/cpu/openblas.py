@@ -5,9 +5,9 @@ concurrently. The limit of one thread applies to the whole process, also to prod
 of fmm at a time limits BLAS.
 
 `counted_plan_product` counts the products that plans compute now, in all threads of the program. If several threads of
-the program compute products by plans at the same time on two processors, each product and its sums use one thread.
-With more threads, OpenBLAS would run these products one after the other, and OpenBLAS's waiting threads would take the
-processors from the sums.
+the program compute products by plans at the same time on two processors, each product and its sums use one thread. With
+two threads for each product, OpenBLAS would run the products one after the other, and OpenBLAS's waiting threads would
+take the processors from the sums.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _paused_threads = 0
 # If BLAS uses this number of threads and products of several plans run at the same time, BLAS is limited to one thread
 # for each product.
 SHARED_PROCESSORS = 2
-# protects _running_products and _is_limited_by_products; acquired by worker threads only
+# This lock protects _running_products and _is_limited_by_products; only worker threads acquire it.
 _count_lock = ForkSafeLock()
 _running_products = 0
 _is_limited_by_products = False

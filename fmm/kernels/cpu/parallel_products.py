@@ -1,6 +1,6 @@
 """Run two products of a plan concurrently: each step is a task that starts as soon as its inputs are ready.
 
-Each product runs on one thread. A memory-bound sum can then run concurrently with a compute-bound product, and no BLAS
+Each product runs on one thread, so a memory-bound sum can run concurrently with a compute-bound product, and no BLAS
 thread spins during a sum. The walk appends the tasks to a queue in the order of a serial run. The queue derives
 dependencies from the memory that the tasks read and write, so the plan can reuse temporaries as in a serial run.
 

@@ -1,6 +1,6 @@
-"""Describe launches of two kernels: one mirrors a triangle, the other scales the lines of a matrix by powers of two.
+"""Describe the launches that mirror a triangle and that scale rows or columns of a matrix by powers of two.
 
-A line is a row or a column. The kernels are in mirror_triangle.cuh and rescale.cuh.
+The kernels are in mirror_triangle.cuh and rescale.cuh.
 """
 
 from __future__ import annotations

@@ -157,8 +157,8 @@ class SumKernel:
     def other_complex_part_index(self, event: SumStatement) -> int | None:
         """Return the index of the input (for a load) or output (for a store) with the complex numbers' other parts.
 
-        For a statement with real parts, the other parts are the imaginary parts, and the reverse. Return None if the
-        statement loads or stores complete numbers, or if no input or output has the other parts.
+        If the statement loads or stores real parts, the other parts are the imaginary parts, and the reverse. Return
+        None if the statement loads or stores complete numbers, or if no input or output has the other parts.
         """
         block_indices = self.reads if event.kind == "load" else self.writes
         number = event.value if event.kind == "load" else event.source
