@@ -80,6 +80,7 @@ def test_a_run_is_recorded_and_goes_on_where_it_was(tmp_path: Path) -> None:
     assert json.loads(text.splitlines()[0])["settings"] == {"seed": number, "config": number}
 
 
+@pytest.mark.slow
 def test_without_a_config_there_is_nothing_to_judge(tmp_path: Path) -> None:
     found = run(tmp_path)
     assert found.returncode == 2 and "fmm-tune --device cpu" in found.stderr

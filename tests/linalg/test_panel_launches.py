@@ -112,6 +112,7 @@ def test_exchanges_are_traced_to_their_sources() -> None:
     np.testing.assert_array_equal(rows[targets], sources)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("rows", [8192, 16384, 32768])
 def test_rows_stay_in_registers(rows: int, dtype: str) -> None:

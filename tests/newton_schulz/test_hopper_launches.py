@@ -68,6 +68,7 @@ def test_unsupported_stacks_have_no_launches() -> None:
     assert iteration_launches(Stack(1, 16, 16, "bfloat16"), (((1.5, -0.5, 0.0),),), H100) is None  # no term A A
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     quick_and_slow(

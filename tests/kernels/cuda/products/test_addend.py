@@ -85,6 +85,7 @@ def launch(op: TileOp, memory: dict[str, Any]) -> None:
     assert library.launch(parameters.ctypes.data_as(ctypes.c_void_p), op.grid[0], 1) == parameters.nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 @pytest.mark.parametrize(
     ("dtype", "name"),

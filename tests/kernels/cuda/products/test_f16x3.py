@@ -84,6 +84,7 @@ def test_products_stay_in_registers(kernels: Sequence[F16x3Kernel]) -> None:
     check_warpgroups(kernels, f16x3_kernel_source, f"static_assert(sizeof(fmm::Product3) == {struct_bytes});")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_splits_leave_registers_for_many_threads(most: int) -> None:
     """No spills; at most this many registers for every pair of operands."""

@@ -143,7 +143,7 @@ def test_a_gram_product_splits_its_operand_once() -> None:
     assert left != right
 
 
-@pytest.mark.quick_cases()
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("sizes", [WIDE, NARROW_WARPS])
 @pytest.mark.parametrize("broadcast", [True, False])
 @pytest.mark.parametrize("order", ["C", "F"])

@@ -75,6 +75,7 @@ def sources(chip: Chip) -> Iterator[tuple[MmaSizes, str]]:
         yield from ((s, residue_mma_kernel_source(ResidueMmaKernel(s, *x))) for x in product((False, True), repeat=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 def test_products_stay_in_registers(architecture: str) -> None:
     """At most one pointer is spilled; registers and shared memory suffice for the thread blocks of a multiprocessor."""
@@ -89,6 +90,7 @@ def test_products_stay_in_registers(architecture: str) -> None:
         assert s.stages >= 2 and s.shared_bytes <= chip.shared_bytes_per_block, s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 def test_other_stages_compile_without_clusters(architecture: str) -> None:
     """The kernels that split and measure: no instruction of clusters or of the copy engine."""

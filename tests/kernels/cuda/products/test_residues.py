@@ -771,6 +771,7 @@ def test_products_stay_in_registers() -> None:
         assert ResidueKernel(s).shared_bytes <= SM90_SHARED_BYTES
 
 
+@pytest.mark.slow
 def test_measuring_and_transposing_compile() -> None:
     nvrtc()
     made = op_of(Problem(512, 512, 512), ONE)
@@ -805,6 +806,7 @@ def test_splitting_and_joining_compile(levels: int, registers: int) -> None:
         assert r.local == 0 and r.registers <= registers, r
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("levels", "registers"), quick_and_slow([(0, 64)], [(1, 192)]))
 def test_kernels_of_complex_numbers_compile(levels: int, registers: int) -> None:
     nvrtc()

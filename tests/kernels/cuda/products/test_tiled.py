@@ -66,6 +66,7 @@ def limits(architecture: str) -> CapabilityLimits:
     return capability_limits(f"{digits[:-1]}.{digits[-1]}")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("s", "architecture"),
     quick_and_slow(
@@ -106,6 +107,7 @@ def test_every_variant_of_one_level_stays_in_registers(s: TileSizes) -> None:
     assert all(r.local == 0 for r in in_parallel(report, jobs))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 @pytest.mark.parametrize(
     "s", quick_and_slow(FLOAT64_SIZES[:1], [named_strategy("Huge"), *FLOAT64_SIZES[1:]]), ids=lambda s: s.name
@@ -206,6 +208,7 @@ SIZES = ((68, 20, 64), (33, 18, 37), (5, 1, 7))
 ORDERS = ("CCC", "FFF", "CFC")
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(("orders", "gap", "shift"), [*product(ORDERS, (4,), (0,)), ("CCC", 3, 1), ("FCF", 1, 3)])
 @pytest.mark.parametrize(
     "plan",
@@ -226,6 +229,7 @@ def test_batches_and_atomic_updates_on_the_host(options: str, host: Any) -> None
     assert all(op.fits_one_launch for op in ops if isinstance(op, TileGroup))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("orders", "gap", "shift"), [("CCC", 0, 0), ("FFC", 2, 0), ("CFC", 1, 1)])
 @pytest.mark.parametrize("plan", ["tile.medium", "strassen.fused > tile.medium"])
 def test_float64_on_the_host(plan: str, orders: str, gap: int, shift: int, host: Any) -> None:

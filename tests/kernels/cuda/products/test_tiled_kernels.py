@@ -163,6 +163,7 @@ def test_the_papers_codes_on_the_host(dtype: str, text: str, size: tuple[int, in
 # ---- NVRTC
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 def test_product_kernels_stay_in_registers(architecture: str) -> None:
     """The most demanding kernel: on each architecture by GPU8 as in the paper's texture codes, and once by a tuned

@@ -119,6 +119,7 @@ def host() -> Any:
     return launch
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("orders", "s"),
     quick_and_slow([("CCC", SMALL), ("FFC", SMALL), ("CFF", DEEPER)], [("CFF", SMALL), ("CCC", DEEPER)]),
@@ -128,6 +129,7 @@ def test_a_product_on_the_host(s: TileSizes, orders: str, host: Any) -> None:
         check("tile", size, orders, scalars, s, host)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("orders", ["CCC", "FCF"])
 def test_a_level_in_one_launch_on_the_host(orders: str, host: Any) -> None:
     """Blocks of unequal sizes, tiles beyond their edges, an old value of C."""
@@ -252,6 +254,7 @@ def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: b
 # ---- one triangle
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("fill", ["lower", "full"])
 @pytest.mark.parametrize(("orders", "alpha", "beta"), [("CF", 1, 0), ("FC", 0.5, 2)])
 def test_triangles_on_the_host(fill: Fill, orders: str, alpha: float, beta: float, host: Any) -> None:

@@ -163,6 +163,7 @@ def made_half(
     return numbers_of(to[1], dtype), int(np.count_nonzero(to[0] == POISON[dtype]))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("dtype", "sizes", "half"),
     quick_and_slow(

@@ -100,6 +100,7 @@ BATCHED, IN_TURN = "strassen.batched.pad4", "winograd"
 TURNED = f"{BATCHED} > vendor.inner", f"{IN_TURN} > vendor.outer"
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("text", "dtype"),
     quick_and_slow(

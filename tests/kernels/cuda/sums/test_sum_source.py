@@ -255,6 +255,7 @@ def each_architecture(cases: Mapping[str, Case], *marks: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("case", "architecture"), [*each_architecture(QUICK), *each_architecture(LONG, pytest.mark.slow)]
 )
