@@ -18,7 +18,7 @@ from fmm.kernels.cpu.parallel_products import MIN_CONCURRENT_FLOPS
 from fmm.kernels.cuda.products.f16_planes import MAX_REGISTER_LOADS, SPLIT_CLUSTER_BLOCKS, SPLIT_THREADS
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK_LENGTH, TMA_FUSED_SIZES
-from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles, count_cluster_tiles
+from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tile_grid, count_cluster_tiles
 from fmm.kernels.plans.leaf import LeafUse, parse_leaf
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -423,7 +423,7 @@ def f16x3_slowdown(rate: ProductRate, m: float, k: float, n: float, together: fl
     rows, cols, count = ceil(m), ceil(n), ceil(together)
     s = best_wgmma_sizes(rows, cols, count, int(rate.blocks), F16X3_SIZES)
     rounds = ceil(
-        count_cluster_tiles(cluster_tiles(rows, cols, s), s, False) * count / max(rate.blocks // s.cluster, 1)
+        count_cluster_tiles(cluster_tile_grid(rows, cols, s), s, False) * count / max(rate.blocks // s.cluster, 1)
     )
     narrow, alone = s.n_s < WIDE_TILE.n_s, UNSHARED_BLOCK_FACTOR if s.cluster == 1 else 1.0
     steps = ceil(k / PLANE_CHUNK_LENGTH) * PLANE_CHUNK_LENGTH * (NARROW_TILE_STEP_SHARE if narrow else 1.0)

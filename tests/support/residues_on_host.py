@@ -168,7 +168,7 @@ def norm_as_on_device(x: np.ndarray[Any, Any]) -> float:
 def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: Mapping[str, Bytes]) -> None:
     """Multiply planes by their tensor maps and reduce them, as the tensor cores' kernel does, for `chosen`
     moduli from `first` on. Numbers beyond the ends of lines are read as zero and are not written."""
-    for sign in op.separately_launched_signs:
+    for sign in op.plane_signs_by_launch:
         multiplied_of_sign(op, first, chosen, memory, sign)
 
 

@@ -57,5 +57,5 @@ def floats(count: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
 
 def tile_words(op: TileOp | TileGroup, memory: Mapping[str, int | np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """Return the parameters of a launch with the addresses filled in."""
-    slots = [(word, x.base, x.offset) for word, x in zip(pointer_word_indices(op), op.pieces, strict=True)]
+    slots = [(word, x.base, x.offset) for word, x in zip(pointer_word_indices(op), op.all_blocks, strict=True)]
     return parameter_words(op.parameter_bytes, slots, memory)

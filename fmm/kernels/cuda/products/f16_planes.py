@@ -4,7 +4,7 @@ The kernels are in f16_planes.cuh and f16_spread.cuh. Each row of A and each col
 in a row or column with the exponent e becomes hi = float16(x 2^e) and lo = float16(2048 (x 2^e - hi)). `OperandPlanes`
 describes where the planes and exponents of an operand are stored; the launch of `plane_split_launch` computes planes
 and exponents. For componentwise products, the kernel also records how much the magnitudes in a row or column differ
-(`BalancedPlanes`). If the magnitudes differ too much, the operands are split a second time.
+(`ComponentwisePlanes`). If the magnitudes differ too much, the operands are split a second time.
 
 A line of an operand is contiguous in memory: a row or a column of A or B.
 """
@@ -143,7 +143,7 @@ class OperandPlanes:
             return self.count * self.line_pitch // strip * cluster
         return round_up(-(-self.count * self.lines // (SPLIT_THREADS // kernel.group)), cluster)
 
-    def numbers_per_block(self, kernel: SplitKernel, cluster: int) -> float:
+    def elements_per_thread_block(self, kernel: SplitKernel, cluster: int) -> float:
         """Return the mean number of elements that a thread block splits."""
         return self.count * self.lines * self.length / max(self.thread_block_count(kernel, cluster), 1)
 
@@ -153,7 +153,7 @@ class OperandPlanes:
         counts = self.lines, self.length, self.count, self.thread_block_count(kernel, cluster)
         return struct.pack("<6q4i", 0, 0, 0, x.leading, x.stride, self.line_pitch, *counts)
 
-    def address_slots(self, first: int) -> tuple[AddressSlot, ...]:
+    def parameter_addresses(self, first: int) -> tuple[AddressSlot, ...]:
         """Return the AddressSlots of a struct Operand that starts at word `first`: operand, planes, exponents."""
         x = self.source
         return (
@@ -210,7 +210,7 @@ def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> l
     return list(dict.fromkeys(missing))
 
 
-def _split_kernel(kernels: tuple[SplitKernel, ...], rule: ScalingRule, cluster: int) -> Kernel:
+def _compiled_split_kernel(kernels: tuple[SplitKernel, ...], rule: ScalingRule, cluster: int) -> Kernel:
     architecture = "sm_90a" if cluster > 1 else ""
     arguments = kernels, rule, cluster
     return Kernel(plane_split_kernel_source, arguments, ENTRY_NAME, SPLIT_THREADS, architecture=architecture)
@@ -250,12 +250,12 @@ def plane_split_launch(
     with few columns) run at the same time as many short ones.
     """
     names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
-    operands = sorted(operands, key=lambda x: -x.numbers_per_block(x.split_kernel(alignment), cluster))
+    operands = sorted(operands, key=lambda x: -x.elements_per_thread_block(x.split_kernel(alignment), cluster))
     kernels = tuple(x.split_kernel(alignment) for x in operands)
     parameters = [x.pack_parameters(kernel, cluster) for x, kernel in zip(operands, kernels, strict=True)]
-    slots = tuple(slot for i, x in enumerate(operands) for slot in x.address_slots(i * len(parameters[0]) // 8))
+    slots = tuple(slot for i, x in enumerate(operands) for slot in x.parameter_addresses(i * len(parameters[0]) // 8))
     grid = sum(x.thread_block_count(kernel, cluster) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
-    kernel = _split_kernel(kernels, rule, cluster)
+    kernel = _compiled_split_kernel(kernels, rule, cluster)
     label = f"f16_planes: splits {names} in two float16 numbers each"
     return Launch("sums", label, kernel, grid, b"".join(parameters), slots)
 
@@ -266,7 +266,7 @@ BALANCE_BLOCKS_PER_SM = 2  # number of thread blocks of the balance kernel for e
 
 
 @dataclass(frozen=True)
-class BalancedPlanes:
+class ComponentwisePlanes:
     """The planes of both operands of a componentwise product, and the memory that balances the inner dimension.
 
     To balance the inner dimension, each column k of A is multiplied by a power of two, and row k of B is divided by
@@ -306,7 +306,7 @@ class BalancedPlanes:
             after = first + len(operand) // 8
             parts.append(operand + struct.pack("<3q2i", 0, 0, 0, x.inner_size, -1 if i else 1))
             slots += [
-                *x.address_slots(first),
+                *x.parameter_addresses(first),
                 AddressSlot(after, "W", inner[i]),
                 AddressSlot(after + 1, "W", inner[1 - i]),
             ]
@@ -323,7 +323,7 @@ def balance_decision_kernel_source(left: ContiguousAxis, right: ContiguousAxis) 
 
 
 def balanced_split_launches(
-    x: BalancedPlanes, multiprocessors: int, alignment: Mapping[str, int], cluster: int = SPLIT_CLUSTER_BLOCKS
+    x: ComponentwisePlanes, multiprocessors: int, alignment: Mapping[str, int], cluster: int = SPLIT_CLUSTER_BLOCKS
 ) -> tuple[Launch, Launch, Launch]:
     """Return three launches: a split that records magnitudes, a decision, and a second split.
 
@@ -335,7 +335,7 @@ def balanced_split_launches(
     blocks = x.left.thread_block_count(kernels[0], cluster) + x.right.thread_block_count(kernels[1], cluster)
 
     def split_launch(rule: ScalingRule, label: str) -> Launch:
-        kernel = _split_kernel(kernels, rule, cluster)
+        kernel = _compiled_split_kernel(kernels, rule, cluster)
         return Launch("sums", f"f16_spread: {label}", kernel, (blocks, 1, 1), parameters, slots)
 
     source = Kernel(balance_decision_kernel_source, (x.left.along, x.right.along), ENTRY_NAME, SPLIT_THREADS)

@@ -123,14 +123,14 @@ def _can_write_planes(split: SumOp, x: OperandPlanes) -> bool:
 
 
 @lru_cache(maxsize=4)
-def maxima_kernel_source(lines: bool, wide: bool) -> str:
+def block_maxima_kernel_source(lines: bool, wide: bool) -> str:
     """Return the CUDA source of the kernel that finds the largest magnitudes in the rows or columns of blocks."""
     call = f"{'line' if lines else 'position'}_maxima<{str(wide).lower()}>"
     return _f16_sums_source("fmm::planes::Extent", f"fmm::planes::{call}(p)", EXTENT_THREADS)
 
 
 @lru_cache(maxsize=16)
-def exponent_kernel_source(sums: int) -> str:
+def sum_exponent_kernel_source(sums: int) -> str:
     """Return the CUDA source of the kernel that computes the exponents of sums from bounds of the sums."""
     return _f16_sums_source(f"fmm::planes::Bounds<{sums}>", "fmm::planes::bound_sums(p)", EXTENT_THREADS)
 
@@ -153,10 +153,10 @@ def _f16_sums_source(parameters: str, call: str, bounds: object, before: Iterabl
 
 def plane_sum_launches(x: PlaneSums, alignment: Mapping[str, int]) -> tuple[Launch, Launch, Launch]:
     """Return three launches, which find the blocks' largest magnitudes, compute exponents, and write planes of sums."""
-    return _maxima_launch(x, alignment), _exponent_launch(x), _sum_launch(x)
+    return _block_maxima_launch(x, alignment), _sum_exponent_launch(x), _plane_sum_launch(x)
 
 
-def _maxima_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
+def _block_maxima_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
     """Return the launch that finds the largest magnitude in each row of A's blocks, or in each column of B's blocks.
 
     The memory for the level's float32 sums holds these magnitudes, because no kernel writes float32 sums.
@@ -173,28 +173,28 @@ def _maxima_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
         if x.is_k_major
         else blocks * -(-a.width // STRIP_POSITIONS)
     )
-    kernel = Kernel(maxima_kernel_source, (x.is_k_major, wide), ENTRY_NAME, EXTENT_THREADS)
+    kernel = Kernel(block_maxima_kernel_source, (x.is_k_major, wide), ENTRY_NAME, EXTENT_THREADS)
     label = f"f16_sums: largest numbers of {blocks} blocks of {a.base}"
-    slots = AddressSlot(0, a.base, a.offset), _maxima_slot(x, 1)
+    slots = AddressSlot(0, a.base, a.offset), _maxima_address(x, 1)
     return Launch("sums", label, kernel, (grid, 1, 1), parameters, slots)
 
 
-def _exponent_launch(x: PlaneSums) -> Launch:
+def _sum_exponent_launch(x: PlaneSums) -> Launch:
     """Return the launch that bounds the largest magnitudes of each sum, and computes the sum's exponents."""
     down, across = x.block_counts
     parameters = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer_size, down * across, *x.block_bit_masks)
     grid = -(-x.planes.outer_size // EXTENT_THREADS), x.planes.count, 1
-    kernel = Kernel(exponent_kernel_source, (x.planes.count,), ENTRY_NAME, EXTENT_THREADS)
-    slots = _maxima_slot(x, 0), AddressSlot(1, x.planes.base, x.planes.exponents_offset)
+    kernel = Kernel(sum_exponent_kernel_source, (x.planes.count,), ENTRY_NAME, EXTENT_THREADS)
+    slots = _maxima_address(x, 0), AddressSlot(1, x.planes.base, x.planes.exponents_offset)
     return Launch("sums", f"f16_sums: exponents of {x.planes.count} sums", kernel, grid, parameters, slots)
 
 
-def _maxima_slot(x: PlaneSums, word: int) -> AddressSlot:
+def _maxima_address(x: PlaneSums, word: int) -> AddressSlot:
     """Return the AddressSlot for the address of the blocks' largest magnitudes, in word `word` of the parameters."""
     return AddressSlot(word, x.planes.source.base, x.planes.source.offset)
 
 
-def _sum_launch(x: PlaneSums) -> Launch:
+def _plane_sum_launch(x: PlaneSums) -> Launch:
     """Return the launch that forms the sums and writes their planes."""
     op, planes = replace(x.split, kernel=x.sum_kernel, cols=x.planes.line_pitch), x.planes
     parameters = op.parameters + struct.pack(

@@ -29,7 +29,7 @@ from fmm.kernels.cuda.ops import DeviceView, GemmOp, GemmOperand
 from fmm.kernels.cuda.products.f16_planes import (
     SPLIT_CLUSTER_BLOCKS,
     SPLIT_THREADS,
-    BalancedPlanes,
+    ComponentwisePlanes,
     OperandPlanes,
     balanced_split_launches,
     missing_planes,
@@ -49,9 +49,9 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     TILE_LINE_BYTES,
     WgmmaSizes,
     best_wgmma_sizes,
-    cluster_tiles,
+    cluster_tile_grid,
     count_cluster_tiles,
-    tile_rows_per_band,
+    tile_rows_computed_together,
     wgmma_instructions,
 )
 
@@ -112,7 +112,9 @@ class F16x3Op:
     factor: float
     keep: float
     clusters: int  # number of clusters that run on the device at the same time
-    spread: BalancedPlanes | None = None  # planes with recorded magnitudes; None unless the product is componentwise
+    spread: ComponentwisePlanes | None = (
+        None  # planes with recorded magnitudes; None unless the product is componentwise
+    )
     addend: DeviceView | None = None  # column-major matrix that `keep` multiplies; None if `keep` multiplies C
 
     def __hash__(self) -> int:
@@ -130,7 +132,7 @@ class F16x3Op:
     @property
     def cluster_tile_counts(self) -> tuple[int, int]:
         """Number of rows and number of columns of cluster tiles in C; a cluster computes one tile at a time."""
-        return cluster_tiles(self.m, self.n, self.kernel.sizes)
+        return cluster_tile_grid(self.m, self.n, self.kernel.sizes)
 
     @property
     def cluster_tile_total(self) -> int:
@@ -154,7 +156,7 @@ class F16x3Op:
             self.n,
             -(-self.k // PLANE_CHUNK_LENGTH),
             *self.cluster_tile_counts,
-            tile_rows_per_band(self.kernel.sizes),
+            tile_rows_computed_together(self.kernel.sizes),
             self.cluster_tile_total,
         )
         numbers = struct.pack("<3q7i2f", *lines, *counts, self.factor, self.keep)
@@ -171,7 +173,7 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
         return None
     m, n, k = op.n, op.m, op.k
     a, b = operand_planes(op)
-    spread = BalancedPlanes(a, b, b.end_offset) if op.checked else None
+    spread = ComponentwisePlanes(a, b, b.end_offset) if op.checked else None
     s = best_wgmma_sizes(m, n, op.count, multiprocessors, F16X3_SIZES, op.triangle is not None)
     clusters = max(multiprocessors // s.cluster, 1)
     kernel = F16x3Kernel(s, (a.along, b.along), op.checked, triangle_tiles(op.triangle_extent))
@@ -252,7 +254,7 @@ def vendor_f16x3_steps(
     a, b = operand_planes(op)
     missing = missing_planes(op, (a, b))
     splits = (plane_split_launch(missing, alignment, "separate", cluster=1),) if missing else ()
-    calls = (_vendor_call(op, a, b, product) for product in _plane_products(op.k))
+    calls = (_vendor_plane_product(op, a, b, product) for product in _plane_products(op.k))
     return *splits, *calls, _undo_scaling_launch(op, a, b, multiprocessors, flagged)
 
 
@@ -264,18 +266,18 @@ def _plane_products(k: int) -> list[PlaneProduct]:
     return [first, second, *(PlaneProduct(start, min(VENDOR_PIECE_LENGTH, k - start)) for start in pieces)]
 
 
-def _vendor_call(op: GemmOp, a: OperandPlanes, b: OperandPlanes, x: PlaneProduct) -> VendorCall:
+def _vendor_plane_product(op: GemmOp, a: OperandPlanes, b: OperandPlanes, x: PlaneProduct) -> VendorCall:
     """Return cuBLAS's call for one product of planes. The left operand of the call is B of the row-major product.
 
     The purpose of the call is "sums" and not "product": rows and columns of its result are still scaled.
     """
-    left, right = _plane_factor(b, op.left, x.start, x.lo_of_b), _plane_factor(a, op.right, x.start, x.lo_of_a)
+    left, right = _plane_operand(b, op.left, x.start, x.lo_of_b), _plane_operand(a, op.right, x.start, x.lo_of_a)
     whole = replace(op.as_vendor_gemm, dtype="float16", dest_dtype="float32")
     piece = replace(whole, k=x.length, left=left, right=right, alpha=x.factor, beta=x.keep)
     return VendorCall(piece, f"cuBLAS, float16 products added up in float32, {x.length} of the inner dimension", "sums")
 
 
-def _plane_factor(x: OperandPlanes, source: GemmOperand, start: int, lo: bool) -> GemmOperand:
+def _plane_operand(x: OperandPlanes, source: GemmOperand, start: int, lo: bool) -> GemmOperand:
     """Return plane hi or lo as an operand of the cuBLAS call, starting at position `start` of the inner dimension."""
     numbers = x.lines * x.line_pitch
     first = (x.count * numbers if lo else 0) + (start if x.along == "inner" else start * x.line_pitch)

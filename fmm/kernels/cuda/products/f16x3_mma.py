@@ -16,7 +16,7 @@ from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import DEVICE_ARCHITECTURE, FLAG, AddressSlot, Kernel, Launch, TensorMap
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.f16_planes import (
-    BalancedPlanes,
+    ComponentwisePlanes,
     OperandPlanes,
     balanced_split_launches,
     missing_planes,
@@ -30,7 +30,7 @@ from fmm.kernels.cuda.products.mma_tiles import (
     count_tiles,
     pack_lines_struct,
     tile_counts,
-    tile_rows_per_band,
+    tile_rows_computed_together,
 )
 from fmm.kernels.cuda.products.tiling import (
     TRIANGLE_LABELS,
@@ -80,7 +80,7 @@ def f16x3_mma_launches(op: GemmOp, chip: Chip, alignment: Mapping[str, int], fla
     a, b = operand_planes(op)
     product = _product_launch(op, a, b, chip, flagged)
     if op.checked:
-        spread = BalancedPlanes(a, b, b.end_offset)
+        spread = ComponentwisePlanes(a, b, b.end_offset)
         return *balanced_split_launches(spread, chip.multiprocessors, alignment, NO_CLUSTERS), product
     missing = missing_planes(op, (a, b))
     splits = (plane_split_launch(missing, alignment, cluster=NO_CLUSTERS),) if missing else ()
@@ -105,7 +105,7 @@ def _product_launch(op: GemmOp, a: OperandPlanes, b: OperandPlanes, chip: Chip, 
     label = f"gemm_f16x3_mma: three float16 products, tiles of {s.m_s} x {s.n_s}{extra}"
     grid = count_tiles(m, n, s, triangle is not None) * op.count, 1, 1
     return Launch(
-        "product", label, kernel, grid, _parameter_bytes(op, maps, s), _address_slots(op, (a, b), maps, flagged)
+        "product", label, kernel, grid, _parameter_bytes(op, maps, s), _parameter_addresses(op, (a, b), maps, flagged)
     )
 
 
@@ -113,12 +113,12 @@ def _parameter_bytes(op: GemmOp, maps: tuple[TensorMap, TensorMap], s: MmaSizes)
     """Return the bytes of struct MmaProduct3 of gemm_f16x3_mma.cuh, with zeros in place of addresses."""
     m, n, addend = op.n, op.m, op.addend
     lines = op.dest.leading, op.dest.stride, addend.right if addend else op.dest.leading
-    counts = m, n, -(-op.k // PLANE_DEPTH), *tile_counts(m, n, s), tile_rows_per_band(s)
+    counts = m, n, -(-op.k // PLANE_DEPTH), *tile_counts(m, n, s), tile_rows_computed_together(s)
     numbers = struct.pack("<8q6i2f", *[0] * 5, *lines, *counts, complex(op.alpha).real, complex(op.beta).real)
     return b"".join(map(pack_lines_struct, maps)) + numbers
 
 
-def _address_slots(
+def _parameter_addresses(
     op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes], maps: tuple[TensorMap, TensorMap], flagged: bool
 ) -> tuple[AddressSlot, ...]:
     words, after = LINES_STRUCT_BYTES // 8, 2 * LINES_STRUCT_BYTES // 8

@@ -16,7 +16,7 @@ from fmm.kernels.algorithms.additions import AdditionProgram, Matrix
 from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, DeviceView
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, TileSizes, tma_strategy
 from fmm.kernels.cuda.products.simt_kernel import Epilogue, TileKernel, UpdateMode, adding_epilogue, to_adding_epilogue
-from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_paths, leaf_strategy
+from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_copy_paths, leaf_strategy
 from fmm.kernels.cuda.products.tiling import ContiguousAxis
 from fmm.kernels.plans.fused_order import StreamLaunches, launch_stages
 from fmm.kernels.plans.leaf import LeafUse
@@ -84,9 +84,9 @@ class FusedLaunches:
 
     def _tile_op_of_product(self, product: int) -> TileOp | None:
         """Return one product of the scheme; None if all blocks of an operand or of the destination are empty."""
-        left = _block_terms(self.scheme.u, product, self.blocks.a)
-        right = _block_terms(self.scheme.v, product, self.blocks.b)
-        dest = _block_terms(self.scheme.w, product, self.blocks.c)
+        left = _nonempty_block_terms(self.scheme.u, product, self.blocks.a)
+        right = _nonempty_block_terms(self.scheme.v, product, self.blocks.b)
+        dest = _nonempty_block_terms(self.scheme.w, product, self.blocks.c)
         if not (left and right and dest):
             return None
         into = [(self.alpha * c, x) for _, c, x in dest]
@@ -99,7 +99,9 @@ class FusedLaunches:
         return replace(op, dest=tuple(x._replace(keep=keep) for x, keep in zip(op.dest, keeps, strict=True)))
 
 
-def _block_terms(matrix: Matrix, product: int, blocks: Sequence[DeviceView]) -> list[tuple[int, float, DeviceView]]:
+def _nonempty_block_terms(
+    matrix: Matrix, product: int, blocks: Sequence[DeviceView]
+) -> list[tuple[int, float, DeviceView]]:
     """Return the index, the coefficient and the view of each nonempty block that a product of the scheme uses."""
     pairs = enumerate(zip(matrix, blocks, strict=True))
     return [(i, float(row[product]), x) for i, (row, x) in pairs if row[product] and min(x.rows, x.cols)]
@@ -118,8 +120,8 @@ def tile_op_on_block_sums(
     if transposed:
         left, right, m, n = right, left, n, m
     along: tuple[ContiguousAxis, ContiguousAxis] = (
-        _contiguous_axis(left[0][1], 0, transposed),
-        _contiguous_axis(right[0][1], 1, transposed),
+        _contiguous_axis(left[0][1], True, transposed),
+        _contiguous_axis(right[0][1], False, transposed),
     )
     # The kernel forms sums one tile ahead of the product, so a pipeline of more than two stages is not faster.
     epilogue = adding_epilogue(len(dest), update)
@@ -155,20 +157,20 @@ def tile_op_with_fused_sums(
     read, written = (tuple(blocks.index(x) for x in side) for side in (reads, writes))
     epilogue, coefficients = to_adding_epilogue(Epilogue(update, read, written))
     along: tuple[ContiguousAxis, ContiguousAxis] = (
-        _contiguous_axis(left, 0, transposed),
-        _contiguous_axis(right, 1, transposed),
+        _contiguous_axis(left, True, transposed),
+        _contiguous_axis(right, False, transposed),
     )
-    kernel = TileKernel(s or FUSED_SIZES[dtype], dtype, epilogue=epilogue, along=along, paths=leaf_paths(leaf))
+    kernel = TileKernel(s or FUSED_SIZES[dtype], dtype, epilogue=epilogue, along=along, paths=leaf_copy_paths(leaf))
     a, b = (_row_major_block(x, transposed, 1) for x in (left, right))
     dests = tuple(_row_major_block(x, transposed, *pair) for x, pair in zip(blocks, coefficients, strict=True))
     lines = tuple(BlockStrides(max(x.down, x.right)) for x in (left, right, *blocks))
     return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open_strategy=s is None)
 
 
-def _contiguous_axis(x: DeviceView, inner: int, transposed: bool) -> ContiguousAxis:
-    """Return the dimension along which the kernel's operand A (if `inner` is 0) or B (if 1) is contiguous."""
+def _contiguous_axis(x: DeviceView, is_left: bool, transposed: bool) -> ContiguousAxis:
+    """Return the dimension along which the kernel's operand (A if `is_left`, else B) is contiguous."""
     by_rows = (x.right == 1) != transposed
-    return "inner" if by_rows == (inner == 0) else "outer"
+    return "inner" if by_rows == is_left else "outer"
 
 
 def _row_major_block(x: DeviceView, transposed: bool, factor: float, keep: float = 0) -> BlockTerm:

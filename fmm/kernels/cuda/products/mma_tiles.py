@@ -68,7 +68,7 @@ def count_tiles(m: int, n: int, s: MmaSizes, triangle: bool) -> int:
     return count_triangle_tiles(tiles, s.m_s, s.n_s) if triangle else prod(tiles)
 
 
-def tile_rows_per_band(s: MmaSizes) -> int:
+def tile_rows_computed_together(s: MmaSizes) -> int:
     """Return how many rows of tiles are computed together, so that the tiles share data in the L2 cache.
 
     The total height of these rows of tiles, in matrix rows, is a multiple of the tile width n_s.

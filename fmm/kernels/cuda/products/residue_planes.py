@@ -60,7 +60,7 @@ def pack_modulus(p: int) -> bytes:
 
     multiple = _float32_bits_of_multiple(p, BYTE_SUM_BOUND)
     begins = multiple - 2**31 % p, multiple - 2**63 % p
-    low, high = _pack_powers(p)
+    low, high = _pack_powers_of_256(p)
     return struct.pack("<if6i", p, 1 / p, low, high, *begins, 0, 0)
 
 
@@ -69,7 +69,7 @@ def pack_gaussian_modulus(p: int) -> bytes:
     """Return the bytes of struct GaussianModulus of modulus.cuh for the modulus p."""
     j, multiple = imaginary_unit(p), _float32_bits_of_multiple(p, 2 * BYTE_SUM_BOUND)
     begins = (multiple - 2**63 * (1 + sign * j) % p for sign in (1, -1))
-    return struct.pack("<if6i", p, 1 / p, *_pack_powers(p), *_pack_powers(p, j), *begins)
+    return struct.pack("<if6i", p, 1 / p, *_pack_powers_of_256(p), *_pack_powers_of_256(p, j), *begins)
 
 
 def _float32_bits_of_multiple(p: int, bound: int) -> int:
@@ -81,7 +81,7 @@ def _float32_bits_of_multiple(p: int, bound: int) -> int:
     return FLOAT_2_23_BITS + p * -(-(2**23 + bound) // p) - 2**23
 
 
-def _pack_powers(p: int, factor: int = 1) -> tuple[int, int]:
+def _pack_powers_of_256(p: int, factor: int = 1) -> tuple[int, int]:
     """Return `factor` * 256^i modulo p as bytes, in two words of 4 bytes: i = 0 to 3, then i = 4 to 7."""
     residues = bytes(symmetric_residue(factor * 256**i, p) % 256 for i in range(8))
     low, high = struct.unpack("<2i", residues)
@@ -228,7 +228,7 @@ class ResidueOperand:
         distances = x.leading, x.stride, copy_pitch
         return struct.pack("<4q3qd6i", 0, 0, 0, 0, *distances, top, self.lines, g.k, g.count, blocks, *self.block)
 
-    def address_slots(self, first: int) -> tuple[AddressSlot, ...]:
+    def parameter_addresses(self, first: int) -> tuple[AddressSlot, ...]:
         """Return an AddressSlot for each address in a struct Operand that starts at word `first`."""
         x = self.source
         copy = self.planes if self.bytes_from else self.transposed_copy
@@ -391,7 +391,7 @@ def norm_exponent_launch(
     architecture = "sm_90a" if cluster > 1 else DEVICE_ARCHITECTURE
     arguments = (*kernels, dtype, cluster)
     kernel = Kernel(norm_exponent_kernel_source, arguments, ENTRY_NAME, RESIDUE_THREADS, architecture=architecture)
-    slots = (*sides[0].address_slots(0), *sides[1].address_slots(OPERAND_WORDS))
+    slots = (*sides[0].parameter_addresses(0), *sides[1].parameter_addresses(OPERAND_WORDS))
     does = "norms of A's rows and B's columns" if scaled else "transposes operands that are not K-major"
     return Launch("sums", f"residue_planes: {does}", kernel, (sum(blocks), 1, 1), parameters, slots)
 
@@ -408,7 +408,7 @@ def residue_split_launch(
     kernel = Kernel(
         residue_split_kernel_source, arguments, ENTRY_NAME, RESIDUE_THREADS, architecture=DEVICE_ARCHITECTURE
     )
-    slots = (*sides[0].address_slots(0), *sides[1].address_slots(OPERAND_WORDS))
+    slots = (*sides[0].parameter_addresses(0), *sides[1].parameter_addresses(OPERAND_WORDS))
     sums = f", sums of {'two levels' if levels == 2 else 'a level'} of Strassen's algorithm" if levels else ""
     twice = ", two for each complex number" if for_complex else ""
     label = f"residue_planes: residues of A and B modulo {len(moduli)} numbers{twice}{sums}"
@@ -440,7 +440,7 @@ def line_split_launch(
     kernel = Kernel(
         line_split_kernel_source, (*kernels, dtype), ENTRY_NAME, RESIDUE_THREADS, shared, architecture="sm_90a"
     )
-    slots = (*sides[0].address_slots(0), *sides[1].address_slots(OPERAND_WORDS))
+    slots = (*sides[0].parameter_addresses(0), *sides[1].parameter_addresses(OPERAND_WORDS))
     twice = ", two for each complex number" if for_complex else ""
     label = f"residue_lines: norms and residues of A and B modulo {len(moduli)} numbers{twice}"
     padding = bytes(-len(parameters) % VECTOR_BYTES)

@@ -54,7 +54,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     TILE_LINE_BYTES,
     WgmmaOp,
     WgmmaSizes,
-    cluster_tiles,
+    cluster_tile_grid,
     count_cluster_tiles,
     wgmma_instructions,
 )
@@ -107,7 +107,7 @@ class ResidueOp:
         return tuple(moduli[i : i + together] for i in range(0, len(moduli), together))
 
     @property
-    def separately_launched_signs(self) -> tuple[int | None, ...]:
+    def plane_signs_by_launch(self) -> tuple[int | None, ...]:
         """The plane indices (0, 1) with separate launches; `(None,)` if one launch computes all products.
 
         For each modulus p, a complex matrix has two planes: plane 0 is re + j im and plane 1 is re - j im, where j^2 =
@@ -173,7 +173,7 @@ class ResidueOp:
         left = self.left.tensor_map(first, count, s.m_s, signs[0])
         right = self.right.tensor_map(first, count, s.n_s // s.cluster, signs[1])
         clusters = max(self.multiprocessors // s.cluster, 1)
-        tiles = cluster_tiles(rows, columns, s)
+        tiles = cluster_tile_grid(rows, columns, s)
         steps, sides = -(-inner // TILE_LINE_BYTES), (rows, columns)
         kernel = ResidueKernel(s, "lower" if self.lower_only else None, steps >= MAX_UNREDUCED_STEPS)
         return WgmmaOp(kernel, (left, right, dest), steps, tiles, layers, False, 0.0, 0.0, sides, clusters)
@@ -276,7 +276,7 @@ def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, triangl
     """Return the tile sizes with the earliest predicted end of the last cluster."""
 
     def last_cluster_end_time(s: WgmmaSizes) -> int:
-        units = count_cluster_tiles(cluster_tiles(m, n, s), s, triangle) * count
+        units = count_cluster_tiles(cluster_tile_grid(m, n, s), s, triangle) * count
         return -(-units // max(multiprocessors // s.cluster, 1)) * (s.n_s + TILE_OVERHEAD_COLUMNS)
 
     return min(RESIDUE_SIZES, key=last_cluster_end_time)
@@ -305,7 +305,7 @@ def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool)
             launches.append(line_split_launch(op.operands, op.dtype, aligned, moduli))
         elif any(x.split_block_count for x in op.operands):
             launches.append(residue_split_launch(op.operands, op.dtype, aligned, moduli))
-        launches += [residue_product_launch(op, first, moduli, sign) for sign in op.separately_launched_signs]
+        launches += [residue_product_launch(op, first, moduli, sign) for sign in op.plane_signs_by_launch]
         first += len(moduli)
     if not op.writes_c:
         launches.append(integer_reconstruction_launch(op) if exact else reconstruction_launch(op, flagged))
@@ -351,7 +351,7 @@ class ResidueKernel:
         return (
             s.stages * (s.m_s + s.n_s) * TILE_LINE_BYTES
             + s.m_s * s.n_s
-            + 2 * BARRIER_BYTES * (s.stages + s.consumer_groups)
+            + 2 * BARRIER_BYTES * (s.stages + s.multiplying_warpgroups)
         )
 
 
@@ -400,7 +400,7 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...], s
 
 
 @lru_cache(maxsize=64)
-def packed_weights(pieces: CrtWeightPieces) -> bytes:
+def pack_crt_weights(pieces: CrtWeightPieces) -> bytes:
     """Return the bytes of the fields `up` to `weights` of struct Join in residue_join.cuh."""
     numbers = pieces.remainder_weights
     rows = [pieces.split_number(numbers.product)]
@@ -418,9 +418,9 @@ def reconstruction_launch(op: ResidueOp, flagged: bool) -> Launch:
     g = op.geometry
     pieces = CrtWeightPieces(g.moduli, g.levels, g.for_complex)
     scalars = [op.factor.real, op.factor.imag, op.keep.real, op.keep.imag][:: 1 if g.for_complex else 2]
-    parameters = _result_bytes(op) + struct.pack(f"<3q{len(scalars)}d", 0, 0, 0, *scalars) + packed_weights(pieces)
+    parameters = _result_bytes(op) + struct.pack(f"<3q{len(scalars)}d", 0, 0, 0, *scalars) + pack_crt_weights(pieces)
     slots = [
-        *_output_and_plane_slots(op),
+        *_output_and_plane_addresses(op),
         *(AddressSlot(7 + i, x.base, x.exponents) for i, x in enumerate(op.operands)),
     ]
     slots += [AddressSlot(9, FLAG)] if flagged else []
@@ -447,7 +447,7 @@ def integer_reconstruction_launch(op: ResidueOp) -> Launch:
         reconstruction_block_threads(g.levels),
     )
     label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
-    return Launch("product", label, kernel, _reconstruction_grid(op), parameters, _output_and_plane_slots(op))
+    return Launch("product", label, kernel, _reconstruction_grid(op), parameters, _output_and_plane_addresses(op))
 
 
 @lru_cache(maxsize=64)
@@ -491,7 +491,7 @@ def _result_bytes(op: ResidueOp) -> bytes:
     return struct.pack("<4q6i", 0, 0, op.dest.leading, op.dest.stride, g.m, g.n, g.count, rows, columns, op.lower_only)
 
 
-def _output_and_plane_slots(op: ResidueOp) -> tuple[AddressSlot, ...]:
+def _output_and_plane_addresses(op: ResidueOp) -> tuple[AddressSlot, ...]:
     return AddressSlot(0, op.dest.base, op.dest.offset), AddressSlot(1, "W", op.planes)
 
 

@@ -21,7 +21,7 @@ from fmm.kernels.cuda.products.mma_tiles import (
     count_tiles,
     pack_lines_struct,
     tile_counts,
-    tile_rows_per_band,
+    tile_rows_computed_together,
 )
 from fmm.kernels.cuda.products.residue_planes import moduli_table
 
@@ -85,7 +85,7 @@ def residue_mma_launch(x: ByteProducts, chip: Chip, does: LaunchPurpose, product
         architecture=DEVICE_ARCHITECTURE,
     )
     left, right, dest = x.maps
-    counts = x.rows, x.columns, steps, *tile_counts(x.rows, x.columns, s), tile_rows_per_band(s), x.each, 0
+    counts = x.rows, x.columns, steps, *tile_counts(x.rows, x.columns, s), tile_rows_computed_together(s), x.each, 0
     parameters = (
         pack_lines_struct(left) + pack_lines_struct(right) + struct.pack("<3q8i", 0, dest.leading, dest.layer, *counts)
     )

@@ -81,7 +81,7 @@ class TileOp:
         return self
 
     @property
-    def pieces(self) -> tuple[BlockTerm, ...]:
+    def all_blocks(self) -> tuple[BlockTerm, ...]:
         """All blocks of A, B and C, in the order of the launch's parameters."""
         return (*self.left, *self.right, *self.dest)
 
@@ -113,7 +113,7 @@ class TileOp:
     @property
     def block_sum_parameter_bytes(self) -> bytes:
         """The bytes of struct Sums of gemm_simt.cuh: the blocks of A, B and C with their coefficients."""
-        return b"".join(struct.pack(BLOCK_STRUCT_FORMATS[self.itemsize], 0, *x[2:]) for x in self.pieces)
+        return b"".join(struct.pack(BLOCK_STRUCT_FORMATS[self.itemsize], 0, *x[2:]) for x in self.all_blocks)
 
     @property
     def size_parameter_bytes(self) -> bytes:
@@ -125,7 +125,7 @@ class TileOp:
     def access(self) -> MemoryAccess:
         """Widest access to all blocks if base addresses are aligned: 16 bytes ("vector") or one element ("scalar")."""
         fits = all(x * self.itemsize % VECTOR_BYTES == 0 for lines in self.lines for x in lines)
-        return "vector" if fits and all(p.offset % VECTOR_BYTES == 0 for p in self.pieces) else "scalar"
+        return "vector" if fits and all(p.offset % VECTOR_BYTES == 0 for p in self.all_blocks) else "scalar"
 
 
 @dataclass(frozen=True)
@@ -158,9 +158,9 @@ class TileGroup:
         return replace(self.ops[0].kernel, products=len(self.ops))
 
     @property
-    def pieces(self) -> tuple[BlockTerm, ...]:
+    def all_blocks(self) -> tuple[BlockTerm, ...]:
         """All blocks of A, B and C, in the order of the launch's parameters."""
-        return tuple(x for op in self.ops for x in op.pieces)
+        return tuple(x for op in self.ops for x in op.all_blocks)
 
     @property
     def writes_result(self) -> bool:
@@ -195,7 +195,7 @@ class TileGroup:
 def pointer_word_indices(op: TileOp | TileGroup) -> range:
     """Return the indices of the 8-byte words of the parameters that hold pointers to blocks."""
     words = struct.calcsize(BLOCK_STRUCT_FORMATS[DTYPES[op.kernel.element].itemsize]) // 8
-    return range(0, words * len(op.pieces), words)
+    return range(0, words * len(op.all_blocks), words)
 
 
 # ---- a GEMM as a TileOp
@@ -206,7 +206,7 @@ def tile_op(op: GemmOp, dtype: str, s: TileSizes) -> TileOp:
     """Return the TileOp of a GEMM with tile sizes `s`; the row-major product is C^T = B^T A^T."""
     left, right, along = row_major_operands(op)
     kernel = TileKernel(
-        s, dtype, along=along, paths=leaf_paths(op.leaf_use), triangle=triangle_tiles(op.triangle_extent)
+        s, dtype, along=along, paths=leaf_copy_paths(op.leaf_use), triangle=triangle_tiles(op.triangle_extent)
     )
     alpha, beta = (complex(x).real for x in (op.alpha, op.beta))
     a = BlockTerm(left.base, left.offset, op.n, op.k)
@@ -252,7 +252,7 @@ def leaf_strategy(use: LeafUse) -> TileSizes | None:
     return named_strategy(names[0]) if names else None
 
 
-def leaf_paths(use: LeafUse) -> tuple[CopyPath, CopyPath]:
+def leaf_copy_paths(use: LeafUse) -> tuple[CopyPath, CopyPath]:
     """Return the paths by which tiles of A and B are copied to shared memory, from the leaf's options."""
     return next((LEAF_PATHS[option] for option in use.options if option in LEAF_PATHS), ("async", "async"))
 
@@ -293,11 +293,13 @@ def fit_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
 
 def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int], flagged: bool) -> Launch:
     """Return the launch of a product, or of a `TileGroup` whose products one kernel can compute."""
-    aligned = all(alignment[piece.base] % VECTOR_BYTES == 0 for piece in op.pieces)
+    aligned = all(alignment[piece.base] % VECTOR_BYTES == 0 for piece in op.all_blocks)
     access: MemoryAccess = op.access if aligned else "scalar"
     raises = flagged and op.writes_result
     spec = replace(op.kernel, flag="raises") if raises else op.kernel
-    slots = [AddressSlot(word, x.base, x.offset) for word, x in zip(pointer_word_indices(op), op.pieces, strict=True)]
+    slots = [
+        AddressSlot(word, x.base, x.offset) for word, x in zip(pointer_word_indices(op), op.all_blocks, strict=True)
+    ]
     if raises:
         slots.append(AddressSlot(len(op.parameter_bytes) // 8 - 1, FLAG))
     fills_chip = prod(op.grid) >= OVERLAP_MIN_WAVES * chip.multiprocessors

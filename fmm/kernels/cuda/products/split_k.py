@@ -98,13 +98,13 @@ def _split_part_lengths(steps: int, parts_per_tile: int, later_steps: int) -> li
     return [*lengths[:-1], steps - sum(lengths[:-1])]
 
 
-def last_job_end_time(groups: Iterable[tuple[int, float]], machines: int) -> float:
-    """Return the time when the last of a list of jobs ends; each job runs on the machine that becomes free first.
+def last_job_end_time(groups: Iterable[tuple[int, float]], processors: int) -> float:
+    """Return the time when the last of a list of jobs ends; each job runs on the processor that becomes free first.
 
-    `machines` is the number of machines. Each item of `groups` is the number of jobs of a group and the duration of
+    `processors` is the number of processors. Each item of `groups` is the number of jobs of a group and the duration of
     each job. The jobs start in the order of `groups`, the first jobs at time 0.
     """
-    loads = [(0.0, machines)]
+    loads = [(0.0, processors)]
     for jobs, length in groups:
         while jobs > 0:
             load, free = heappop(loads)

@@ -12,7 +12,7 @@ from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.ops import DeviceView, GemmOp, TriangleOutput, gemm_op, transposed_view
 from fmm.kernels.cuda.products.wgmma_tiles import (
     WgmmaSizes,
-    cluster_tiles,
+    cluster_tile_grid,
     count_cluster_tiles,
     wgmma_launch,
     wgmma_op,
@@ -101,7 +101,7 @@ def vendor_stack_seconds(op: GemmOp, multiprocessors: int) -> float:
 
 def _stack_seconds(op: GemmOp, s: WgmmaSizes, multiprocessors: int) -> float:
     """Return the predicted seconds of the busiest cluster, which computes tiles one after the other."""
-    tiles = count_cluster_tiles(cluster_tiles(op.n, op.m, s), s, op.triangle is not None) * op.count
+    tiles = count_cluster_tiles(cluster_tile_grid(op.n, op.m, s), s, op.triangle is not None) * op.count
     return LAUNCH_SECONDS + -(-tiles // max(multiprocessors // s.cluster, 1)) * _tile_seconds(op, s)
 
 

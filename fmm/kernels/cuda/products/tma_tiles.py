@@ -115,15 +115,15 @@ class TmaOp:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        return self.product_block_count * self.count, 1, 1
+        return self.thread_blocks_per_product * self.count, 1, 1
 
     @property
-    def product_block_count(self) -> int:
+    def thread_blocks_per_product(self) -> int:
         """Number of thread blocks for one product of the batch."""
         return sum(part.tiles for part in self.parts)
 
     @property
-    def turn_counter_count(self) -> int:
+    def ordering_counter_count(self) -> int:
         """Number of 4-byte counters that order the writes to tiles of C; they are zero before and after the launch."""
         return self.tiles[0] * self.tiles[1] * len(self.dest) * self.count if self.kernel.order == "turns" else 0
 
@@ -138,13 +138,15 @@ class TmaOp:
         blocks = b"".join(struct.pack(BLOCK_STRUCT_FORMATS[item], 0, x.rows, x.cols, 1, x.keep) for x in self.dest)
         vector = aligned_result and all(x * item % VECTOR_BYTES == 0 for x in self.lines)
         vector = vector and all(x.offset % VECTOR_BYTES == 0 for x in self.dest)
-        sizes = struct.pack("<4q5i", 0, 0, *self.lines, *self.tiles, RASTER_ROWS, vector, self.product_block_count)
+        sizes = struct.pack(
+            "<4q5i", 0, 0, *self.lines, *self.tiles, RASTER_ROWS, vector, self.thread_blocks_per_product
+        )
         unused = bytes(len(self.tasks) // len(self.parts) * (self.kernel.tasks - len(self.parts)))
         parameters = bytes(TENSOR_MAP_BYTES * len(self.maps)) + blocks + sizes + self.tasks + unused
         return parameters + bytes(-len(parameters) % 64)
 
     @property
-    def map_word_indices(self) -> range:
+    def tensor_map_word_indices(self) -> range:
         """The indices of the 8-byte words of the parameters at which the tensor maps start."""
         return range(0, TENSOR_MAP_WORDS * len(self.maps), TENSOR_MAP_WORDS)
 
@@ -180,7 +182,7 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
     if not _is_tma_supported(ops):
         return None
     lefts, rights, dests = (
-        tuple(dict.fromkeys(_with_default_coefficients(x) for side in sides for x in side))  # without duplicates
+        tuple(dict.fromkeys(_without_coefficients(x) for side in sides for x in side))  # without duplicates
         for sides in zip(*((o.left, o.right, o.dest) for o in ops), strict=True)
     )
     tiles = -(-largest.m // s.m_s), -(-largest.n // s.n_s)
@@ -205,7 +207,7 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
     # The first product that writes a block of C multiplies the block's old value by `keep`; later products only add to
     # the block.
     into = tuple(
-        x._replace(keep=next(y.keep for o in ops for y in o.dest if _with_default_coefficients(y) == x)) for x in dests
+        x._replace(keep=next(y.keep for o in ops for y in o.dest if _without_coefficients(y) == x)) for x in dests
     )
     launch = TmaOp(kernel, maps, into, parts, task_words, w, tiles, largest.count)
     fits = kernel.shared_bytes <= SM90_SHARED_BYTES and len(launch.parameter_bytes) <= MAX_PARAMETER_BYTES
@@ -234,7 +236,7 @@ def _is_tma_supported(ops: Sequence[TileOp]) -> bool:
     return alike and plain and all(len(x) <= 1 for x in lengths)
 
 
-def _with_default_coefficients(x: BlockTerm) -> BlockTerm:
+def _without_coefficients(x: BlockTerm) -> BlockTerm:
     """Return the block without its coefficients, so that terms with the same block in memory compare equal."""
     return x._replace(factor=1, keep=0)
 
@@ -262,22 +264,22 @@ def _pack_tasks(
     # A task writes tiles before index `cut` of a block of C, or tiles from `cut` on, or both ranges of tiles.
     cut = max(part.first for part in parts)
     all_writers = Counter(
-        (_with_default_coefficients(x), behind)
+        (_without_coefficients(x), behind)
         for part in parts
-        for behind in _has_tiles_before_and_after_cut(part, cut)
+        for behind in _written_tile_ranges(part, cut)
         for x in ops[part.product].dest
     )
     remaining = Counter(all_writers)
     for part in parts:
-        op, ranges = ops[part.product], _has_tiles_before_and_after_cut(part, cut)
+        op, ranges = ops[part.product], _written_tile_ranges(part, cut)
         sides = op.left, op.right, op.dest
         block_numbers = [
-            [distinct.index(_with_default_coefficients(x)) for x in side]
+            [distinct.index(_without_coefficients(x)) for x in side]
             for distinct, side in zip(blocks, sides, strict=True)
         ]
-        written = [(_with_default_coefficients(x), ranges[0]) for x in op.dest]
+        written = [(_without_coefficients(x), ranges[0]) for x in op.dest]
         turns = [all_writers[tiles] - remaining[tiles] for tiles in written]
-        remaining.subtract((_with_default_coefficients(x), behind) for behind in ranges for x in op.dest)
+        remaining.subtract((_without_coefficients(x), behind) for behind in ranges for x in op.dest)
         is_last = [int(not remaining[tiles]) for tiles in written]
         fields = (*block_numbers, turns, is_last)
         lengths = (*kernel.terms, kernel.terms[2], kernel.terms[2])
@@ -290,7 +292,7 @@ def _pack_tasks(
         yield struct.pack(f"<{len(head) + len(numbers)}i{len(factors)}f", *head, *numbers, *factors)
 
 
-def _has_tiles_before_and_after_cut(part: ProductPart, cut: int) -> list[bool]:
+def _written_tile_ranges(part: ProductPart, cut: int) -> list[bool]:
     """Return a list: with False if the task has tiles before index `cut`, with True if it has tiles from `cut` on."""
     return [behind for behind in (False, True) if (part.first + part.tiles > cut if behind else part.first < cut)]
 
@@ -310,10 +312,11 @@ def tma_launch(op: TmaOp, alignment: Mapping[str, int], flagged: bool) -> Launch
     """
     vector_writes = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.dest)
     slots = [
-        AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(op.map_word_indices, op.maps, strict=True)
+        AddressSlot(word, x.piece.base, x.piece.offset)
+        for word, x in zip(op.tensor_map_word_indices, op.maps, strict=True)
     ]
     slots += [AddressSlot(word, x.base, x.offset) for word, x in zip(op.dest_word_indices, op.dest, strict=True)]
-    if op.turn_counter_count:
+    if op.ordering_counter_count:
         slots.append(AddressSlot(op.counters_word_index, COUNTERS))
     if flagged and any(x.base == "C" for x in op.dest):
         slots.append(AddressSlot(op.flag_word_index, FLAG))
@@ -321,7 +324,7 @@ def tma_launch(op: TmaOp, alignment: Mapping[str, int], flagged: bool) -> Launch
     kernel = Kernel(
         tma_kernel_source, (op.kernel,), ENTRY_NAME, s.thread_count, op.kernel.shared_bytes, COMPILER_OPTIONS
     )
-    maps = tuple(zip(op.map_word_indices, op.maps, strict=True))
+    maps = tuple(zip(op.tensor_map_word_indices, op.maps, strict=True))
     return Launch(
         "product",
         _tma_label(op),
@@ -330,7 +333,7 @@ def tma_launch(op: TmaOp, alignment: Mapping[str, int], flagged: bool) -> Launch
         op.pack_parameters(vector_writes),
         tuple(slots),
         maps,
-        op.turn_counter_count,
+        op.ordering_counter_count,
     )
 
 

@@ -46,13 +46,13 @@ class WgmmaSizes:
     stages: int = 3
 
     @property
-    def consumer_groups(self) -> int:
+    def multiplying_warpgroups(self) -> int:
         """Number of warpgroups that multiply; one more warpgroup loads and stores tiles."""
         return self.m_s // 64
 
     @property
     def thread_count(self) -> int:
-        return 128 * (self.consumer_groups + 1)
+        return 128 * (self.multiplying_warpgroups + 1)
 
 
 WGMMA_SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128))
@@ -85,7 +85,7 @@ class WgmmaKernel:
         staged = s.m_s * s.n_s // self.result_store_passes * DTYPES[self.element].itemsize
         # A kernel that mirrors a triangle has separate barriers for every 64 columns of the tile of C.
         slots = s.n_s // 64 if self.triangle == "full" else 1
-        barriers = 2 * BARRIER_BYTES * (s.stages + s.consumer_groups * slots)
+        barriers = 2 * BARRIER_BYTES * (s.stages + s.multiplying_warpgroups * slots)
         return s.stages * (s.m_s + s.n_s) * TILE_LINE_BYTES + staged + barriers
 
 
@@ -223,7 +223,7 @@ class WgmmaOp(Generic[KernelT]):
         product = (
             self.steps,
             *self.tiles,
-            tile_rows_per_band(self.kernel.sizes),
+            tile_rows_computed_together(self.kernel.sizes),
             self.cluster_tile_total,
             self.adds,
             self.factor,
@@ -265,7 +265,7 @@ def wgmma_op(
         operand_tensor_map(right, k, n, along[1] != "inner", s.n_s // s.cluster if along[1] == "inner" else line),
         operand_tensor_map(op.dest, m, n, True, 64),
     )
-    tiles, clusters = cluster_tiles(m, n, s), max(multiprocessors // s.cluster, 1)
+    tiles, clusters = cluster_tile_grid(m, n, s), max(multiprocessors // s.cluster, 1)
     kernel = WgmmaKernel(dtype, s, along, op.triangle_extent)
     keep = 0.0 if adds else beta.real / alpha.real
     addend = op.addend, op.addend_stride
@@ -305,7 +305,7 @@ def _is_tma_aligned(x: GemmOperand, itemsize: int) -> bool:
 # ---- cluster tiles, and the choice of tile sizes
 
 
-def cluster_tiles(m: int, n: int, s: WgmmaSizes) -> tuple[int, int]:
+def cluster_tile_grid(m: int, n: int, s: WgmmaSizes) -> tuple[int, int]:
     """Return the number of rows of cluster tiles and the number of columns of cluster tiles in C."""
     return -(-m // (s.m_s * s.cluster)), -(-n // s.n_s)
 
@@ -315,7 +315,7 @@ def count_cluster_tiles(tiles: tuple[int, int], s: WgmmaSizes, triangle: bool) -
     return count_triangle_tiles(tiles, s.m_s * s.cluster, s.n_s) if triangle else prod(tiles)
 
 
-def tile_rows_per_band(s: WgmmaSizes) -> int:
+def tile_rows_computed_together(s: WgmmaSizes) -> int:
     """Return how many rows of cluster tiles are computed together, so that the tiles share data in the L2 cache.
 
     The total height of these rows of tiles, in matrix rows, is a multiple of the tile width n_s.
@@ -336,7 +336,7 @@ def best_wgmma_sizes(
 
     def last_cluster_end_time(s: WgmmaSizes) -> float:
         units, slowdown = (
-            count_cluster_tiles(cluster_tiles(m, n, s), s, triangle),
+            count_cluster_tiles(cluster_tile_grid(m, n, s), s, triangle),
             1.0 if s.cluster > 1 else UNSHARED_SLOWDOWN,
         )
         return -(-units * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + TILE_OVERHEAD_COLUMNS) * slowdown

@@ -120,10 +120,12 @@ def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str
     flag's address, then the address of the count in host memory, then the number of products.
     """
     op = tiled_recompute_op(problem)
-    aligned = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.pieces)
+    aligned = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.all_blocks)
     parameters = op.parameter_bytes + struct.pack("<2q", 0, op.count)
     words = len(op.parameter_bytes) // 8
-    slots = [AddressSlot(word, x.base, x.offset) for word, x in zip(pointer_word_indices(op), op.pieces, strict=True)]
+    slots = [
+        AddressSlot(word, x.base, x.offset) for word, x in zip(pointer_word_indices(op), op.all_blocks, strict=True)
+    ]
     slots += [AddressSlot(words - 1, FLAG), AddressSlot(words, HOST_COUNT)]
     s = op.kernel.strategy
     source_arguments = op.kernel, op.access if aligned else "scalar"

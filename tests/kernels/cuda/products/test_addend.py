@@ -80,7 +80,7 @@ def test_tiles_add_a_separate_addend(dtype: str, order: Any, gap: int, rng: np.r
 def launch(op: TileOp, memory: dict[str, Any]) -> None:
     library = compiled_for_the_host(op.kernel, op.access)
     parameters = np.frombuffer(op.parameter_bytes, np.int64).copy()
-    for word, piece in zip(pointer_word_indices(op), op.pieces, strict=True):
+    for word, piece in zip(pointer_word_indices(op), op.all_blocks, strict=True):
         parameters[word] = memory[piece.base].ctypes.data + piece.offset
     assert library.launch(parameters.ctypes.data_as(ctypes.c_void_p), op.grid[0], 1) == parameters.nbytes
 

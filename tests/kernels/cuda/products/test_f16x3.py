@@ -36,7 +36,7 @@ from fmm.kernels.cuda.products.f16x3 import (
 )
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK_LENGTH, PLANES_PER_OPERAND, f16x3_workspace
 from fmm.kernels.cuda.products.tiling import ContiguousAxis
-from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles
+from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tile_grid
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import plan_workspace_bytes
@@ -291,7 +291,7 @@ def test_sizes() -> None:
     for n in (1024, 1536, 3000, 4096):
         ends = {}
         for s in F16X3_SIZES:
-            down, across = cluster_tiles(n, n, s)
+            down, across = cluster_tile_grid(n, n, s)
             ends[s] = -(-down * across // (SMS // s.cluster)) * s.n_s
         assert ends[best_wgmma_sizes(n, n, 1, SMS, F16X3_SIZES)] <= 1.2 * min(ends.values())
 

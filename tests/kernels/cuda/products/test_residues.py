@@ -38,7 +38,7 @@ from fmm.kernels.cuda.products.residues import (
     RESIDUE_SIZES,
     ResidueKernel,
     integer_reconstruction_kernel_source,
-    packed_weights,
+    pack_crt_weights,
     reconstruction_kernel_source,
     reconstruction_launch,
     residue_preparation_launches,
@@ -175,7 +175,7 @@ def test_pieces_are_exact(name: str, counts: tuple[int, int]) -> None:
         assert sum(int(c) << pieces.piece_bits * (pieces.weight_piece_count - 1 - i) for i, c in enumerate(cut)) == x
     largest = 128 * (1 + for_complex) * 4**levels * count * 2**pieces.piece_bits
     assert largest <= 2**52 and pieces.weight_piece_count <= 4
-    assert len(packed_weights(pieces)) == 8 * (3 + 4 + 80 * len(weights))
+    assert len(pack_crt_weights(pieces)) == 8 * (3 + 4 + 80 * len(weights))
 
 
 # ---- splitting and joining on the host
@@ -453,7 +453,7 @@ def test_a_matrix_and_its_adjoint_share_their_planes(dtype: str, leaf: str, orde
         whole, _ = product_on_host(a, adjoint, leaf)
         np.testing.assert_array_equal(c[below], whole[below])
         assert (c[~below] == 7).all() and op.shares_planes and sum(x.is_prepared for x in op.operands) == 1
-        assert len(op.separately_launched_signs) == (2 if dtype == "complex128" else 1)
+        assert len(op.plane_signs_by_launch) == (2 if dtype == "complex128" else 1)
 
 
 def test_gram_products_split_one_operand() -> None:

@@ -273,7 +273,7 @@ def test_a_batch_is_one_launch(host: Any) -> None:
     work[...] = np.random.default_rng(2).integers(-3, 4, work.shape)
 
     def layers(i: int, rows: int, cols: int) -> Any:
-        piece, lines = made.pieces[i], made.lines[i]
+        piece, lines = made.all_blocks[i], made.lines[i]
         shape, strides = (7, rows, cols), (4 * lines.layer, 4 * lines.leading, 4)
         return np.ndarray(shape, np.float32, work, piece.offset, strides)
 

@@ -23,7 +23,7 @@ from fmm.kernels.cuda.products.simt_kernel import (
     simt_kernel_source,
 )
 from fmm.kernels.cuda.products.simt_kernel import CopyPath as Way
-from fmm.kernels.cuda.products.simt_tiles import LEAF_PATHS, TileOp, leaf_paths, leaf_strategy
+from fmm.kernels.cuda.products.simt_tiles import LEAF_PATHS, TileOp, leaf_copy_paths, leaf_strategy
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.leaf import parse_leaf
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -98,8 +98,8 @@ def check(kernel: TableKernel, op: TileOp, host: Host, access: MemoryAccess) -> 
     """Exact on small integers; unwritten numbers stay as they are, and write-only numbers were NaN."""
     rng, memory, views = np.random.default_rng(3), {}, {}
     old = {piece.base for piece in (*op.left, *op.right)} | set(kernel.read_blocks)
-    lines = {piece.base: x.leading for piece, x in zip(op.pieces, op.lines, strict=True)}
-    for piece in op.pieces:
+    lines = {piece.base: x.leading for piece, x in zip(op.all_blocks, op.lines, strict=True)}
+    for piece in op.all_blocks:
         memory[piece.base] = floats(piece.rows * lines[piece.base] + 64)
         rows = memory[piece.base][: piece.rows * lines[piece.base]].reshape(piece.rows, lines[piece.base])
         views[piece.base] = rows[:, : piece.cols]
@@ -196,7 +196,7 @@ def test_leaves_name_the_copy_path() -> None:
         ("tile.plain", None, ("plain", "plain")),
         ("tile.gpu8", GPU8_SIZES, WAYS[0]),
     ):
-        assert (leaf_strategy(parse_leaf(leaf)), leaf_paths(parse_leaf(leaf))) == (s, paths)
+        assert (leaf_strategy(parse_leaf(leaf)), leaf_copy_paths(parse_leaf(leaf))) == (s, paths)
         (gemm,) = record_operations(Plan.parse(leaf), Problem(32, 32, 32, "float32")).ops
         assert isinstance(gemm, GemmOp) and tiled_product(gemm, "float32").kernel.paths == paths
         ops = record_operations(Plan.parse(f"li-fig13 > {leaf}"), Problem(32, 32, 32, "float32")).ops

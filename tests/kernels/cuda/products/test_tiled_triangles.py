@@ -15,7 +15,7 @@ from fmm.kernels.cuda.ops import GemmOp, MirroredGemm
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.cuda.products.tiling import RASTER_ROWS, count_triangle_tiles
-from fmm.kernels.cuda.products.wgmma_tiles import TRIANGLE_SIZES, tile_rows_per_band
+from fmm.kernels.cuda.products.wgmma_tiles import TRIANGLE_SIZES, tile_rows_computed_together
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Fill, Layout, Operation, Problem
@@ -33,7 +33,7 @@ TILES = [
     (128, 32, RASTER_ROWS),
     (16, 128, RASTER_ROWS),
 ]
-TILES += [(s.m_s * s.cluster, s.n_s, tile_rows_per_band(s)) for s in (*TRIANGLE_SIZES, *F16X3_SIZES)]
+TILES += [(s.m_s * s.cluster, s.n_s, tile_rows_computed_together(s)) for s in (*TRIANGLE_SIZES, *F16X3_SIZES)]
 DRIVER = """
 struct Params {{ int down, across, group; }};
 extern "C" void tile(int down, int across, int group, int number, int* found) {{

@@ -106,8 +106,8 @@ def host() -> Any:
         room = np.zeros(len(packed) + 8, np.int64)
         words = room[-room.ctypes.data % 64 // 8 :][: len(packed)]
         words[:] = packed
-        counts, flag = np.zeros(max(op.turn_counter_count, 1), np.uint32), np.zeros(1, np.int32)
-        for word, x in zip(op.map_word_indices, op.maps, strict=True):
+        counts, flag = np.zeros(max(op.ordering_counter_count, 1), np.uint32), np.zeros(1, np.int32)
+        for word, x in zip(op.tensor_map_word_indices, op.maps, strict=True):
             words[word : word + 9] = described(x, starts[x.piece.base])
         for word, piece in zip(op.dest_word_indices, op.dest, strict=True):
             words[word] = starts[piece.base] + piece.offset

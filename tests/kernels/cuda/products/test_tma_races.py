@@ -140,14 +140,14 @@ def host() -> Watched:
     ) -> tuple[np.ndarray[Any, Any], int]:
         names = list(arrays)
         words, pointers = np.frombuffer(op.parameter_bytes, np.int64).copy(), []
-        for word, x in zip(op.map_word_indices, op.maps, strict=True):
+        for word, x in zip(op.tensor_map_word_indices, op.maps, strict=True):
             words[word : word + 9] = described(x, 0)
             pointers.append((word, names.index(x.piece.base)))
         for word, piece in zip(op.dest_word_indices, op.dest, strict=True):
             words[word] = piece.offset
             pointers.append((word, names.index(piece.base)))
         words_in = [
-            struct.pack("4i", LEFT_OUT.index(left_out), early, op.grid[0], op.turn_counter_count),
+            struct.pack("4i", LEFT_OUT.index(left_out), early, op.grid[0], op.ordering_counter_count),
             words.tobytes(),
         ]
         for array in arrays.values():
@@ -160,7 +160,7 @@ def host() -> Watched:
         assert done.returncode == 0 and not said, (done.returncode, said)
         c = arrays["C"]
         c[...] = np.frombuffer(done.stdout, c.dtype, c.size).reshape(c.shape)
-        return np.frombuffer(done.stdout, np.uint32, op.turn_counter_count, c.nbytes), 0
+        return np.frombuffer(done.stdout, np.uint32, op.ordering_counter_count, c.nbytes), 0
 
     return launch
 

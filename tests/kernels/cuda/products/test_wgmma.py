@@ -17,7 +17,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     WgmmaOp,
     WgmmaSizes,
     best_wgmma_sizes,
-    cluster_tiles,
+    cluster_tile_grid,
     wgmma_instructions,
     wgmma_kernel_source,
     wgmma_op,
@@ -188,7 +188,7 @@ def test_sizes() -> None:
     for n, count in ((1024, 1), (2048, 7), (3072, 1), (4096, 1)):
         ends = {}
         for s in WGMMA_SIZES:
-            down, across = cluster_tiles(n, n, s)
+            down, across = cluster_tile_grid(n, n, s)
             ends[s] = -(-down * across * count // 66) * s.n_s
         assert ends[best_wgmma_sizes(n, n, count, SMS)] <= 1.13 * min(ends.values())
     assert best_wgmma_sizes(1, 1, 1, SMS) == WgmmaSizes(128, 128)

@@ -243,7 +243,7 @@ def test_fused_products_raise_the_flag_of_what_they_store(data: str, host: Any) 
     for op in (first, second):
         assert op.writes_result
         words = np.frombuffer(op.parameter_bytes, np.int64).copy()
-        for word, piece in zip(pointer_word_indices(op), op.pieces, strict=True):
+        for word, piece in zip(pointer_word_indices(op), op.all_blocks, strict=True):
             words[word] = arrays.bases["ABC".index(piece.base)] + piece.offset
         words[-1] = flag.ctypes.data
         host(replace(op.kernel, flag="raises"), op.access, words, op.grid[0])
