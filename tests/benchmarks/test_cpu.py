@@ -83,6 +83,7 @@ def test_random_shapes() -> None:
     assert max(max(size) / min(size) for size in shapes) > 10
 
 
+@pytest.mark.slow
 def test_the_operands_are_the_same_in_every_process() -> None:
     """Results can only be repeated on the same numbers, whatever Python's hash seed."""
     code = "from benchmarks.cpu import operands as f; print([x.sum() for x in f((4, 5, 6), 'float64')[:2]])"

@@ -34,7 +34,7 @@ def test_the_page_has_the_tables_that_the_command_writes() -> None:
         assert [tuple(line[:3]) for line in lines] == [row.label for row in rows]
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "row"),
     [pytest.param(*x, id=" ".join((x[0], *x[1].label)), marks=() if x[1] in QUICK else pytest.mark.slow) for x in ROWS],

@@ -188,6 +188,7 @@ def toy(request: pytest.FixtureRequest) -> Iterator[Toy]:
         Plan.parse(found.plan)
 
 
+@pytest.mark.quick_cases(2)
 def test_it_is_parsed_and_explained(toy: Toy) -> None:
     plan = Plan.parse(toy.plan)
     assert str(plan) == toy.plan and Plan.parse(str(plan)) == plan
@@ -219,7 +220,7 @@ def test_it_is_chosen(toy: Toy) -> None:
     assert str(choose(toy.problem, dearer, toy.limits).best.plan) == "vendor"
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_it_runs_on_a_cpu(toy: Toy, dtype: str, rng: np.random.Generator) -> None:
     for text in (toy.plan, f"strassen > {toy.plan}"):

@@ -169,6 +169,7 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask_arrays, "worker_counts", lambda: (1, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 def test_levels_over_the_grid_where_chunks_are_large() -> None:
     """The products that they save take longer than what more chunks cost: more so the larger these are, and the more of

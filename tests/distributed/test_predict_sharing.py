@@ -123,6 +123,7 @@ def test_a_level_above_must_win_clearly() -> None:
     assert choose_sharing((level, plain), 1.0).memory == 10.0
 
 
+@pytest.mark.slow
 def test_a_rectangle_of_a_row_needs_less_of_b_and_gives_back_blocks() -> None:
     """Each of 16 processes receives 3/16 of A, 1/4 of 15/16 of B, and at the end 3/4 of its part of C."""
     n = 8192

@@ -140,6 +140,7 @@ def test_without_a_compiler_matmul_stays_numpys(
     )
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_without_a_home_the_loops_are_compiled_for_the_process(tmp_path: Path) -> None:
     code = "import fmm, numpy; fmm.install('numpy')\n"

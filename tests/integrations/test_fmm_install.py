@@ -81,6 +81,7 @@ def test_a_program_that_imports_fmm_first_has_it_installed(site: Path) -> None:
     assert done.stdout == "ReplacementFunction\n" and "cannot be imported" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_import_that_fails_is_tried_again(site: Path) -> None:
     (site / "cupy.py").write_text("raise ImportError('no device')\n")
     program = "try:\n    import cupy\nexcept ImportError as error:\n    print(error)\n"

@@ -337,6 +337,7 @@ def test_a_report_may_go_to_a_file(name: str, tmp_path: Path) -> None:
         assert text.startswith("fmm: 0 of 1 products") and text.endswith("other processes\n")
 
 
+@pytest.mark.slow
 def test_the_environment_asks_for_one_too(tmp_path: Path) -> None:
     done = python(tmp_path, "-c", "import fmm\n" + PRODUCT, FMM_INSTALL="numpy", FMM_REPORT="told.json")
     assert not done.stderr and json.loads((tmp_path / "told.json").read_text())["calls"] == 1

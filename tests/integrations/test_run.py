@@ -45,6 +45,7 @@ def test_a_script_runs_as_it_would_without(program: Path) -> None:
     assert second == "found beside it" and not done.stderr
 
 
+@pytest.mark.slow
 def test_a_module_runs_and_its_status_is_the_programs(program: Path) -> None:
     done = python("-m", "fmm", "--install", "numpy", "--report", "-m", "program", "end", cwd=program.parent)
     assert done.returncode == 3

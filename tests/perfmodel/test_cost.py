@@ -213,6 +213,7 @@ def test_cost_is_what_the_executor_does(text: str) -> None:
     assert ran >= 4
 
 
+@pytest.mark.slow
 def test_sizes_too_large_to_run_obey_the_same_recipes() -> None:
     """The formulas for large blocks, at sizes that differ from what they were counted at in every remainder."""
     plans = [Plan.parse(text) for text in ("winograd > vendor", "hk233.sequential > vendor", "hasa > vendor")]

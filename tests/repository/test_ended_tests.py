@@ -92,6 +92,7 @@ def test_what_has_ended_is_not_run_again_and_failures_count(tmp_path: Path) -> N
     assert "with the tests of earlier runs: 3 passed, 2 failed, 2 skipped" in said
 
 
+@pytest.mark.slow
 def test_nothing_left_is_no_failure_if_none_has_failed(tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text("def test_good(): pass\n")
     assert run(tmp_path)[0] == 0

@@ -106,6 +106,7 @@ def test_is_short_and_says_nothing_of_a_machine(path: Path) -> None:
         assert len(cell.source.splitlines()) <= MOST_LINES, cell.source
 
 
+@pytest.mark.slow
 def test_an_error_in_a_cell_is_noticed(kernel: Path) -> None:
     sources = ("import sys\nprint(sys.executable)", "1 / 0", "print('not reached')")
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])

@@ -270,6 +270,7 @@ def test_a_number_has_the_type_of_its_vectors_however_often_it_is_asked() -> Non
         assert type(fmm.matmul(v, v, plan="digits" if kind in "lL" else None)) is np.dtype(kind).type
 
 
+@pytest.mark.slow
 def test_random_products_as_the_command_draws_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert random_integers.main(["--device", "cpu", "--count", "80"]) == 0
     assert capsys.readouterr().out == "80 random products of integers, all equal to Python's\n"

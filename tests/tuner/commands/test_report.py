@@ -287,6 +287,7 @@ def test_names_of_plans(plan: str, words: set[str]) -> None:
     assert set(found) == words and all(len(text) > 10 for text in found.values())
 
 
+@pytest.mark.slow
 def test_what_is_worth_tuning_again_is_named_with_its_command(folder: Path) -> None:
     (case,) = type_reports(folder / "config.json")
     assert not list(suggested_tunings([case], []))

@@ -77,7 +77,7 @@ WORLDS = list(product(TRUTHS, QUICK, (1,)))
 BOUNDED = [("two lanes", "of every level", 1), ("one lane", "from two levels on", 1)]
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lanes", "slowdown", "seed"), quick_and_slow(BOUNDED, [x for x in WORLDS if x not in BOUNDED])
 )

@@ -106,6 +106,7 @@ def test_who_has_something_else_to_do_does_not_wait_for_the_compiler(cold: ColdG
     assert section is not None and section["error"]["speedup"]["count"] >= 5 and section["doubts"] == []
 
 
+@pytest.mark.slow
 def test_a_first_look_that_is_cut_short_concludes_nothing(cold: ColdGpu) -> None:
     """It is taken up again, so that a fit of what nothing confirms would only cost seconds."""
     journal = Journal("run", cold, limit=0.2, clock=cold.clock, kernel_wait_seconds=0.1)

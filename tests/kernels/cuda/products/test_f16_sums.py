@@ -87,6 +87,7 @@ COMPILED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "architecture"), COMPILED)
 def test_sums_stay_in_registers(level: str, architecture: str) -> None:
     nvrtc()

@@ -251,6 +251,7 @@ def test_float64_strategies_on_the_host(plan: str, host: Any) -> None:
     check(plan, whole_problem(36, 85, 44, "CCC", 0, 1.0, 0.0, "float64"), host, 0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("s", quick_and_slow(QUICK, [s for s in FLOAT32 if s not in QUICK]), ids=lambda s: s.name)
 def test_every_strategy_on_the_host(s: TileSizes, host: Any) -> None:
     """With sums and without, tiles at every edge."""
