@@ -247,7 +247,7 @@ def vendor_f16x3_steps(
 ) -> tuple[Launch | VendorCall, ...] | str:
     """Return the launches and calls that split the operands, multiply planes by cuBLAS and undo the scaling.
 
-    If these steps cannot compute the product, return the reason as a text.
+    If cuBLAS cannot compute the product from planes, return the reason as a text.
     """
     if op.beta or complex(op.alpha).imag or op.checked:
         return "the vendor multiplies its planes on this chip, and neither adds to C nor checks every entry"

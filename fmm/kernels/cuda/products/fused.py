@@ -58,9 +58,9 @@ class FusedLaunches:
         return "atomic" in self.tasks
 
     def launches_by_stage(self) -> Iterator[list[list[TileOp | TileGroup]]]:
-        """Yield lists of streams, where a stream is a list of launches.
+        """Yield the streams of each stage, where a stream is a list of launches.
 
-        The streams of one list run concurrently, and end before the streams of the next list start.
+        The streams of a stage run concurrently, and end before the streams of the next stage start.
         """
         if self.one_launch and not self.tasks:
             products = [op for p in range(self.scheme.rank) if (op := self._tile_op_of_product(p)) is not None]

@@ -124,8 +124,8 @@ def tma_strategy(name: str) -> TileSizes | None:
     return next((s for s in TMA_SIZES if s.name == name), None)
 
 
-# Default strategies of products with fused sums. FUSED_SIZES maps an element type to the strategy for gemm_simt.cuh
-# (float32) or gemm_mma_f64.cuh (float64). TMA_FUSED_SIZES is the strategy for gemm_tma.cuh.
+# Default strategies of products with fused sums: FUSED_SIZES for gemm_simt.cuh (float32) and gemm_mma_f64.cuh
+# (float64), TMA_FUSED_SIZES for gemm_tma.cuh (float32).
 FUSED_SIZES = {"float32": named_strategy("Half"), "float64": named_strategy("Solo")}
 TMA_FUSED_SIZES = named_strategy("Long")
 

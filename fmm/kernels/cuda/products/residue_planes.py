@@ -29,9 +29,9 @@ BYTE_SUM_BOUND = 2**18 + 2**9  # upper bound of the magnitude of weighted sums o
 FLOAT_2_23_BITS = 0x4B000000  # bit pattern of 2^23 as a float32 number
 RESIDUE_THREADS = 256  # threads of a thread block, in the kernels that find norms, split operands or reconstruct C
 RESIDUE_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster
-# Number of positions that a cluster transposes together: for elements of at most 8 bytes, and for elements of 16 bytes.
+# Number of lines that a cluster transposes together: lines with elements of at most 8 bytes, and of 16 bytes.
 TRANSPOSED_POSITIONS, TRANSPOSED_POSITIONS_OF_16_BYTES = 64, 32
-# Number of positions of the inner dimension that a thread block without a cluster reads and transposes together.
+# Number of lines for which a thread block without a cluster finds norms and writes a transposed copy.
 TRANSPOSED_POSITIONS_ALONE = 16
 # Minimum number of resident thread blocks of the split kernel per multiprocessor, for `__launch_bounds__`: 4 without
 # levels of Strassen's algorithm, no minimum with one level, and 2 with two levels.
@@ -125,8 +125,7 @@ class NormExponentKernel:
 class ResidueOperand:
     """An operand of a batch, and the memory layout of its exponents, planes and transposed copy.
 
-    Exponents and planes are in the workspace. Exponents and planes that `fmm.prepare` has stored follow the operand's
-    matrix in memory.
+    Exponents and planes are in the workspace, except those that `fmm.prepare` has stored behind the operand's matrix.
     """
 
     source: GemmOperand

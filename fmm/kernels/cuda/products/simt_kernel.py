@@ -79,9 +79,9 @@ class Epilogue:
 
 @lru_cache(maxsize=256)
 def adding_epilogue(destinations: int, update: UpdateMode = "keep") -> Epilogue:
-    """Return the epilogue C_d = keep_d * C_d + factor_d * product; the launch sets keep_d and factor_d.
+    """Return the epilogue C_d = keep_d * C_d + factor_d * product for each destination block C_d.
 
-    A destination C_d with keep_d = 0 is not read.
+    The launch sets the numbers keep_d and factor_d. A block C_d with keep_d = 0 is not read.
     """
     every = tuple(range(destinations))
     reads = every if update == "keep" else ()

@@ -39,7 +39,7 @@ from fmm.kernels.cuda.products.tiling import (
 )
 from fmm.kernels.plans.leaf import LeafUse
 
-# for each size of an element in bytes, the format of struct Block of gemm_common.cuh for Python's module `struct`
+# formats of struct Block of gemm_common.cuh for Python's module `struct`, by the size of an element in bytes
 BLOCK_STRUCT_FORMATS = {4: "<q2i2f", 8: "<q2i2d"}
 
 
@@ -117,7 +117,7 @@ class TileOp:
 
     @property
     def size_parameter_bytes(self) -> bytes:
-        """The bytes of the fields of struct Parameters after `products`."""
+        """The bytes of the strides, sizes, tile counts and flag at the end of struct Parameters of gemm_simt.cuh."""
         steps = *(x.leading for x in self.lines), *(x.layer for x in self.lines)
         return struct.pack(f"<{len(steps)}q6iq", *steps, self.m, self.n, self.k, *self.tile_counts, RASTER_ROWS, 0)
 
