@@ -30,9 +30,9 @@ FLOAT_2_23_BITS = 0x4B000000  # bit pattern of 2^23 as a float32 number
 RESIDUE_THREADS = 256  # threads of a thread block, in the kernels that find norms, split operands or reconstruct C
 RESIDUE_CLUSTER_BLOCKS = 8  # number of thread blocks in a cluster
 # Number of lines that a cluster transposes together: lines with elements of at most 8 bytes, and of 16 bytes.
-TRANSPOSED_POSITIONS, TRANSPOSED_POSITIONS_OF_16_BYTES = 64, 32
+TRANSPOSED_LINES, TRANSPOSED_LINES_OF_16_BYTES = 64, 32
 # Number of lines for which a thread block without a cluster finds norms and writes a transposed copy.
-TRANSPOSED_POSITIONS_ALONE = 16
+TRANSPOSED_LINES_ALONE = 16
 # Minimum number of resident thread blocks of the split kernel per multiprocessor, for `__launch_bounds__`: 4 without
 # levels of Strassen's algorithm, no minimum with one level, and 2 with two levels.
 MIN_SPLIT_BLOCKS_PER_SM = "4", "", "2"
@@ -180,9 +180,9 @@ class ResidueOperand:
         if kernel is None:
             return 0
         if self.along == "outer":
-            side = TRANSPOSED_POSITIONS_OF_16_BYTES if self.geometry.item == 16 else TRANSPOSED_POSITIONS
+            side = TRANSPOSED_LINES_OF_16_BYTES if self.geometry.item == 16 else TRANSPOSED_LINES
             if cluster == 1 and scaled:
-                return self.geometry.count * -(-self.lines // TRANSPOSED_POSITIONS_ALONE)
+                return self.geometry.count * -(-self.lines // TRANSPOSED_LINES_ALONE)
             return self.geometry.count * -(-self.lines // side) * RESIDUE_CLUSTER_BLOCKS
         return round_up(-(-self.geometry.count * self.lines // (RESIDUE_THREADS // kernel.group)), cluster)
 
