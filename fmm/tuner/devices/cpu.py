@@ -139,8 +139,7 @@ class CpuSession:
 
     @cached_property
     def _exact_rows_to_check(self) -> tuple[Array, Array]:
-        """Return the indices of the rows of C that are checked, and these rows of the exact product in double
-        precision."""
+        """Return the indices of the rows of C to check, and these rows of the exact product in double precision."""
         rows = np.linspace(0, self.problem.m - 1, min(CHECKED_ROWS, self.problem.m)).astype(np.intp)
         wide = np.result_type(self.a.dtype, np.float64)
         exact = self.a[rows].astype(wide) @ self.b.astype(wide, copy=False)

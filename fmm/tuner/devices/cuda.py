@@ -272,8 +272,7 @@ class OperandSets:
 
     @cached_property
     def _exact_rows_to_check(self) -> tuple[Any, Any]:
-        """Return the indices of the rows of C that are checked, and these rows of the exact product in double
-        precision."""
+        """Return the indices of the rows of C to check, and these rows of the exact product in double precision."""
         a, b, c = self.sets[0]
         rows = cupy.asarray(np.linspace(0, len(a) - 1, self._rows).astype(np.int64))
         left = to_double_precision(a[rows], self.kind)
