@@ -41,7 +41,7 @@ from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
 from fmm.runtime.devices import gpu_from_description
 from fmm.tuner.devices.device import TimedRun
-from fmm.tuner.findings.conclude import FITTED_STAGES, check_model, starting_calibration
+from fmm.tuner.findings.conclude import FITTED_STAGES, model_with_required_margins, starting_calibration
 from fmm.tuner.findings.diagnostics import largest_measured_side, noise_floor
 from fmm.tuner.findings.thresholds import add_threshold_intervals, compute_thresholds
 from fmm.tuner.fit.blocks import (
@@ -206,7 +206,9 @@ def fitted_section(card: Card, calls: Sequence[Observation], dtype: str) -> dict
         **calibration.rates,
     }  # leaves without a measured rate have the datasheet's
     calibration = replace(calibration, rates=MappingProxyType(rates))
-    model = check_model(calibration, dtype, [*observed_tunings(tunings, ("held out",)), *others], None, largest)
+    model = model_with_required_margins(
+        calibration, dtype, [*observed_tunings(tunings, ("held out",)), *others], None, largest
+    )
     calibration = with_best_margins(model.calibration, dtype, card.results)
     noise = max((x for t in tunings if (x := noise_floor(t.trials)) is not None), default=None)
     runs = ", ".join(t.header.run for t in tunings)

@@ -150,7 +150,7 @@ def _sides_of_options(m: int, k: int | None, n: int | None) -> Shape:
     return m, k, n
 
 
-def _product_function(problem: Problem) -> str:
+def _public_function_name(problem: Problem) -> str:
     """Return the name of the public function that computes this product: fmm.gram or fmm.matmul."""
     return "fmm.gram" if problem.writes_triangle else "fmm.matmul"
 
@@ -161,7 +161,7 @@ def _model_choice(problem: Problem, calibration: Calibration, limits: Limits) ->
     if calibration.batches or not problem.element_type.exact or min(problem.size) >= MIN_INTEGER_PLAN_SIDE:
         return choice
     numpys = next(candidate for candidate in choice.candidates if candidate.plan == VENDOR)
-    why = f"{_product_function(problem)} leaves integers with a side shorter than {MIN_INTEGER_PLAN_SIDE} to NumPy"
+    why = f"{_public_function_name(problem)} leaves integers with a side shorter than {MIN_INTEGER_PLAN_SIDE} to NumPy"
     return replace(choice, best=numpys, reason=why)
 
 
@@ -238,13 +238,13 @@ def _limits_of_options(options: argparse.Namespace, name: str, problem: Problem,
     growth = usual if options.max_error_growth is None else options.max_error_growth
     if not growth > 0:  # `not growth > 0` is also true for NaN
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
-    left = _bytes_beside_operands(name, problem)
+    left = _bytes_left_for_workspace(name, problem)
     if options.workspace is None and left != UNLIMITED_BYTES and find_datasheet(name) is None:
         left = workspace_limit_for_free_bytes(left)  # fmm.matmul and `fmm-tune show` use the same limit
     return limits_without_arrays(problem.op, problem.dtype, min(workspace, left), growth)
 
 
-def _bytes_beside_operands(name: str, problem: Problem) -> int:
+def _bytes_left_for_workspace(name: str, problem: Problem) -> int:
     """Return the bytes of device memory that remain free if only the operands and the result are allocated.
 
     A gram product has the operand A only. ValueError is raised if operands and result do not fit in memory.

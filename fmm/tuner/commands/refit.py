@@ -306,7 +306,7 @@ def _speedup_values(dtype: str, used: ModelInUse) -> Iterator[tuple[str, Compare
         yield from (("faster from side", NO_VALUE), ("speedup", NO_VALUE))
         return
     yield "faster from side", ComparedValue(summary.first_gain_side, str(summary.first_gain_side or NEVER_TEXT))
-    best = summary.large_square
+    best = summary.large_square_decision
     gain = f"{best.speedup:.2f} at {best.side} ({best.speedup_basis})" if best else ""
     yield "speedup", ComparedValue(best.speedup, gain) if best else NO_VALUE
 

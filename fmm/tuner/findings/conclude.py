@@ -21,10 +21,10 @@ from fmm.perfmodel.crossovers import baseline_text
 from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
 from fmm.tuner.devices.device import TunableDevice
 from fmm.tuner.findings.crossovers import (
-    level_bounds_from_crossovers,
     level_samples,
-    margins_for_losing_samples,
+    margins_excluding_slow_plans,
     measure_crossovers,
+    measured_crossovers_of_baselines,
 )
 from fmm.tuner.findings.diagnostics import (
     MIN_OWN_RATE_MARGIN,
@@ -37,7 +37,7 @@ from fmm.tuner.findings.diagnostics import (
     model_diagnostics,
     noise_floor,
     quiet_stage_slowdown,
-    upper_decile_deviation,
+    upper_decile_of_vendor_errors,
 )
 from fmm.tuner.findings.thresholds import add_threshold_intervals, compute_thresholds, crossover_of_levels
 from fmm.tuner.fit import model as fitting
@@ -125,7 +125,7 @@ def diagnose_machine(device: TunableDevice, trials: Sequence[Trial], dtype: str)
     fitted = fit_trials(device, trials, dtype).calibration
     seen = fitting.observed_medians(trials, (*PROBE_STAGES, HELD_OUT_STAGE))
     slower = quiet_stage_slowdown(trials, fitted, dtype)
-    return tuple(machine_diagnostics(noise_floor(trials), slower, upper_decile_deviation(seen, fitted)))
+    return tuple(machine_diagnostics(noise_floor(trials), slower, upper_decile_of_vendor_errors(seen, fitted)))
 
 
 def fit_trials(device: TunableDevice, trials: Sequence[Trial], dtype: str) -> fitting.CalibrationFit:
@@ -194,22 +194,22 @@ def check_fit(
         fitting.observed_medians(trials, (HELD_OUT_STAGE,)),
     )
     crossovers = measure_crossovers(trials, whole)
-    bounded = replace(whole, measured_crossovers=level_bounds_from_crossovers(crossovers))
+    bounded = replace(whole, measured_crossovers=measured_crossovers_of_baselines(crossovers))
 
-    def is_allowed_by_level_bounds(o: fitting.Observation) -> bool:
+    def is_allowed_by_crossovers(o: fitting.Observation) -> bool:
         own = crossovers.get(baseline_text(o.run.plan))
         excluded = bounded.has_too_many_levels(o.run.plan, o.problem)
-        return not (own and excluded and own.is_model_optimistic_for(o.run.plan, o.problem))
+        return not (own and excluded and own.overestimates_speedup_of(o.run.plan, o.problem))
 
     checked = [t for t in trials if t.stage in CHECKING_STAGES]
-    losing = margins_for_losing_samples(level_samples(checked, bounded))
-    slower, usable = quiet_stage_slowdown(trials, whole, dtype), [o for o in held if is_allowed_by_level_bounds(o)]
-    return check_model(
+    losing = margins_excluding_slow_plans(level_samples(checked, bounded))
+    slower, usable = quiet_stage_slowdown(trials, whole, dtype), [o for o in held if is_allowed_by_crossovers(o)]
+    return model_with_required_margins(
         bounded, dtype, usable, slower, largest_measured_side(trials), losing, excluded=len(held) - len(usable)
     )
 
 
-def check_model(
+def model_with_required_margins(
     fitted: Calibration,
     dtype: str,
     held: Sequence[fitting.Observation],
@@ -273,7 +273,7 @@ def thresholds_with_intervals(
     measured, trials = one_level_speedups(*looks), [t for look in looks for t in look]
     calibration = replace(calibration, measured_crossovers=())
     crossovers = measure_crossovers(trials, calibration)
-    bounded = replace(calibration, measured_crossovers=level_bounds_from_crossovers(crossovers))
+    bounded = replace(calibration, measured_crossovers=measured_crossovers_of_baselines(crossovers))
     observed = fitting.observed_medians(trials, FITTED_STAGES)
     sampled = sample_calibrations(calibration, dtype, intervals, observed)
     found = replace(

@@ -106,11 +106,11 @@ class BaselineCrossovers:
     """The crossovers of plans with one baseline, and the model's overestimate of speedups for each number of levels."""
 
     bounds: MeasuredCrossovers
-    optimism: Mapping[int, ModelOptimism]
+    optimism: Mapping[int, SpeedupOverestimate]
     # 95 % intervals of the crossovers, by the names tau1, tau2 and tau3
     intervals: Mapping[str, ThresholdInterval] = field(default_factory=dict)
 
-    def is_model_optimistic_for(self, plan: Plan, problem: Problem) -> bool:
+    def overestimates_speedup_of(self, plan: Plan, problem: Problem) -> bool:
         """Return True if predicted speedups are far too large for the plan's number of levels at this size."""
         return (
             self.optimism[min(count_levels(plan), MAX_COUNTED_LEVELS)].log_error_at_side(effective_side(problem.size))
@@ -124,7 +124,7 @@ def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dic
     On a GPU, the crossovers come from the trials on a ladder of squares (fmm.tuner.findings.ladder).
     """
     if calibration.batches:
-        exact = dict.fromkeys((0, *LEVEL_COUNTS), ModelOptimism())
+        exact = dict.fromkeys((0, *LEVEL_COUNTS), SpeedupOverestimate())
         found = ladder_crossovers(trials)
         return {name: BaselineCrossovers(x.bounds, exact, x.intervals) for name, x in found.items()}
     calibration = replace(calibration, measured_crossovers=())
@@ -137,7 +137,7 @@ def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dic
     }
 
 
-def level_bounds_from_crossovers(crossovers: Mapping[str, BaselineCrossovers]) -> tuple[MeasuredCrossovers, ...]:
+def measured_crossovers_of_baselines(crossovers: Mapping[str, BaselineCrossovers]) -> tuple[MeasuredCrossovers, ...]:
     """Return the crossovers as the calibration's field `measured_crossovers`, which limits the levels of candidates."""
     return tuple(x.bounds for x in crossovers.values())
 
@@ -154,8 +154,8 @@ def _crossovers_of_baseline(
     one level less. The reason for the factor 2 is Equation 2 of D'Alberto and Nicolau: a further level gains if half
     the side is at least the crossover for one level less.
     """
-    optimism = optimism_by_levels(samples)
-    losing, dtype = losing_samples(samples, optimism), samples[0].problem.dtype
+    optimism = speedup_overestimates_by_levels(samples)
+    losing, dtype = wrongly_predicted_gains(samples, optimism), samples[0].problem.dtype
     tau, taus = 0.0, list[float]()
     for levels in LEVEL_COUNTS:
         confirmed = any(s.capped_level_count == levels and s.speedup > 1 for s in samples)
@@ -177,7 +177,7 @@ def _crossovers_of_baseline(
 
 
 @dataclass(frozen=True)
-class ModelOptimism:
+class SpeedupOverestimate:
     """How far the model overestimates speedups for one number of levels: log(measured / predicted speedup), at most 0.
 
     The logarithm is `error` for squares of side `side`, and changes by `slope` with every doubling of the side. The
@@ -195,12 +195,12 @@ class ModelOptimism:
         return min(self.error + self.slope * doublings, 0.0)
 
 
-def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimism]:
+def speedup_overestimates_by_levels(samples: Sequence[LevelSample]) -> dict[int, SpeedupOverestimate]:
     """Return how optimistic the model's speedups are for each number of levels; only significant errors count.
 
     A number of levels without samples has the same result as the next lower number of levels.
     """
-    found: dict[int, ModelOptimism] = {0: ModelOptimism()}
+    found: dict[int, SpeedupOverestimate] = {0: SpeedupOverestimate()}
     for levels in LEVEL_COUNTS:
         own = sorted((s for s in samples if s.capped_level_count == levels), key=lambda s: -s.effective_side)
         if not own:
@@ -208,7 +208,7 @@ def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimis
             continue
         confirmed = any(s.speedup > 1 for s in own)
         limit = REQUIRED_STANDARD_ERRORS if confirmed else UNCONFIRMED_STANDARD_ERRORS
-        found[levels] = significant_trend(own, REQUIRED_STANDARD_ERRORS) or ModelOptimism(
+        found[levels] = significant_trend(own, REQUIRED_STANDARD_ERRORS) or SpeedupOverestimate(
             significant_median_error(own, limit)
         )
     return found
@@ -230,7 +230,7 @@ def significant_median_error(samples: Sequence[LevelSample], standard_errors: fl
     return middle if middle + standard_errors * deviation / sqrt(len(errors)) < 0 else 0.0
 
 
-def significant_trend(samples: Sequence[LevelSample], standard_errors: float) -> ModelOptimism | None:
+def significant_trend(samples: Sequence[LevelSample], standard_errors: float) -> SpeedupOverestimate | None:
     """Return a linear regression of errors over log2(side); None unless its slope is significantly below 0."""
     sides, errors = [log2(s.effective_side) for s in samples], [s.speedup_log_error for s in samples]
     if len(samples) < MIN_SAMPLES_FOR_TREND or stdev(sides) == 0:
@@ -240,10 +240,12 @@ def significant_trend(samples: Sequence[LevelSample], standard_errors: float) ->
     deviation = max(SAMPLE_STANDARD_DEVIATION, sqrt(sum(x * x for x in rest) / (len(rest) - 2)))
     if slope + standard_errors * deviation / (stdev(sides) * sqrt(len(sides) - 1)) >= 0:
         return None
-    return ModelOptimism(fmean(errors), slope, 2 ** fmean(sides), 2 ** max(sides))
+    return SpeedupOverestimate(fmean(errors), slope, 2 ** fmean(sides), 2 ** max(sides))
 
 
-def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelOptimism]) -> list[LevelSample]:
+def wrongly_predicted_gains(
+    samples: Iterable[LevelSample], optimism: Mapping[int, SpeedupOverestimate]
+) -> list[LevelSample]:
     """Return the samples slower than the vendor for which the model, corrected by its error, predicts a gain."""
     by_problem: dict[tuple[Problem, int], list[LevelSample]] = defaultdict(list)
     for sample in samples:
@@ -257,7 +259,7 @@ def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelO
     ]
 
 
-def margins_for_losing_samples(samples: Iterable[LevelSample]) -> tuple[float, float]:
+def margins_excluding_slow_plans(samples: Iterable[LevelSample]) -> tuple[float, float]:
     """Return two margins: for plans with the vendor's leaf, and for plans with fmm's own kernels.
 
     With a smaller margin, the model would choose at least one plan that was measured to be slower than the vendor.
@@ -275,7 +277,7 @@ def _do_plans_with_levels_win(
     levels: int,
     dtype: str,
     calibration: Calibration,
-    optimism: Mapping[int, ModelOptimism],
+    optimism: Mapping[int, SpeedupOverestimate],
     gain: float,
     side: int,
 ) -> bool:

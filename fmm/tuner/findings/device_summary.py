@@ -168,7 +168,7 @@ class ElementTypeFindings:
         for i, row in enumerate(baselines):
             ratio, n1, strategy = self._vendor_threshold_cells(found) if not i else (SummaryCell(),) * 3
             levels = level_count_cell(large) if i == chosen else SummaryCell()
-            yield self.dtype if not i else f"  {labels[i]}", (ratio, n1, *row.cells, levels, strategy)
+            yield self.dtype if not i else f"  {labels[i]}", (ratio, n1, *row.crossover_cells, levels, strategy)
 
     def _vendor_threshold_cells(self, found: Thresholds | None) -> tuple[SummaryCell, SummaryCell, SummaryCell]:
         """Return the cells of alpha/pi, n1 and the block strategy."""
@@ -187,7 +187,7 @@ class BaselineTaus:
     predicted: Mapping[str, float | None]
 
     @property
-    def cells(self) -> Iterator[SummaryCell]:
+    def crossover_cells(self) -> Iterator[SummaryCell]:
         """Yield a cell for each crossover: the measured crossover, or the predicted one if none was measured.
 
         At least three levels are at least two levels, so tau1 <= tau2 <= tau3. A predicted crossover is therefore moved
@@ -277,14 +277,14 @@ class DeviceSummary:
         return "cuBLAS" if self.key.startswith("cuda") else "NumPy"
 
     @property
-    def name_text(self) -> str:
+    def device_name_text(self) -> str:
         """The device's name, with the versions of the vendor's library and the driver."""
         section: JsonValue = next((x.section for x in self.types if x.summary), {})
         name = device_name(self.key, section)
         return f"{name}{_versions_text(section.get('versions') or {}, section.get('conditions') or {})}"
 
     @property
-    def tuned_text(self) -> str:
+    def tuning_status_text(self) -> str:
         """Text with the number of types, and the duration of the tuning or the date of the last tuning."""
         count = f"{len(self.types)} type{'s' * (len(self.types) != 1)}"
         if self.seconds is not None:
@@ -369,7 +369,7 @@ class DeviceSummary:
 
     def text_lines(self, width: int = DEFAULT_WIDTH, colour: bool = False) -> Iterator[str]:
         """Yield the lines of the summary; if `colour` is True, measured numbers are bold instead of marked with `*`."""
-        yield from _left_and_right_aligned_lines(self.name_text, self.tuned_text, width)
+        yield from _left_and_right_aligned_lines(self.device_name_text, self.tuning_status_text, width)
         yield from self.speedups.text_lines(width, colour)
         yield from self.recursion.text_lines(width, colour)
         if failure := self.failure_line:

@@ -133,7 +133,7 @@ def quiet_stage_slowdown(trials: Iterable[Trial], calibration: Calibration, dtyp
     )
 
 
-def upper_decile_deviation(observed: Sequence[Observation], calibration: Calibration) -> float | None:
+def upper_decile_of_vendor_errors(observed: Sequence[Observation], calibration: Calibration) -> float | None:
     """Return the upper decile of |log(predicted / measured)| of the vendor's products; None for fewer than 5 products.
 
     If other work runs from time to time, it slows down only some sizes, and the upper decile rises.

@@ -72,7 +72,7 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     if calibration is None or guess is None:
         return ModelInUse(tuned, calibration, guess, memory=memory)
     measured = {rate for x in (tuned, real) if x and x.trusted_calibration for rate in x.trusted_calibration.rates}
-    own = list(dict.fromkeys(_own_rate_leaves(dtype, guess)))
+    own = list(dict.fromkeys(_leaves_with_separate_rate(dtype, guess)))
     guessed = [leaf for leaf, rate in own if rate in calibration.rates.keys() - measured]
     assumed, left_out = ([x.name for x in guessed if bool(x.probed_plan_forms) == probed] for probed in (False, True))
     failed = [leaf.name for leaf, rate in own if rate not in calibration.rates]
@@ -83,7 +83,7 @@ def _read_tuning(key: str, dtype: str, section: JsonValue) -> Tuning:
     return read_section(section, f"{key}.{dtype}", Identity(key, device_name(key, section)), dtype)
 
 
-def _own_rate_leaves(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
+def _leaves_with_separate_rate(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
     """Yield each candidate leaf that has a separate rate in the calibration, with the name of the rate."""
     for plan in device_candidate_plans(guess.batches):
         leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)

@@ -155,9 +155,9 @@ class SectionText:
         if self.fitted is not None:
             thresholds = None if noisy else read_thresholds(self.section["thresholds"])
             if thresholds is not None:
-                found += [self.crossovers_table(thresholds, self.fitted), self.level_bounds_table(thresholds)]
+                found += [self.crossovers_table(thresholds, self.fitted), self.measured_crossovers_table(thresholds)]
                 found += [self.thresholds_table(thresholds)]
-                found += [self.one_level_table(thresholds), self.tiles_table(thresholds)]
+                found += [self.one_level_table(thresholds), self.tile_strategies_table(thresholds)]
             found += [
                 self.model_table(self.fitted, noisy),
                 *([] if noisy else [self.fixed_parameters_table(self.fitted)]),
@@ -222,7 +222,7 @@ class SectionText:
         keep = len(columns) if found.without_emulation else len(columns) - 1
         return make_table("crossover sides of squares", columns[:keep], (row[:keep] for row in rows))
 
-    def level_bounds_table(self, found: Thresholds) -> TextTable:
+    def measured_crossovers_table(self, found: Thresholds) -> TextTable:
         """Return a table of the measured tau1, tau2 and tau3, which limit the number of levels of every decision."""
 
         def crossover_text(tau: float | None) -> str:
@@ -252,7 +252,7 @@ class SectionText:
         rows = [(side, f"{gain:.2f}") for side, gain in found.one_level.items()]
         return make_table("one level, measured", ("side", "speedup"), rows)
 
-    def tiles_table(self, found: Thresholds) -> TextTable:
+    def tile_strategies_table(self, found: Thresholds) -> TextTable:
         """Return a table with the tile strategy of fmm's own float32 kernel for each side of a square."""
         return make_table("tiles of fmm's own kernel", ("side", "strategy"), found.block_strategy.items())
 
@@ -392,7 +392,7 @@ class TypeSummary:
         return None if model is None else first_gaining_side(model, self.dtype)
 
     @cached_property
-    def large_square(self) -> SquareDecision | None:
+    def large_square_decision(self) -> SquareDecision | None:
         """Decision for a large square with a gain; None if no square gains."""
         return (
             None

@@ -270,7 +270,9 @@ def _tau_intervals(
         return {}
     choices = [_level_count_function(calibration, x, dtype, emulation) for x in sampled[:REDUCED_SAMPLE_COUNT]]
     return {
-        tau: central_interval_95([taus[tau], *(_crossover_of_sample(chosen, levels) for chosen in choices)])
+        tau: central_interval_95(
+            [taus[tau], *(_crossover_by_sampled_calibration(chosen, levels) for chosen in choices)]
+        )
         for tau, levels in zip(TAU_NAMES, LEVEL_COUNTS, strict=True)
     }
 
@@ -298,7 +300,7 @@ def _resampled_epsilons(
     return found
 
 
-def _crossover_of_sample(chosen_levels_at: Callable[[int], int], levels: int) -> float | None:
+def _crossover_by_sampled_calibration(chosen_levels_at: Callable[[int], int], levels: int) -> float | None:
     """Return the side from which a sampled calibration chooses `levels` levels or more; None if above 65536."""
     return finite_or_none(smallest_side_satisfying(lambda side: chosen_levels_at(side) >= levels))
 

@@ -121,7 +121,7 @@ def summary_html(summary: DeviceSummary) -> str:
     failure = f"<p>{escape(summary.failure_line)}</p>" if summary.failure_line else ""
     return "\n".join(
         (
-            f"<p>{escape(f'{summary.name_text}, {summary.tuned_text}')}</p>",
+            f"<p>{escape(f'{summary.device_name_text}, {summary.tuning_status_text}')}</p>",
             _summary_table_html(summary.speedups),
             _summary_table_html(summary.recursion),
             failure,

@@ -84,7 +84,7 @@ def build_plan(choices: Mapping[str, str]) -> Plan:
     leaf = choices.get("leaf", "vendor")
     above = [choices["numbers"]] if choices.get("numbers") else []
     if "inner" in choices:
-        _check_gpu_choices(choices, _level_forms(scheme))
+        _check_gpu_choices(choices, _level_options(scheme))
         outer = [_level_text(_level_power_text(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
         return Plan.parse(
             " > ".join([*above, *outer, _level_text(_level_power_text(scheme, choices["inner"]), options), leaf])
@@ -110,7 +110,7 @@ def _check_gpu_choices(choices: Mapping[str, str], forms: Sequence[str]) -> None
         raise PlanError("a fused level accesses at most 4 numbers at a time and needs pad4; other levels access more")
 
 
-def _level_forms(text: str) -> tuple[str, ...]:
+def _level_options(text: str) -> tuple[str, ...]:
     """Return the options with which candidates use a level, such as `one pass`."""
     return next((level.forms for level in candidate_levels() if level.text == text), ())
 

@@ -82,7 +82,7 @@ def measure_largest_side(journal: Journal, dtype: str, effort: Effort) -> int:
         with journal.open_timed_problem("scale", problem) as timed:
             samples = timed.sample_rounds([TimedRun()], RoundLimits(3, 20, 0.5))[TimedRun()]
             seconds = min(samples, default=0.0)  # other work on the device rarely slows down the shortest sample
-        found = shapes.largest_affordable_side(problem, seconds, journal.device, effort) if seconds else side
+        found = shapes.largest_side_within_seconds(problem, seconds, journal.device, effort) if seconds else side
         if found <= 4 * side or not seconds:
             return found
         side *= 4  # on a fast device, small products do not run at the full rate: time a larger product
@@ -108,24 +108,24 @@ def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> N
         time_runs_in_rounds(journal, "rates", Problem(*size, dtype), [TimedRun()], effort)
     squares = [Problem(*s, dtype) for s in shapes.probe_shapes(side // 2 if gpu else side) if len(set(s)) == 1]
     squares, last = (squares, []) if gpu else (squares[2:], squares[1:2])
-    probe_own_rate_leaves(journal, squares[::2], effort)
+    probe_leaves_with_separate_rate(journal, squares[::2], effort)
     scattered = list(random_shape_plans(device, dtype, side, effort))
     for turn in COMPILE_PHASES:
         time_probe_squares(
-            journal, squares, [p for p in plans if compile_phase_of_plan(p, gpu) == turn], turn, side, effort
+            journal, squares, [p for p in plans if required_compile_phase(p, gpu) == turn], turn, side, effort
         )
         if turn == OWN_KERNELS_PHASE:
             probe_own_kernel(journal, squares[::2], effort)
         for stage, problem, found in scattered:
             runnable = [p for p in found if is_within_limits(device, p, problem)]
-            runs = [TimedRun(p) for p in runnable if compile_phase_of_plan(p, gpu) == turn]
+            runs = [TimedRun(p) for p in runnable if required_compile_phase(p, gpu) == turn]
             if runs or (turn == QUICK_KERNELS_PHASE and not runnable):
                 time_runs_in_rounds(journal, stage, problem, [TimedRun(), *runs], effort)
     time_probe_squares(journal, last, plans, QUICK_KERNELS_PHASE, side, effort)
     repeat_noisy_aa_pairs(journal, dtype, effort)
 
 
-def compile_phase_of_plan(plan: Plan, gpu: bool) -> int:
+def required_compile_phase(plan: Plan, gpu: bool) -> int:
     """Return the compile phase (see COMPILE_PHASES) after which a plan is probed.
 
     All plans of a CPU belong to the first phase. On a GPU, plans without levels also belong to the first phase if their
@@ -168,10 +168,10 @@ def repeat_noisy_aa_pairs(journal: Journal, dtype: str, effort: Effort) -> None:
             timed.sample_rounds(AA_PAIR_RUNS, RoundLimits(effort.rounds + 1))
 
 
-def probe_own_rate_leaves(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
+def probe_leaves_with_separate_rate(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
     """Time each leaf with a separate rate in the calibration, without levels, in rounds with the vendor's product."""
     for problem in squares:
-        if alone := [p for p in plans_of_own_rate_leaves(journal.device, problem, effort) if not p.levels]:
+        if alone := [p for p in plans_with_separate_leaf_rate(journal.device, problem, effort) if not p.levels]:
             time_runs_in_rounds(journal, "tiles", problem, [TimedRun(), *map(TimedRun, alone)], effort)
 
 
@@ -183,7 +183,7 @@ def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effor
     for problem in squares:
         plans = own_kernel_plans(journal.device, problem, effort)
         own = [*plans, *([Plan(leaf=plans[0].leaf)] if plans else [])]
-        if own := [*own, *(p for p in plans_of_own_rate_leaves(journal.device, problem, effort) if p.levels)]:
+        if own := [*own, *(p for p in plans_with_separate_leaf_rate(journal.device, problem, effort) if p.levels)]:
             time_runs_in_rounds(journal, "tiles", problem, [TimedRun(), *map(TimedRun, own)], effort)
         if plans:
             odd = Problem(problem.m + 1, problem.k + 1, problem.n + 1, problem.dtype)
@@ -226,7 +226,7 @@ def random_shape_plans(
             plans, above = plans_worth_probing(device, problem, usual), plans_in_another_type(device, problem)
             others = plans[1:] or plans  # for a small product on a GPU, there may be only one plan
             beside = own_kernel_plans(device, problem, effort)[:1] if i % OWN_KERNEL_STRIDE == 0 else []
-            beside += plans_of_own_rate_leaves(device, problem, effort)
+            beside += plans_with_separate_leaf_rate(device, problem, effort)
             found = plans[:2] if stage == HELD_OUT_STAGE else [plans[0], others[i % len(others)]]
             if not gpu:  # on a CPU, fmm.matmul often chooses several levels: time plans with each number of levels
                 levels = (2, 3, 1)[(i + (stage == HELD_OUT_STAGE)) % 3]
@@ -234,7 +234,7 @@ def random_shape_plans(
             if above:  # time one plan that changes the element type (3m, residues), and one other plan
                 found = [above[0], found[0]] if stage == HELD_OUT_STAGE else [above[i % len(above)], found[i % 2]]
             if gpu:  # add a plan of the first compile phase: the time limit may end the tuning before later phases
-                found += [p for p in plans if compile_phase_of_plan(p, True) == QUICK_KERNELS_PHASE][:1]
+                found += [p for p in plans if required_compile_phase(p, True) == QUICK_KERNELS_PHASE][:1]
             yield stage, problem, [*dict.fromkeys([*found, *beside])]
 
 
@@ -313,7 +313,7 @@ def plans_in_another_type(device: TunableDevice, problem: Problem) -> list[Plan]
     return plans_worth_probing(device, problem, found) if found else []
 
 
-def plans_of_own_rate_leaves(device: TunableDevice, problem: Problem, effort: Effort) -> list[Plan]:
+def plans_with_separate_leaf_rate(device: TunableDevice, problem: Problem, effort: Effort) -> list[Plan]:
     """Return two plans for each leaf with a separate rate in the calibration: without levels, and with levels."""
     rates, found = device.untuned_model().rates, []
     light = [p for p in quickly_compiled_candidates(device, effort) if p.leaf_use.leaf.rate in rates]

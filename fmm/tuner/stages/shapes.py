@@ -23,7 +23,7 @@ LADDER_SIDES = [
 ]
 
 
-def largest_affordable_side(problem: Problem, seconds: float, device: TunableDevice, effort: Effort) -> int:
+def largest_side_within_seconds(problem: Problem, seconds: float, device: TunableDevice, effort: Effort) -> int:
     """Return the largest side for which the effort has time, extrapolated from the time of a smaller product."""
     target = effort.seconds / (LARGEST_PRODUCTS_PER_BUDGET * effort.rounds)
     side = (problem.m * problem.k * problem.n * target / seconds) ** (1 / 3)

@@ -184,7 +184,9 @@ def test_a_type_without_a_section_has_no_numbers_and_its_reason() -> None:
     rows = dict(summary.speedups.rows)
     assert {cell.text for cell in rows["float32"]} == {NO_NUMBER} and rows["float64"][-3].text != NO_NUMBER
     assert summary.failure_line == ("to do   float32: too little was measured: fmm-tune --device cpu --dtype float32")
-    assert summary.tuned_text == "tuned in 2 min 41 s, 2 types" and minutes_and_seconds_text(59.6) == "1 min 0 s"
+    assert (
+        summary.tuning_status_text == "tuned in 2 min 41 s, 2 types" and minutes_and_seconds_text(59.6) == "1 min 0 s"
+    )
 
 
 def test_types_that_stopped_for_one_reason_are_one_entry() -> None:
@@ -270,7 +272,7 @@ def test_predicted_crossovers_are_moved_between_measured_ones() -> None:
     predicted = {"tau1": 2000.0, "tau2": 12000.0, "tau3": 9000.0}
 
     def texts(measured: dict[str, float | None]) -> list[str]:
-        return [cell.text for cell in BaselineTaus("vendor", measured, predicted).cells]
+        return [cell.text for cell in BaselineTaus("vendor", measured, predicted).crossover_cells]
 
     assert texts({}) == ["2,000", "12,000", "9,000"]
     assert texts({"tau3": 6000.0}) == ["2,000", "6,000", "6,000"]

@@ -23,7 +23,7 @@ from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import Device
 from fmm.tuner.devices.device import CPU_EFFORTS, SHORTEST_SAMPLE_PART, TimedRun, predicted_run_seconds
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION, SIMULATED_IDENTITY, SimulatedDevice
-from fmm.tuner.findings.conclude import check_model
+from fmm.tuner.findings.conclude import model_with_required_margins
 from fmm.tuner.findings.diagnostics import (
     EXTRAPOLATION_MARGIN,
     MIN_HELD_OUT_PAIRS,
@@ -35,7 +35,7 @@ from fmm.tuner.findings.diagnostics import (
     margin_for_slowdown,
     noise_floor,
     quiet_stage_slowdown,
-    upper_decile_deviation,
+    upper_decile_of_vendor_errors,
 )
 from fmm.tuner.fit.model import Observation
 from fmm.tuner.trials.journal import Journal
@@ -67,7 +67,7 @@ SIDES = (3000, 3500, 4000, 4500, 5000, 5500)
 
 
 def test_a_model_that_was_checked_and_holds_is_not_doubted() -> None:
-    found = check_model(SIMULATED_CALIBRATION, "float64", held_out(SIDES), 1.1, 5500.0)
+    found = model_with_required_margins(SIMULATED_CALIBRATION, "float64", held_out(SIDES), 1.1, 5500.0)
     assert found.diagnostics == () and found.calibration.margin == MIN_MARGIN
 
 
@@ -76,7 +76,7 @@ def test_a_model_that_was_checked_and_holds_is_not_doubted() -> None:
 )
 def test_only_what_is_promised_too_much_asks_for_a_margin(slower: float, margin: float) -> None:
     """A plan that is faster than predicted was not chosen where it might have been; no time is lost by it."""
-    found = check_model(SIMULATED_CALIBRATION, "float64", held_out(SIDES, slower), 1.1, 5500.0)
+    found = model_with_required_margins(SIMULATED_CALIBRATION, "float64", held_out(SIDES, slower), 1.1, 5500.0)
     assert found.calibration.margin == pytest.approx(margin, abs=0.005)
     assert found.model_error == pytest.approx(max(margin, abs(slower - 1)), abs=0.005)
 
@@ -91,15 +91,17 @@ def test_only_what_is_promised_too_much_asks_for_a_margin(slower: float, margin:
     ids=["nowhere", "too few", "wrong"],
 )
 def test_a_model_that_was_not_checked_or_is_wrong_is_doubted(sides: Sequence[int], slower: float, said: str) -> None:
-    (doubt,) = check_model(SIMULATED_CALIBRATION, "float64", held_out(sides, slower), None, 5500.0).diagnostics
+    (doubt,) = model_with_required_margins(
+        SIMULATED_CALIBRATION, "float64", held_out(sides, slower), None, 5500.0
+    ).diagnostics
     assert said in doubt
 
 
 def test_the_margin_is_so_wide_that_no_held_out_loser_would_have_been_chosen() -> None:
     seen = held_out(SIDES)
-    good = check_model(SIMULATED_CALIBRATION, "float64", seen, None, 5500.0).calibration
+    good = model_with_required_margins(SIMULATED_CALIBRATION, "float64", seen, None, 5500.0).calibration
     lost = [o if o.problem.m != 4000 or o.run == TimedRun() else replace(o, seconds=1.2 * o.seconds) for o in seen]
-    wide = check_model(SIMULATED_CALIBRATION, "float64", lost, None, 5500.0).calibration
+    wide = model_with_required_margins(SIMULATED_CALIBRATION, "float64", lost, None, 5500.0).calibration
     problem = Problem(4000, 4000, 4000)
     expected = [
         predicted_run_seconds(run, problem, counted_work(run.plan, problem), SIMULATED_CALIBRATION)
@@ -119,7 +121,7 @@ def test_errors_on_plans_with_another_leaf_raise_the_margin_of_these_plans_alone
             for predicted in [Observation(o.problem, emulated, 1.0).predicted_seconds(EMULATING_CALIBRATION)]
         ]
         vendor = [replace(o, seconds=o.predicted_seconds(EMULATING_CALIBRATION)) for o in held_out(SIDES)]
-        found = check_model(EMULATING_CALIBRATION, "float64", [*vendor, *own], 1.1, 50000.0).calibration
+        found = model_with_required_margins(EMULATING_CALIBRATION, "float64", [*vendor, *own], 1.1, 50000.0).calibration
         assert found.margin == MIN_MARGIN
         assert found.tiled_margin == pytest.approx(margin, abs=0.02)
 
@@ -143,7 +145,7 @@ def test_what_a_losing_plan_was_predicted_to_gain() -> None:
 
 def test_where_plans_pay_only_far_beyond_what_was_measured_more_must_be_gained() -> None:
     near, far = (
-        check_model(SIMULATED_CALIBRATION, "float64", held_out(SIDES), None, side).calibration
+        model_with_required_margins(SIMULATED_CALIBRATION, "float64", held_out(SIDES), None, side).calibration
         for side in (5500.0, 300.0)
     )
     assert near.margin == MIN_MARGIN and far.margin == EXTRAPOLATION_MARGIN
@@ -162,10 +164,10 @@ def test_other_work_is_seen_from_noise_and_from_products_that_nobody_disturbed()
 
 def test_work_that_came_and_went_leaves_products_that_the_model_cannot_explain() -> None:
     seen = held_out([*SIDES, 1000, 1500, 2000, 2500])
-    assert upper_decile_deviation(seen, SIMULATED_CALIBRATION) == pytest.approx(0.0)
+    assert upper_decile_of_vendor_errors(seen, SIMULATED_CALIBRATION) == pytest.approx(0.0)
     slow = [replace(o, seconds=1.5 * o.seconds) if o.problem.m in SIDES[:2] else o for o in seen]
-    assert upper_decile_deviation(slow, SIMULATED_CALIBRATION) == pytest.approx(log(1.5))
-    assert upper_decile_deviation(seen[:4], SIMULATED_CALIBRATION) is None
+    assert upper_decile_of_vendor_errors(slow, SIMULATED_CALIBRATION) == pytest.approx(log(1.5))
+    assert upper_decile_of_vendor_errors(seen[:4], SIMULATED_CALIBRATION) is None
 
 
 def test_what_nobody_measured_is_no_number() -> None:

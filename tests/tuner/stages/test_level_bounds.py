@@ -20,7 +20,12 @@ from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION
 from fmm.tuner.findings import crossovers
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE
-from fmm.tuner.findings.crossovers import LevelSample, losing_samples, margins_for_losing_samples, optimism_by_levels
+from fmm.tuner.findings.crossovers import (
+    LevelSample,
+    margins_excluding_slow_plans,
+    speedup_overestimates_by_levels,
+    wrongly_predicted_gains,
+)
 from fmm.tuner.findings.diagnostics import EXTRAPOLATION_MARGIN
 from fmm.tuner.fit.model import Observation, observation_weights
 from fmm.tuner.trials.journal import Journal
@@ -127,16 +132,15 @@ def sample(levels: int, side: int, speedup: float, predicted: float) -> LevelSam
 
 def test_an_error_within_the_noise_is_not_corrected() -> None:
     right = [sample(1, side, gain, 1.05) for side, gain in ((2000, 1.06), (2500, 1.04), (3000, 1.055), (3500, 1.045))]
-    assert optimism_by_levels(right)[1].log_error_at_side(3000) == 0
+    assert speedup_overestimates_by_levels(right)[1].log_error_at_side(3000) == 0
     wrong = [sample(1, side, gain / 1.1, 1.05) for side, gain in ((2000, 1.06), (2500, 1.04), (3000, 1.055))]
-    assert optimism_by_levels(wrong)[1].log_error_at_side(3000) == pytest.approx(-0.095, abs=0.01)
-    assert optimism_by_levels(wrong)[3].log_error_at_side(3000) == optimism_by_levels(wrong)[1].log_error_at_side(
-        3000
-    )  # not measured
+    assert speedup_overestimates_by_levels(wrong)[1].log_error_at_side(3000) == pytest.approx(-0.095, abs=0.01)
+    overestimates = speedup_overestimates_by_levels(wrong)  # plans with three levels are not measured
+    assert overestimates[3].log_error_at_side(3000) == overestimates[1].log_error_at_side(3000)
 
 
 def test_an_error_that_grows_with_the_side_is_extrapolated() -> None:
-    found = optimism_by_levels([sample(2, 1000 * 2**i, 0.95**i, 1.0) for i in range(5)])[2]
+    found = speedup_overestimates_by_levels([sample(2, 1000 * 2**i, 0.95**i, 1.0) for i in range(5)])[2]
     assert found.log_error_at_side(16000) == pytest.approx(4 * log(0.95)) and found.log_error_at_side(
         1000
     ) == pytest.approx(0, abs=1e-9)
@@ -147,10 +151,11 @@ def test_an_error_that_grows_with_the_side_is_extrapolated() -> None:
 
 def test_a_sample_that_loses_against_its_prediction_raises_the_margin() -> None:
     lost, won = sample(1, 3000, 0.95, 1.1), sample(1, 3000, 1.0, 1.2)
-    assert margins_for_losing_samples([won]) == (0.0, 0.0)
-    assert margins_for_losing_samples([won, lost])[0] == pytest.approx(1 - 1 / 1.1)
-    assert losing_samples([lost, won], optimism_by_levels([])) == []  # the best plan with one level does not lose
-    assert losing_samples([lost], optimism_by_levels([])) == [lost]
+    assert margins_excluding_slow_plans([won]) == (0.0, 0.0)
+    assert margins_excluding_slow_plans([won, lost])[0] == pytest.approx(1 - 1 / 1.1)
+    exact = speedup_overestimates_by_levels([])
+    assert wrongly_predicted_gains([lost, won], exact) == []  # the best plan with one level does not lose
+    assert wrongly_predicted_gains([lost], exact) == [lost]
 
 
 def test_an_extrapolated_crossover_asks_for_more_than_a_confirmed_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -740,16 +740,16 @@ def test_the_largest_side_is_what_time_and_memory_allow() -> None:
     problem, effort = Problem(1000, 1000, 1000), CPU_EFFORTS["quick"]
     target = effort.seconds / (shapes.LARGEST_PRODUCTS_PER_BUDGET * effort.rounds)
     assert (
-        shapes.largest_affordable_side(problem, target, SimulatedDevice(), effort)
+        shapes.largest_side_within_seconds(problem, target, SimulatedDevice(), effort)
         == 1000 // shapes.SIDE_STEP * shapes.SIDE_STEP
     )
     assert (
-        shapes.largest_affordable_side(problem, target / 64, SimulatedDevice(), effort)
+        shapes.largest_side_within_seconds(problem, target / 64, SimulatedDevice(), effort)
         == 4000 // shapes.SIDE_STEP * shapes.SIDE_STEP
     )
     tight = SimulatedDevice(memory_bytes=6 * 8 * 2000**2)
     assert (
-        shapes.largest_affordable_side(problem, target / 64, tight, effort)
+        shapes.largest_side_within_seconds(problem, target / 64, tight, effort)
         == 2000 // shapes.SIDE_STEP * shapes.SIDE_STEP
     )
 
