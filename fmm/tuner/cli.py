@@ -45,8 +45,8 @@ def main(
     except BrokenPipeError:  # the process that reads stdout, for example `head`, has ended
         _redirect_stdout_to_null()
         return EXIT_BROKEN_PIPE
-    # The output could not be written to stdout, for example on a full disk. Errors of other files do not occur here:
-    # each command catches and reports such errors itself.
+    # The output could not be written to stdout, for example on a full disk. Only errors of stdout are caught here: each
+    # command catches and reports errors of its files.
     except OSError as error:
         _redirect_stdout_to_null()
         if not code:

@@ -30,7 +30,7 @@ class TuningProgress(Protocol):
         """Show the stage of a sample that was taken `elapsed` seconds after the tuning of the element type began."""
 
     def show_speedup_so_far(self, dtype: str, conclude_section: Callable[[], OptionalSection]) -> None:
-        """Show the speedup so far of an element type; `conclude_section` computes its config section so far."""
+        """Show the speedup so far of an element type; `conclude_section` returns its present config section."""
 
     def end_element_type(self, dtype: str, section: OptionalSection) -> None:
         """Show that the tuning of an element type has ended; `section` is its config section."""

@@ -56,9 +56,9 @@ CPU_SAMPLING_SHARE, GPU_SAMPLING_SHARE = 0.75, 0.33
 # key of the planned seconds of all stages in the conditions that a tuning records
 PLANNED_SECONDS_KEY = "planned_seconds"
 COMPILE_SECONDS = 20.0  # seconds that several CPU cores need to compile the kernels of all first looks
-# Estimated seconds to fit the model, check the fit and write the section, after the measurements of a first look and of
-# a longer tuning. The numbers were measured on the hosts of an H100 and an H200. From the second element type on, the
-# estimate is raised to the longest measured duration.
+# Seconds to fit the model, check the fit and write the section, after the measurements of a first look and of a longer
+# tuning, as measured on the hosts of an H100 and an H200. From the second element type on, the tuner takes the longest
+# duration that it has measured, if this is more.
 FIRST_LOOK_CONCLUSION_SECONDS, CONCLUSION_SECONDS = 1.5, 3.0
 TABLE_SECONDS = 0.25  # seconds that the table at the end takes for each element type
 QUICK_EFFORT = "quick"

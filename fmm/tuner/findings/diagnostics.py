@@ -24,8 +24,8 @@ from fmm.tuner.trials.record import ProductSize, Trial
 # If other programs run without a pause, long products always take longer, but both products of an A/A pair take equally
 # longer. Other programs slow the vendor's product more than plans, so that plans seem faster than they are.
 QUIET_STAGE = "undisturbed"
-# Two limits of the slowdown, which is the time by the fitted model divided by the time in the quiet stage. A slowdown
-# above TOLERATED_SLOWDOWN raises the margin. For a slowdown above MAX_SLOWDOWN, the tuning is rejected.
+# Two limits of the slowdown: the time of a product by the fitted model, divided by its time on the idle device. A
+# slowdown above TOLERATED_SLOWDOWN raises the margin. For a slowdown above MAX_SLOWDOWN, the tuning is rejected.
 TOLERATED_SLOWDOWN, MAX_SLOWDOWN = 1.25, 1.5
 # The largest upper decile of |log(predicted / measured)| of the vendor's products with which a tuning is not rejected.
 # On idle devices, the upper decile of |log(predicted / measured)| is 0.05 to 0.13, and 0.21 for TF32 on an H200.

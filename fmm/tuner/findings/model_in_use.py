@@ -154,7 +154,7 @@ class SquareDecision:
 
 
 def decide_square(used: ModelInUse, side: int) -> SquareDecision | None:
-    """Return the decision for a square product; None if the matrices exceed the memory, or without model and entry."""
+    """Return the decision for a square product; None if memory is too small, or without a model and an entry."""
     problem = Problem(side, side, side, used.tuned.dtype)
     limits = default_limits(used, problem)
     if limits is None:

@@ -183,8 +183,8 @@ def measured_recursion_point(measured: Sequence[tuple[ProductSize, float]]) -> f
 def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[ProductSize, float]]) -> float | None:
     """Return epsilon, which D'Alberto and Nicolau's Equation 2 adds to alpha / pi.
 
-    With this epsilon, the equation agrees with the most measured shapes; of several equally good numbers, the one with
-    the smallest absolute value is returned.
+    This epsilon makes the equation agree with as many measured shapes as possible. Of equally good values, the one
+    nearest to 0 is returned.
 
     Return None if the measurements do not determine epsilon: there are no measurements, or epsilon = 0 agrees best and
     one level was faster on all shapes or slower on all shapes.

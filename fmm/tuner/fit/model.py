@@ -4,14 +4,11 @@ docs/model.md defines the predicted seconds T_i(x) of run i as a function of the
 (fmm.tuner.fit.parameters). Run i has the measured seconds t_i and the weight w_i. The coordinates c(x) are the
 logarithms of the parameters; only the fraction `overlap`, which may be negative, is its own coordinate.
 
-With the residuals r_i = w_i log(T_i(x) / t_i) of all runs i, the fit minimizes the sum
-
-    sum_i rho(r_i)  +  PRIOR_WEIGHT^2 |c(x) - c(x_start)|^2.
-
-The function rho (soft L1) is quadratic for residuals r_i up to SOFT_L1_SCALE, and linear for larger residuals. The term
-with PRIOR_WEIGHT keeps a parameter near its value in x_start if no run determines the parameter. The 95 % intervals are
-computed from the Jacobian at the minimum. If the 95 % interval of a parameter is too wide, the parameter is
-undetermined. The fit then fixes the undetermined parameter and starts again.
+With the residuals r_i = w_i log(T_i(x) / t_i) of all runs i, the fit minimizes sum_i rho(r_i) + PRIOR_WEIGHT^2 |c(x) -
+c(x_start)|^2. The function rho (soft L1) is quadratic for residuals r_i up to SOFT_L1_SCALE, and linear for larger
+residuals. The term with PRIOR_WEIGHT keeps a parameter near its value in x_start if no run determines the parameter.
+The 95 % intervals are computed from the Jacobian at the minimum. If the 95 % interval of a parameter is too wide, the
+parameter is undetermined. The fit then fixes the undetermined parameter and starts again.
 """
 
 from __future__ import annotations
@@ -117,8 +114,8 @@ VENDOR_TILE_SIDES = (64.0, 128.0, 256.0)  # the sides of a tile of C in the vend
 MAX_FIT_EVALUATIONS = 60
 SCREENING_EVALUATIONS = 8  # largest number of evaluations of the residuals in a preliminary fit
 # All undetermined parameters are fixed in one step if (half width of the 95 % interval) / tolerance exceeds this
-# number. If no parameter exceeds it, a step fixes one parameter, since fixing one of two correlated parameters may
-# determine the second parameter.
+# number. If no parameter exceeds this number, each step fixes one parameter: fixing one of two correlated parameters
+# may determine the second one.
 FIX_TOGETHER_RATIO = 3.0
 
 
@@ -255,9 +252,9 @@ MIN_SINGULAR_VALUE_SHARE = 1e-12  # singular values of the Jacobian are raised t
 # weight 1.
 RUN_PART_WEIGHTS = {"sums": 0.1, "products": 0.1}
 # On a CPU, the weights of plans with several levels are raised: a tuning times few of these plans, but decisions depend
-# strongly on their times. MAX_DEEP_PLAN_WEIGHT is the largest factor by which a plan's weight is raised. The factor is
-# smaller if the squared weights of plans with several levels would otherwise sum to more than the squared weights of
-# the vendor's products.
+# strongly on their times. MAX_DEEP_PLAN_WEIGHT is the largest factor by which a plan's weight is raised. The weights
+# are raised less if the squared weights of plans with several levels would otherwise sum to more than the squared
+# weights of the vendor's products.
 MAX_DEEP_PLAN_WEIGHT = 3.0
 # On a CPU that runs several products at a time, a plan has less weight if its time exceeds this multiple of the
 # vendor's time.

@@ -131,7 +131,7 @@ FIT_PARAMETERS = (
     FitParameter("idle", SECONDS_UNIT, 1e-5, 1.0, PLAN_RUN_KINDS),
     FitParameter("spin", SECONDS_UNIT, 1e-5, 1.0, PLAN_RUN_KINDS),
     FitParameter("apart", "", 0.1, 10.0, SUM_RUN_KINDS, 1.0),
-    # The following parameters belong to fmm's own kernel, and are fitted after all other parameters.
+    # The parameters from `rate.tiled` to `rate.inside` belong to fmm's own kernel, and are fitted after all others.
     FitParameter("rate.tiled", "", 0.5, 10.0, TILE_RUN_KINDS),
     # `rate.tiled_odd` is the slowdown of fmm's own kernel on unaligned rows; with 0, the model never chooses the kernel
     # for unaligned rows.
@@ -143,7 +143,7 @@ FIT_PARAMETERS = (
 # the value from the datasheet. `rows` and `cols`, which describe the time to prepare A and B, are computed from bytes
 # and the device's bandwidth and are not fitted: a tuning measures few thin products. (A tuning of an H100 measured 16
 # products by `f16x3`, none thinner than 992. From only these products, a fit of `cols` (the columns of C at which
-# reading A takes as long as multiplying) gave 160 instead of the datasheet's 446. With the fitted 160, the predicted
+# reading A takes as long as multiplying) gave 160 instead of the datasheet's 446. With `cols` = 160, the predicted
 # times of 300 other products were too short by 12 % at the median, and by up to 40 % for thin products.)
 LEAF_RATE_PARAMETERS = tuple(replace(p, neutral=None) for p in FIT_PARAMETERS[:3])
 FIT_PARAMETERS_BY_NAME: Mapping[str, FitParameter] = MappingProxyType({p.name: p for p in FIT_PARAMETERS})

@@ -123,7 +123,7 @@ def draw_speedup(report: TypeReport) -> Any:
 def draw_time_and_error(report: TypeReport) -> Any:
     """Return the figure of time over expected error, with a point for each plan on the largest measured shape.
 
-    A line connects the plans of the Pareto front: no other plan is both faster and more accurate than one of these.
+    A line connects the plans of the Pareto front: no plan is both faster and more accurate than a plan of the front.
     """
     from matplotlib.ticker import FixedLocator, NullLocator
 

@@ -24,7 +24,8 @@ from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, TimedP
 SEARCH_STAGE = "search"
 OPTUNA = "optuna"  # the proposer of plans from Optuna's sampler, as recorded in the trials
 PLANS_BEFORE_OPTUNA = 2  # number of plans that a search times before Optuna's first proposal
-# A search takes at most this fraction of the time to the time limit; in the rest, the best plan is certified.
+# A search takes at most this fraction of the time that remains before the time limit; the rest is for the certification
+# of the best plan.
 SEARCH_SHARE_OF_REST = 0.7
 MIN_SECONDS_TO_COMPILE = 60.0  # with fewer seconds left, a search skips plans whose kernels are not compiled
 # Optuna's sampler begins with predicted speedups: of the model's best plans, and of valid plans among random choices.
@@ -45,8 +46,8 @@ def search_plans(
 ) -> RaceResult:
     """Time the model's best plans and Optuna's proposals against the vendor; return the plans by speedup.
 
-    The search ends when its samples have taken `seconds`, or when it has used a fixed fraction of the time to the time
-    limit. If little time is left, the search skips plans whose kernels are not compiled.
+    The search ends when its samples have taken `seconds`, or after a fixed fraction of the time that remained before
+    the time limit. If little time is left, the search skips plans whose kernels are not compiled.
     """
     left = journal.limit - journal.elapsed_seconds
     predicted = [c.plan for c in rank_candidates(problem, calibration) if c.plan != VENDOR]
@@ -170,7 +171,7 @@ class PlanRace:
         return found
 
     def _runs_to_stop(self, samples: SampleSeconds, base: TimedRun, run: TimedRun) -> Iterable[TimedRun]:
-        """Return the runs to time no longer: the plan and the vendor if the plan is clearly slower than the best plan.
+        """Return the plan and the vendor if their rounds can end, since the plan is clearly slower than the best plan.
 
         A plan is clearly slower if its best round is below the 95 % interval of the best plan's speedup.
         """

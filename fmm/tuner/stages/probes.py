@@ -91,10 +91,10 @@ def measure_largest_side(journal: Journal, dtype: str, effort: Effort) -> int:
 def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
     """Measure products, sums, A/A pairs and whole plans on shapes of many sizes.
 
-    The vendor's products are timed first, from the largest to the smallest. During these products, which need no
-    kernels of fmm, fmm's kernels compile in the background. The compilation disturbs the largest products least. Next,
-    plans with leaves that have a separate rate in the calibration are timed, since these plans gain most. The remaining
-    plans are timed last, in the order in which their kernels compile. Fitted and held-out shapes alternate, so that an
+    The vendor's products are timed first, from the largest to the smallest. While the vendor's products are timed,
+    fmm's kernels compile in the background. This compilation disturbs the largest products least. Next, plans with
+    leaves that have a separate rate in the calibration are timed, since these plans gain most. The remaining plans are
+    timed last, in the order in which their kernels compile. Fitted and held-out shapes alternate, so that an
     interrupted tuning has both fitted and held-out shapes.
 
     On a GPU, sums are timed on squares of at most half of the largest side. Sums already run at their full rate on

@@ -71,8 +71,8 @@ def random_probe_shapes(side: int, effort: Effort, share: float, seed: int) -> I
 
 
 # The crossovers are checked on one large square and on several smaller squares. The side of the large square is 0.8
-# times the side of the largest square that the tuning has time to measure. The sides of the smaller squares are at most
-# 0.55 times that side. The sides are limited because three plans and the vendor's product are timed on each shape.
+# times, and the sides of the smaller squares are at most 0.55 times the side of the largest square that the tuning has
+# time to measure. The sides are limited because three plans and the vendor's product are timed on each shape.
 LARGEST_CROSSOVER_SIDE_SHARE, CROSSOVER_SIDE_SHARE = 0.8, 0.55
 # Sides (m, k, n) of an oblong shape that checks the crossovers, divided by 0.55 times the side of the largest square
 # that the tuning has time to measure.

@@ -111,7 +111,7 @@ def _parse_listed_shape(words: list[str], where: str) -> ListedShape:
 
 TUNABLE_OP_PATTERN = re.compile(r"\s*(Scaled)?Gemm")
 # A line of TunableOp's file has two fields, separated by a comma: the operator with its type and layouts, and the
-# layouts with the sizes n, m and k. TunableOp may append leading dimensions and PyTorch's tuning result to the line.
+# layouts with the sizes n, m and k. TunableOp may append leading dimensions and PyTorch's tuning result to a line.
 TUNABLE_OP_FIELDS = re.compile(r"\s*\w*?TunableOp_(?P<type>.+?)_[NTC]{2},[ntc]{2}_(\d+)_(\d+)_(\d+)(?=[_,]).*")
 TUNABLE_OP_TYPES = MappingProxyType(
     {
