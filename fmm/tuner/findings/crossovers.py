@@ -196,7 +196,8 @@ class SpeedupOverestimate:
 
 
 def speedup_overestimates_by_levels(samples: Sequence[LevelSample]) -> dict[int, SpeedupOverestimate]:
-    """Return how optimistic the model's speedups are for each number of levels; only significant errors count.
+    """Return the model's overestimate of speedups for each number of levels; errors that are not significant count as
+    0.
 
     A number of levels without samples has the same result as the next lower number of levels.
     """

@@ -190,8 +190,7 @@ class BaselineTaus:
     def crossover_cells(self) -> Iterator[SummaryCell]:
         """Yield a cell for each crossover: the measured crossover, or the predicted one if none was measured.
 
-        At least three levels are at least two levels, so tau1 <= tau2 <= tau3. A predicted crossover is therefore moved
-        between the measured ones.
+        A predicted crossover is limited by the measured crossovers, so that tau1 <= tau2 <= tau3.
         """
         sides = [self.measured.get(name) for name in TAU_NAMES]
         for i, (name, side) in enumerate(zip(TAU_NAMES, sides, strict=True)):
