@@ -196,8 +196,7 @@ class SpeedupOverestimate:
 
 
 def speedup_overestimates_by_levels(samples: Sequence[LevelSample]) -> dict[int, SpeedupOverestimate]:
-    """Return the model's overestimate of speedups for each number of levels; errors that are not significant count as
-    0.
+    """Return the model's overestimate of speedups for each number of levels; insignificant errors count as 0.
 
     A number of levels without samples has the same result as the next lower number of levels.
     """
