@@ -20,6 +20,7 @@ from fmm.integrations import numpy_loops
 from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.runtime import run_host
+from tests.support.marks import quick_and_slow
 from tests.support.threads import at_once
 
 np: Any = numpy
@@ -372,14 +373,14 @@ def test_no_flag_of_floating_point_is_left_by_a_plan(run: list[Plan]) -> None:
 # ---- threads and processes
 
 
-@pytest.mark.slow
-def test_many_threads_multiply_while_others_install(host_plans: list[Plan]) -> None:
+@pytest.mark.parametrize(("threads", "times"), quick_and_slow([(3, 2)], [(6, 8)]))
+def test_many_threads_multiply_while_others_install(threads: int, times: int, host_plans: list[Plan]) -> None:
     """The interpreter switches threads 100 times as often as usual, so that few calls meet in many orders."""
     a = random_array(SIDE, SIDE)
     expected, wrong = classical(a, a), list[Any]()
 
     def work() -> None:
-        for _ in range(8):
+        for _ in range(times):
             with fmm.installed("numpy"):
                 c = a @ a
             if not (np.allclose(c, expected) and np.allclose(a @ a, expected)):
@@ -388,7 +389,7 @@ def test_many_threads_multiply_while_others_install(host_plans: list[Plan]) -> N
     interval = sys.getswitchinterval()
     sys.setswitchinterval(interval / 100)
     try:
-        at_once([work] * 6)
+        at_once([work] * threads)
     finally:
         sys.setswitchinterval(interval)
     assert not wrong and host_plans

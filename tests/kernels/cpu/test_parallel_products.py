@@ -413,7 +413,6 @@ assert library.count() == 2
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_has_its_blas_threads_back() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

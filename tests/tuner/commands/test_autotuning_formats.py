@@ -172,7 +172,6 @@ def test_a_document_without_a_required_field_is_invalid(path: str) -> None:
 # ---- the command
 
 
-@pytest.mark.slow
 def test_a_tuning_is_exported_in_both_formats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

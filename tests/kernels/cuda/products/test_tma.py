@@ -56,7 +56,6 @@ def test_products_stay_in_registers(plan: str, s: TileSizes, architecture: str) 
     stays_in_registers(made, s, architecture)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fill", quick_and_slow(["full"], ["lower"]))
 def test_triangles_stay_in_registers(fill: Fill) -> None:
     nvrtc()
