@@ -445,8 +445,8 @@ def read_entry(raw: JsonValue, json_path: str) -> Entry:
 def read_calibration(raw: JsonValue, json_path: str, dtype: str, name: str, source: str) -> Calibration:
     """Return the calibration of one element type on the device `name`; `source` says how the calibration was measured.
 
-    The field `leaf_rates` has the measured rates of some leaves. The optional field `datasheet` names the datasheet
-    from which the rates of all other leaves follow.
+    The field `leaf_rates` has the measured rates of some leaves. The rates of leaves that were not measured follow from
+    a datasheet, which the optional field `datasheet` names.
     """
     checks, optional = _number_checks(Calibration)
     rates, rate_optional = _number_checks(ProductRate)

@@ -62,7 +62,7 @@ class MeshDevices:
     # conditions.
     product_seconds_under: Callable[[LocalProductConditions], ProductSeconds] | None = None
 
-    def mesh_devices_under_conditions(self, conditions: LocalProductConditions) -> MeshDevices:
+    def mesh_devices_for_local_product(self, conditions: LocalProductConditions) -> MeshDevices:
         """Return a copy with the function `product_seconds` for products under these conditions."""
         if self.product_seconds_under is None:
             return self
@@ -115,7 +115,7 @@ def predict_layout(layout: MeshLayout, outer_plan: Plan, devices: MeshDevices) -
     """Return the prediction for one candidate; raise PlanError if the outer level is impossible in the layout."""
     if outer_plan == VENDOR:
         panels = _panel_bytes(layout, devices.itemsize)
-        local = devices.mesh_devices_under_conditions(LocalProductConditions(panels, VENDOR, layout.pieces))
+        local = devices.mesh_devices_for_local_product(LocalProductConditions(panels, VENDOR, layout.pieces))
         return replace(_predict_steps(layout, local), around=_reduction_seconds(layout, devices))
     return _predict_with_level(layout, outer_plan, devices)
 
@@ -349,7 +349,7 @@ def _predict_with_level(layout: MeshLayout, outer_plan: Plan, devices: MeshDevic
     # number of entries that the copies of blocks out of A and B, and into C, read and write
     packed = 2.0 * (held["A"] + held["B"] + block)
     memory = 2 * _panel_bytes(cut.block_layout, itemsize) + packed * itemsize
-    local = devices.mesh_devices_under_conditions(LocalProductConditions(memory, outer_plan, canonical.pieces))
+    local = devices.mesh_devices_for_local_product(LocalProductConditions(memory, outer_plan, canonical.pieces))
     products = _predict_steps(cut.block_layout, local, count)
     return SharingCandidate(
         canonical,

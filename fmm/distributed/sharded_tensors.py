@@ -73,7 +73,7 @@ def matmul(a: Any, b: Any, options: SharingOptions) -> Any:
             if any(_needed_gradients(a, b)):
                 return SharedProductFunction.apply(a, b, options, sharing)
             return _multiply_and_redistribute(a, b, options, sharing)
-    elif _required_outer_level(options) not in (None, VENDOR):
+    elif _outer_level_from_options(options) not in (None, VENDOR):
         raise PlanError(NO_LEVEL_MESSAGE.format(plan=options.plan))
     c = TORCH_MATMUL(a, b)
     return c if options.placements is None else c.redistribute(placements=options.placements)
@@ -81,7 +81,7 @@ def matmul(a: Any, b: Any, options: SharingOptions) -> Any:
 
 def explain(a: Any, b: Any, options: SharingOptions) -> SharedDecision:
     """Return the decision on how `matmul` would share the product; send no messages to other processes."""
-    outer_plan = _required_outer_level(options)
+    outer_plan = _outer_level_from_options(options)
     if not _can_share_product(a, b):
         raise TypeError("two DTensors must be matrices of the same type on the same mesh")
     return _decide_on_this_process(a, b, outer_plan, options.max_error_growth)
@@ -116,7 +116,7 @@ def _adjoint(x: Any) -> Any:
     return transposed.conj().resolve_conj() if transposed.is_complex() else transposed
 
 
-def _required_outer_level(options: SharingOptions) -> Plan | None:
+def _outer_level_from_options(options: SharingOptions) -> Plan | None:
     return None if options.plan is None else parse_outer_level(options.plan)
 
 
@@ -337,7 +337,7 @@ def _describe_shared_call(a: Any, b: Any, options: SharingOptions) -> tuple[str,
 def _invalid_call_error(a: Any, b: Any, options: SharingOptions) -> Exception | None:
     """Return an exception if the call is not valid, else None."""
     try:
-        outer_plan = _required_outer_level(options)
+        outer_plan = _outer_level_from_options(options)
     except PlanError as error:
         return error
     if not _can_share_product(a, b):
@@ -363,7 +363,7 @@ def _broadcast_decision(
     message: list[Any] = [None]
     if processes.place == 0:
         try:
-            decision = _decide_on_this_process(a, b, _required_outer_level(options), options.max_error_growth)
+            decision = _decide_on_this_process(a, b, _outer_level_from_options(options), options.max_error_growth)
             best, limits = decision.best, (decision.local_error_growth, decision.local_workspace)
             message[0] = AgreedSharing(description, best.layout, str(best.outer_plan), *limits)
         except Exception as error:

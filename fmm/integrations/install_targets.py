@@ -218,7 +218,7 @@ def _is_importable(library: str) -> bool:
 
 
 def _update_installation(target: InstallTarget, loaded: bool = False) -> None:
-    """Install or uninstall fmm, as `install` and `installed` now require; the caller holds the lock of the targets.
+    """Install fmm if any caller of `install` or `installed` needs it now, else uninstall; the caller holds the lock.
 
     `loaded` is True if the library has just been loaded. If another thread is loading the library, the loading thread
     installs fmm when the library is loaded. The caller must not wait for the loading thread, since the loading thread

@@ -117,8 +117,8 @@ class OperandTile:
 
     Blocks of a sum are copied to shared memory one by one, read again and added; then the sum is written to shared
     memory. If the operand is contiguous along the inner dimension, the rows of A's tile (columns of B's tile) are
-    padded in shared memory. Because of the padding a write takes two passes; a read fetches four elements that are
-    consecutive along the inner dimension.
+    padded in shared memory. The model counts each write to the padded tile twice. One read of the padded tile fetches
+    four elements that are consecutive along the inner dimension.
     """
 
     tile: int  # number of elements of the tile

@@ -102,7 +102,7 @@ def run_conjugating_plan(library: Library, a: Any, out: Any, params: GramParams,
 def _select_conjugating_call(
     library: Library, a: Any, out: Any, params: GramParams, constraints: PlanConstraints, cached: bool = True
 ) -> tuple[PreparedCall, GramOperands] | None:
-    """Return the call of the plan that conjugates A as it reads A, and A with its transposed view.
+    """Return a prepared call whose kernels conjugate A as they read A, and the two operands: A and its transposed view.
 
     Return None if the chosen plan cannot conjugate.
     """

@@ -102,7 +102,7 @@ def _decide_after_first_product(
         return run_matmul(library, a_block, b_block, None, constraints._replace(plan=plan, replaceable=True))
 
     if trial.entry is None:
-        _runner_module(library.processor).run_first_product(library, call, multiply, MAX_MEASURED_SECONDS)
+        _runner_module(library.processor).run_and_time_first_product(library, call, multiply, MAX_MEASURED_SECONDS)
         clear_record()
     if trial.entry is None:
         return call

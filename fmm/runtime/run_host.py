@@ -104,7 +104,7 @@ def run_timed_product(library: HostLibrary, call: PreparedCall, multiply: Callab
     return call.decision.trial.run_product(multiply)
 
 
-def run_first_product(
+def run_and_time_first_product(
     library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan], Any], max_seconds: float
 ) -> None:
     """Before the first large product of an element type, run the products that compare a plan with the vendor."""

@@ -142,7 +142,7 @@ def _make_product_function(best: Any, number: Any) -> Any:
     def update_block_with_sums(
         a: Any, lda: int, b: Any, ldb: int, c: Any, ldc: int, steps: int, top: int, end: int, left: int, right: int
     ) -> None:
-        """Update rows top:end and columns left:right of c with the sums of all indices k."""
+        """Set c[i, j] to the best of c[i, j] and all a[i, k] + b[k, j]; i in top:end, j in left:right."""
         count = right - left
         for k in range(0, steps, INNER_STEPS):
             last = min(k + INNER_STEPS, steps)

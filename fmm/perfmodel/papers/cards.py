@@ -118,7 +118,7 @@ def dalberto_numbers() -> Iterator[PublishedNumber]:
 # ---- the table
 
 
-def published_and_predicted_numbers() -> PaperTable:
+def cards() -> PaperTable:
     """Return the table of all published numbers beside the predictions for the same machines."""
     found = [*li_numbers(), *huang_numbers(), *sforza_numbers(), *dalberto_numbers()]
     columns = ("machine", "source", "quantity", "published", "predicted", "predicted / published")
@@ -140,4 +140,4 @@ def error_notes(found: Iterable[PublishedNumber]) -> Iterator[str]:
         )
 
 
-TABLE_FUNCTIONS: Final = (published_and_predicted_numbers,)
+TABLE_FUNCTIONS: Final = (cards,)

@@ -262,7 +262,7 @@ class ResourceSeconds:
     smop: float  # seconds of transfers to and from shared memory (Equation 21)
 
     @property
-    def slowest_seconds(self) -> float:
+    def limiting_seconds(self) -> float:
         """The seconds of the slowest resource."""
         return max(self.flop, self.gmop, self.smop)
 
@@ -299,7 +299,7 @@ def direct_product_seconds(
     """
     m, k, n = check_positive_shape(shape)
     block = (-(-m // split[0]), -(-k // split[1]), -(-n // split[2]))
-    return sum(times * resource_seconds(s, w, block, gpu).slowest_seconds for w, times in counts.items())
+    return sum(times * resource_seconds(s, w, block, gpu).limiting_seconds for w, times in counts.items())
 
 
 def effective_tflops(shape: Shape, seconds: float) -> float:

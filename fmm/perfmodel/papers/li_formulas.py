@@ -1,8 +1,9 @@
 """Compare printed counts of Li, Ranka and Sahni (2011), sections 4 to 7, with counts computed from fmm's step tables.
 
 The compared numbers are in Figures 11, 14, 15 and 17 to 22, and in the text of sections 6 and 7. li_counts computes
-arithmetic operations A, transactions T and volume V. The paper's closed forms are compared as polynomials. A percentage
-is compared after rounding to the number of digits that the paper prints.
+arithmetic operations A, transactions T and volume V. A closed form of the paper and the
+computed count are compared as polynomials in the matrix side. A percentage is compared after rounding to the number of
+digits that the paper prints.
 """
 
 from __future__ import annotations
@@ -234,7 +235,7 @@ SECTION_6_KERNEL_CALLS: Final = {
 SECTION_6_EXCESS_COUNTS: Final = {"strassen": ("7m^2/4", "172m^2"), "winograd": ("11m^2/8", "136m^2")}
 
 
-def li_section6_numbers() -> PaperTable:
+def li_section6() -> PaperTable:
     """Return the numbers in the text of section 6: kernel calls, totals and reductions of one level."""
     rows: list[tuple[Cell, ...]] = []
     for method in PRINTED_METHODS:
@@ -298,7 +299,7 @@ SECTION_7_BLOCKS: Final = {"strassen": 51, "winograd": 41}  # number of blocks t
 SECTION_7_EXPECTATIONS: Final = ((3, 26, 33), (4, 29, 41))
 
 
-def li_section7_numbers() -> PaperTable:
+def li_section7() -> PaperTable:
     """Return the numbers in the text of section 7: terms of the recurrences, and expected reductions."""
     rows: list[tuple[Cell, ...]] = []
     for method in PRINTED_METHODS:
@@ -348,5 +349,5 @@ _SECTION_7_NOTES: Final = (
 
 FORMULA_TABLE_FUNCTIONS: Final = (
     *(li_fig11, li_fig14, li_fig15, li_fig17, li_fig18, li_fig19, li_fig20, li_fig21, li_fig22),
-    *(li_section6_numbers, li_section7_numbers),
+    *(li_section6, li_section7),
 )

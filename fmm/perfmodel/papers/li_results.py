@@ -238,7 +238,7 @@ def li_exchanged() -> PaperTable:
     )
 
 
-def li_section8_ratios() -> PaperTable:
+def li_section8() -> PaperTable:
     """Return a table of the ratios in the text of section 8, computed from the numbers of the figures."""
     rows = tuple(
         (what, *_printed_and_computed_cells(printed, x)) for what, printed, x in (*_error_ratios(), *_speedup_ratios())
@@ -331,5 +331,5 @@ def _speedup_ratios() -> list[tuple[str, str, float]]:
 TABLE_FUNCTIONS: Final = (
     *FORMULA_TABLE_FUNCTIONS,
     *(li_fig26, li_fig27, li_fig28, li_fig29, li_plans, li_predicted),
-    *(li_section8_ratios, li_errors, li_exchanged),
+    *(li_section8, li_errors, li_exchanged),
 )

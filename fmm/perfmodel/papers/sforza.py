@@ -41,7 +41,7 @@ def does_recursion_stop_as_printed(m: int, n: int, cutoff: int) -> bool:
 
 
 def sforza_stop() -> PaperTable:
-    """Return a table of shapes for which Algorithm 1 stops by the printed condition and by the corrected condition."""
+    """Return a table of shapes: does Algorithm 1 stop by the printed condition, and by the corrected one?"""
     columns = ("m", "n", "mm + nn", "stops as printed", "stops as meant")
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (

@@ -528,8 +528,8 @@ def _ranked_candidates(problem: Problem, limits: Limits, device: Device) -> tupl
 # ---- expected times outside a choice
 
 # Largest ratio k / m for which one triangle of an m x k matrix times its adjoint is computed. If k / m exceeds
-# MAX_INNER_SIDE_RATIO, the vendor's gemm is fast, since it splits the inner side k among thread blocks. The performance
-# model cannot predict whether the vendor's syrk splits k too, so fmm computes the full product.
+# MAX_INNER_SIDE_RATIO, fmm computes the full product by the vendor's gemm, which splits the inner side k among thread
+# blocks. The vendor's syrk may not split k and is then slower; the performance model does not know which is the case.
 MAX_INNER_SIDE_RATIO = 16
 # Largest number of rows of C for which the vendor's syrk takes about as long on a GPU as its gemm. (On an H200 with
 # 1024 rows and columns, syrk takes 63 us and gemm 59 us in float32; syrk takes 41 us and gemm 42 us in float64.)

@@ -27,7 +27,7 @@ from fmm.tuner.commands.config_file import add_json_option
 from fmm.tuner.device_registry import UnknownDeviceError, select_devices
 from fmm.tuner.devices.device import TimedRun, TunableDevice
 from fmm.tuner.findings.search_gains import SearchGain, search_gains_of_device
-from fmm.tuner.findings.summary import make_table
+from fmm.tuner.findings.summary import text_table
 from fmm.tuner.findings.thresholds import li_threshold_plan
 from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, median_paired_speedup
 from fmm.tuner.trials.record import TrialFile
@@ -123,7 +123,7 @@ def print_search_gains(found: Sequence[SearchGain], as_json: bool) -> int:
             for x in found
         ]
         title = "speedup over the vendor of the model's first choice, and of the best of Optuna's proposals"
-        print("\n".join(make_table(title, columns, cells).text_lines))
+        print("\n".join(text_table(title, columns, cells).text_lines))
     return 0
 
 
@@ -193,5 +193,5 @@ def _result_lines(problem: Problem, rows: Sequence[dict[str, Any]]) -> Iterator[
         if "failed" not in row
     ]
     columns = "seconds", "Gflop/s", "speedup", "95 % interval", "source", "plan"
-    yield from make_table(f"{' x '.join(map(str, problem.size))} {problem.dtype}", columns, timed).text_lines
+    yield from text_table(f"{' x '.join(map(str, problem.size))} {problem.dtype}", columns, timed).text_lines
     yield from (f"failed: {row['failed']}  {row['plan']}" for row in rows if "failed" in row)

@@ -49,7 +49,7 @@ from fmm.tuner.device_registry import (
     valid_devices_text,
 )
 from fmm.tuner.findings.model_in_use import entry_skip_reason
-from fmm.tuner.findings.summary import TextTable, make_table, vendor_name
+from fmm.tuner.findings.summary import TextTable, text_table, vendor_name
 
 UNLIMITED_BYTES = 1 << 62
 SIDES_HELP = "M alone is a square, M K N an M x K by K x N product"
@@ -389,4 +389,4 @@ def _runners_up_table(rows: Sequence[dict[str, Any]]) -> TextTable:
     if not any(row["exceeds"] for row in rows):
         columns, cells = columns[:-1], [row[:-1] for row in cells]
     legend = " (error: *, measured; others, by the model)"
-    return make_table(f"runners-up, by estimated time{legend}", columns, cells)
+    return text_table(f"runners-up, by estimated time{legend}", columns, cells)

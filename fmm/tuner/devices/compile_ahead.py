@@ -99,8 +99,8 @@ def strategy_compile_jobs() -> Iterator[CompileJob]:
 def _compile_sort_key(plan: Plan, rank: int) -> tuple[bool, int, int]:
     """Return the sort key of a plan; `rank` is the plan's position in the list of its type.
 
-    Plans that a first look measures come first, then the plans of each compile phase. In a first look and in the phase
-    of quickly compiled kernels, plans are sorted by `rank`, so that the element types alternate.
+    Plans that a first look measures come first, then the plans of each compile phase. In a first look, and among the
+    kernels that compile quickly, the first plan of every element type comes before the second plan of any type.
     """
     phase, first = compilation_phase(plan), is_needed_by_first_look(plan)
     return not first, phase, rank if first or phase == QUICK_KERNELS_PHASE else 0

@@ -36,7 +36,7 @@ from fmm.tuner.findings.diagnostics import (
     margin_for_slowdown,
     model_diagnostics,
     noise_floor,
-    quiet_stage_slowdown,
+    slowdown_by_other_work,
     upper_decile_of_vendor_errors,
 )
 from fmm.tuner.findings.thresholds import add_threshold_intervals, compute_thresholds, crossover_of_levels
@@ -124,7 +124,7 @@ def diagnose_machine(device: TunableDevice, trials: Sequence[Trial], dtype: str)
     """Return the reasons to reject all measurements of a tuning, such as noise from other work on the device."""
     fitted = fit_trials(device, trials, dtype).calibration
     seen = fitting.observed_medians(trials, (*PROBE_STAGES, HELD_OUT_STAGE))
-    slower = quiet_stage_slowdown(trials, fitted, dtype)
+    slower = slowdown_by_other_work(trials, fitted, dtype)
     return tuple(machine_diagnostics(noise_floor(trials), slower, upper_decile_of_vendor_errors(seen, fitted)))
 
 
@@ -203,7 +203,7 @@ def check_fit(
 
     checked = [t for t in trials if t.stage in CHECKING_STAGES]
     losing = margins_excluding_slow_plans(level_samples(checked, bounded))
-    slower, usable = quiet_stage_slowdown(trials, whole, dtype), [o for o in held if is_allowed_by_crossovers(o)]
+    slower, usable = slowdown_by_other_work(trials, whole, dtype), [o for o in held if is_allowed_by_crossovers(o)]
     return model_with_required_margins(
         bounded, dtype, usable, slower, largest_measured_side(trials), losing, excluded=len(held) - len(usable)
     )

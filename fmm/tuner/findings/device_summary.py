@@ -351,9 +351,9 @@ class DeviceSummary:
             elif why:
                 yield x.dtype, why
             elif used and used.failed:
-                yield x.dtype, f"{_first_plan_names(used.failed)} failed"
+                yield x.dtype, f"{_shortened_plan_list(used.failed)} failed"
             elif x.summary and (skipped := x.summary.skipped_leaves):
-                yield x.dtype, f"{_first_plan_names(skipped)} not measured"
+                yield x.dtype, f"{_shortened_plan_list(skipped)} not measured"
 
     @property
     def config_text(self) -> str:
@@ -448,7 +448,7 @@ def shortest_distinct_plan_names(plans: Sequence[str]) -> list[str]:
     return [name if first.count(name) == 1 else text for name, text in zip(first, plans, strict=True)]
 
 
-def _first_plan_names(texts: Iterable[str]) -> str:
+def _shortened_plan_list(texts: Iterable[str]) -> str:
     """Return, separated by commas, the first name in each plan's text; repeated names are left out."""
     return ", ".join(dict.fromkeys(map(_first_level_or_leaf_name, texts)))
 

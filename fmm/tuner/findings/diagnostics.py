@@ -114,7 +114,7 @@ def aa_pair_differences(trials: Iterable[Trial]) -> dict[ProductSize, float]:
     return {size: abs(median(certification.paired_ratios(*pair)) - 1) for size, pair in relevant.items()}
 
 
-def quiet_stage_slowdown(trials: Iterable[Trial], calibration: Calibration, dtype: str) -> float | None:
+def slowdown_by_other_work(trials: Iterable[Trial], calibration: Calibration, dtype: str) -> float | None:
     """Return how much other work slowed the tuning down: (fitted time of a product) / (its time in the quiet stage).
 
     The product is the largest product of the quiet stage, since times of smaller products are not predicted accurately.

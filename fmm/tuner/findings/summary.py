@@ -77,7 +77,7 @@ class TextTable:
             yield f"  ({self.note})"
 
 
-def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> TextTable:
+def text_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> TextTable:
     """Return a table with these column heads and rows."""
     return TextTable(title, tuple(columns), tuple(map(tuple, rows)), note)
 
@@ -168,7 +168,7 @@ class SectionText:
         """Return a table with the reasons to reject the tuning, and what fmm.matmul uses instead of the tuning."""
         instead = fallback_model_text(self.used.tuned.identity, self.dtype)
         rows = [(diagnostic, instead) for diagnostic in self.used.tuned.diagnostics]
-        return make_table("rejected", ("diagnostic", "used instead"), rows)
+        return text_table("rejected", ("diagnostic", "used instead"), rows)
 
     def squares_table(self) -> TextTable:
         """Return a table of fmm.matmul's decisions for square products, starting at the first side with a gain."""
@@ -180,7 +180,7 @@ class SectionText:
         columns = "side", "speedup", "basis", "error growth", "workspace [GiB]", "plan"
         start = "" if first is None else f"predicted from side {first}"
         beyond = f", odd sides from {odd[0]}" if odd else ""
-        return make_table("squares", columns, rows, f"{start}{beyond}" if rows else "")
+        return text_table("squares", columns, rows, f"{start}{beyond}" if rows else "")
 
     def certified_entries_table(self) -> TextTable:
         """Return a table of the certified entries, with the reason if fmm.matmul skips an entry."""
@@ -193,7 +193,7 @@ class SectionText:
             rows.append((entry_size_text(entry), speedup, interval, str(entry.rounds), entry.plan, skipped))
         columns = "size", "speedup", "95 % interval", "rounds", "plan", "skipped because"
         keep = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
-        return make_table("certified entries", columns[:keep], (row[:keep] for row in rows))
+        return text_table("certified entries", columns[:keep], (row[:keep] for row in rows))
 
     def unmeasured_leaves_table(self) -> TextTable:
         """Return a table of failed leaves, and of leaves for which decisions use the datasheet's rate."""
@@ -201,7 +201,7 @@ class SectionText:
         rows += [(leaf, "datasheet; no tuning measures this leaf") for leaf in chosen if leaf in self.used.assumed]
         rows += [(leaf, "datasheet; this tuning skipped the leaf") for leaf in chosen if leaf in self.used.left_out]
         rows += [(leaf, "none; the leaf failed and is excluded") for leaf in self.used.failed]
-        return make_table("leaves without a measured rate", ("leaf", "rate"), rows)
+        return text_table("leaves without a measured rate", ("leaf", "rate"), rows)
 
     def crossovers_table(self, found: Thresholds, fitted: Calibration) -> TextTable:
         """Return a table of the sides from which 1, 2 and 3 levels gain: Li, Ranka and Sahni's tau1, tau2, tau3."""
@@ -220,7 +220,7 @@ class SectionText:
         margin = f"margin {fitted.margin:.1%} gained"
         columns = "levels", "no loss", "2 % gained (tau)", "95 % interval", margin, "chosen", "tau, no emulation"
         keep = len(columns) if found.without_emulation else len(columns) - 1
-        return make_table("crossover sides of squares", columns[:keep], (row[:keep] for row in rows))
+        return text_table("crossover sides of squares", columns[:keep], (row[:keep] for row in rows))
 
     def measured_crossovers_table(self, found: Thresholds) -> TextTable:
         """Return a table of the measured tau1, tau2 and tau3, which limit the number of levels of every decision."""
@@ -230,7 +230,7 @@ class SectionText:
 
         rows = [(bounds.baseline, *map(crossover_text, bounds.crossover_sides)) for bounds in found.measured_crossovers]
         note = "up to tau1 no level is chosen, up to tau2 one, up to tau3 two" if rows else ""
-        return make_table("measured crossovers, effective sides", ("without levels", *TAU_NAMES), rows, note)
+        return text_table("measured crossovers, effective sides", ("without levels", *TAU_NAMES), rows, note)
 
     def thresholds_table(self, found: Thresholds) -> TextTable:
         """Return a table of D'Alberto and Nicolau's alpha, pi, recursion point n1 and epsilon."""
@@ -245,16 +245,16 @@ class SectionText:
         ]
         rows.insert(3, ("n1 measured", measured_recursion_text(found), "side", ""))
         columns = "threshold", "value", "unit", "95 % interval"
-        return make_table("recursion point", columns, rows, f"Equation 3: n1 = {N1_PER_ALPHA_OVER_PI:g} alpha / pi")
+        return text_table("recursion point", columns, rows, f"Equation 3: n1 = {N1_PER_ALPHA_OVER_PI:g} alpha / pi")
 
     def one_level_table(self, found: Thresholds) -> TextTable:
         """Return a table with the measured speedup of one level for each side of a square."""
         rows = [(side, f"{gain:.2f}") for side, gain in found.one_level.items()]
-        return make_table("one level, measured", ("side", "speedup"), rows)
+        return text_table("one level, measured", ("side", "speedup"), rows)
 
     def tile_strategies_table(self, found: Thresholds) -> TextTable:
         """Return a table with the tile strategy of fmm's own float32 kernel for each side of a square."""
-        return make_table("tiles of fmm's own kernel", ("side", "strategy"), found.block_strategy.items())
+        return text_table("tiles of fmm's own kernel", ("side", "strategy"), found.block_strategy.items())
 
     def model_table(self, fitted: Calibration, noisy: bool) -> TextTable:
         """Return a table of the fitted model's rates, the noise, the margin, and the errors on held-out shapes."""
@@ -282,7 +282,7 @@ class SectionText:
             rows.append(("block model error, built-in terms", f"{blocks['built_in_error']:.1%}", ""))
             if blocks["fitted"] and not blocks.get("built_in"):
                 rows.append(("block model error, fitted terms", f"{blocks['error']:.1%}", ""))
-        return make_table("model", ("quantity", "value", "unit"), rows)
+        return text_table("model", ("quantity", "value", "unit"), rows)
 
     def fixed_parameters_table(self, fitted: Calibration) -> TextTable:
         """Return a table of the parameters that the fit did not vary, with the sources of their values."""
@@ -291,7 +291,7 @@ class SectionText:
             (text,), unit = text_with_unit_prefix(parameter_unit(parameter.name), parameter.value)
             determined = parameter.source != UNDETERMINED_TEXT
             rows.append((parameter.name, *((text, unit) if determined else ("", "")), parameter.source))
-        return make_table("fixed parameters", ("parameter", "value", "unit", "source"), rows)
+        return text_table("fixed parameters", ("parameter", "value", "unit", "source"), rows)
 
 
 def _decision_row(x: SquareDecision) -> tuple[str, ...]:
@@ -359,7 +359,7 @@ def thresholds_of_types(types: Iterable[tuple[str, JsonValue]], intervals: bool 
             rows.append(
                 (dtype, *(NOISY_TEXT if noisy else column.cell_text(found, intervals) for column in THRESHOLD_COLUMNS))
             )
-    return make_table("thresholds", ("type", *(column.head for column in THRESHOLD_COLUMNS)), rows)
+    return text_table("thresholds", ("type", *(column.head for column in THRESHOLD_COLUMNS)), rows)
 
 
 def measured_recursion_text(found: Thresholds) -> str:

@@ -2,7 +2,7 @@
 
 A tile strategy is a set of tile sizes of the kernel. The tuner times the six strategies of Huang, Yu and van de Geijn
 and some of fmm's own on a few shapes. If the block model with its built-in terms predicts these times well, the
-built-in terms remain in use. If the built-in terms predict badly, new terms are fitted. The new terms are used if they
+built-in terms remain in use. Otherwise new constants of the block model are fitted. They are used if they
 predict the times of shapes outside the fit better than the built-in terms. Near a timed shape, launches use the
 strategy that was fastest on this shape.
 """

@@ -23,7 +23,7 @@ from fmm.tuner.findings.summary import (
     NOISY_TEXT,
     SectionText,
     TextTable,
-    make_table,
+    text_table,
     thresholds_of_types,
     tuning_command,
 )
@@ -72,7 +72,7 @@ def report_html(
         report.dtype: crossover_text(report, crossover_side(report), product_speedups(gains, report.dtype))
         for report in reports
     }
-    next_table = make_table("next", ("command", "purpose"), (*SUGGESTED_COMMANDS, *suggested_tunings(reports, gains)))
+    next_table = text_table("next", ("command", "purpose"), (*SUGGESTED_COMMANDS, *suggested_tunings(reports, gains)))
     details = "\n".join(
         (
             _folded_section_html(
@@ -281,7 +281,7 @@ def _folded_tables_html(reports: Sequence[TypeReport], gains: Sequence[SideSpeed
     won = [gain for gain in gains if gain.kind != VENDOR_SPEEDUP]
     if won:
         columns = "type", "side", "speedup", "error growth", "workspace [GiB]", "plan"
-        yield _folded_section_html("Plans", html_table(make_table("plans", columns, map(_plan_row_cells, won))))
+        yield _folded_section_html("Plans", html_table(text_table("plans", columns, map(_plan_row_cells, won))))
     thresholds = thresholds_of_types(((report.dtype, report.section) for report in reports), intervals=True)
     if thresholds.rows:
         yield _folded_section_html("The papers' thresholds", html_table(thresholds))
@@ -337,7 +337,7 @@ def parameters_html(report: TypeReport) -> str:
             texts, unit = text_with_unit_prefix(parameter_unit(name), low, high)
             ends = f"{' to '.join(texts)} {unit}".rstrip()
         rows.append((name, value, ends, parameter_meaning(name)))
-    return html_table(make_table("fitted parameters", ("parameter", "value", "95 % interval", "meaning"), rows))
+    return html_table(text_table("fitted parameters", ("parameter", "value", "95 % interval", "meaning"), rows))
 
 
 PAGE_CSS = """

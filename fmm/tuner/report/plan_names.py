@@ -10,7 +10,7 @@ from types import MappingProxyType
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table, step_table_names
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.tuner.findings.summary import TextTable, make_table
+from fmm.tuner.findings.summary import TextTable, text_table
 
 # The meanings of levels and options in plans, without schemes; docs/plans.md describes each level and option in detail.
 PLAN_NAME_MEANINGS: Mapping[str, str] = MappingProxyType(
@@ -65,7 +65,7 @@ def plan_names_table(plans: Iterable[str]) -> TextTable:
     """Return a table with the meaning of each name in the texts of these plans."""
     note = "a plan is level > level > ... > leaf: levels make smaller products, the leaf multiplies"
     rows = list(plan_name_meanings(plans).items())
-    return make_table("names in plans", ("name", "meaning"), rows, note if rows else "")
+    return text_table("names in plans", ("name", "meaning"), rows, note if rows else "")
 
 
 def plan_name_meanings(plans: Iterable[str]) -> dict[str, str]:

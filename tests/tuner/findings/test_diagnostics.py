@@ -34,7 +34,7 @@ from fmm.tuner.findings.diagnostics import (
     margin_for_losses,
     margin_for_slowdown,
     noise_floor,
-    quiet_stage_slowdown,
+    slowdown_by_other_work,
     upper_decile_of_vendor_errors,
 )
 from fmm.tuner.fit.model import Observation
@@ -171,7 +171,7 @@ def test_work_that_came_and_went_leaves_products_that_the_model_cannot_explain()
 
 
 def test_what_nobody_measured_is_no_number() -> None:
-    assert noise_floor([]) is None and quiet_stage_slowdown([], SIMULATED_CALIBRATION, "float64") is None
+    assert noise_floor([]) is None and slowdown_by_other_work([], SIMULATED_CALIBRATION, "float64") is None
     problem = Problem(512, 512, 512)
     seconds = predicted_run_seconds(TimedRun(), problem, counted_work(VENDOR, problem), SIMULATED_CALIBRATION)
     trials = [
@@ -179,7 +179,7 @@ def test_what_nobody_measured_is_no_number() -> None:
         for s in (seconds, 9.0)
     ]
     # the model's time over the shortest sample
-    assert quiet_stage_slowdown(trials, SIMULATED_CALIBRATION, "float64") == pytest.approx(2.0)
+    assert slowdown_by_other_work(trials, SIMULATED_CALIBRATION, "float64") == pytest.approx(2.0)
 
 
 # ---- who is doubted is not used

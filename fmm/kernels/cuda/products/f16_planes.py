@@ -325,10 +325,10 @@ def balance_decision_kernel_source(left: ContiguousAxis, right: ContiguousAxis) 
 def balanced_split_launches(
     x: ComponentwisePlanes, multiprocessors: int, alignment: Mapping[str, int], cluster: int = SPLIT_CLUSTER_BLOCKS
 ) -> tuple[Launch, Launch, Launch]:
-    """Return three launches: a split that records magnitudes, a decision, and a second split.
+    """Return three launches: a split that records magnitudes, a check of the magnitudes, and a second split.
 
-    The decision sets the balance flag if the magnitudes in a row or column differ too much. The second split scales the
-    inner dimension, or does nothing if the flag is zero.
+    The second launch sets a flag in device memory if the magnitudes in a row of A or a column of B differ too much. The
+    third launch splits the operands again, with a scale for each index of the inner dimension, if the flag is set.
     """
     kernels = x.left.split_kernel(alignment), x.right.split_kernel(alignment)
     parameters, slots = x.pack_parameters(kernels, cluster)

@@ -77,7 +77,7 @@ _flags_lock = threading.Lock()  # guards _idle_flags and _free_entries
 class _FlagsOfThread:
     """The flags that one thread owns. When the thread ends, its flags are abandoned.
 
-    `__del__` takes no lock, because a thread can end at any moment.
+    `__del__` can run at any moment, also in a thread that holds `_flags_lock`. It therefore takes no lock.
     """
 
     def __init__(self) -> None:
@@ -153,8 +153,8 @@ def _reuse_abandoned_flag(key: StreamKey) -> StreamFlag | None:
 def _collect_abandoned_flags() -> None:
     """Move the abandoned flags into `_idle_flags`, by stream.
 
-    If `_idle_flags` has flags of MAX_FLAGS_PER_THREAD streams, a newly moved flag loses its prepared calls, which
-    limits the number of prepared calls in memory.
+    `_idle_flags` keeps the prepared calls of at most MAX_FLAGS_PER_THREAD streams; the flags of further streams are
+    kept without prepared calls. This limits the memory of prepared calls.
     """
     while _abandoned_flags:
         key, flag = _abandoned_flags.popleft()
