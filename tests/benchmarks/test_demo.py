@@ -62,6 +62,7 @@ def test_long_output_scrolls() -> None:
     assert demo.frames(content)[-1][1] == ["4", "5", "6", "7", "8"]
 
 
+@pytest.mark.slow
 def test_the_command_records_and_pages_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a" / "demo.json"
     assert demo.main([str(file), sys.executable, "-c", "print('hello')"]) == 0

@@ -172,6 +172,7 @@ def test_steps_run_at_the_same_time_and_their_output_is_kept(tmp_path: Path) -> 
     assert (tmp_path / "notes" / "step-0.txt").read_text() == f"met --limit {LIMIT_SHARE * 40:.0f}\n"
 
 
+@pytest.mark.slow
 def test_a_step_whose_time_is_up_is_ended_with_all_that_it_began(tmp_path: Path) -> None:
     child = "import signal, subprocess, sys, time\n"
     # jobs in the background start with SIGINT ignored

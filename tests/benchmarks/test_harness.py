@@ -167,6 +167,7 @@ for name in NAMES:
 """
 
 
+@pytest.mark.slow
 def test_benchmarks_of_missing_libraries_load_and_parse_their_options() -> None:
     """A name that a benchmark imports from fmm and that is gone is found without CuPy, torch and Dask."""
     names = [name for name, library in NEEDS.items() if library in ("cupy", "torch", "dask")]

@@ -625,6 +625,7 @@ def _change(raw: Any, rng: random.Random) -> None:
         owner[key] = rng.choice(HOSTILE)
 
 
+@pytest.mark.slow
 def test_a_thousand_damaged_configs_break_no_product(
     small_by_plans: None,
     path: Path,

@@ -74,7 +74,7 @@ def poisoned(value: float) -> Any:
 OUT_OF_RANGE = {"inf": poisoned(np.inf), "NaN": poisoned(np.nan), "near the largest": np.full((9, 9), 1.7e308)}
 
 
-@pytest.mark.quick_cases()
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("plan", ["winograd", "strassen^2", "strassen.peel"])
 @pytest.mark.parametrize("what", OUT_OF_RANGE)

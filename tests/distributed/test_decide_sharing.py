@@ -62,7 +62,7 @@ GPU, NETWORK = gpu_from_description("NVIDIA H200", "9.0", 132), default_network(
 LIMITS_OF_MEMORY = [1 << 34, 40 << 30, 115 << 30]
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("free", LIMITS_OF_MEMORY)
 def test_the_part_is_predicted_by_the_plan_that_its_own_memory_allows(free: int) -> None:
     """float64, 65536, rows over four devices: 24 GiB of B arrive beside the parts before the products run."""

@@ -91,6 +91,7 @@ def test_an_import_that_fails_is_tried_again(site: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_unknown_name_is_one_line(site: Path) -> None:
     done = python(site, "import numpy; print(1)", install="nunpy")
     assert done.stdout == "1\n" and done.stderr.startswith("fmm: FMM_INSTALL: fmm cannot be installed in 'nunpy'; ")

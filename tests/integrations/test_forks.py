@@ -37,7 +37,7 @@ done.set()
 """
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.parametrize("lock", ["install_targets._targets_lock", "on_import._callbacks_lock", "report._counts_lock"])
 def test_a_forked_process_finds_open_what_another_thread_holds(lock: str) -> None:

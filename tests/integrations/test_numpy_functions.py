@@ -55,6 +55,7 @@ def test_products_of_two_matrices_run_plans(run: list[Plan], rng: numpy.random.G
     assert len(run) == 4 + 1 + 2 + 1 + 2
 
 
+@pytest.mark.slow
 def test_numpys_own_functions_come_to_them(run: list[Plan], rng: numpy.random.Generator) -> None:
     """NumPy functions that call matmul or dot by a name in their own module."""
     a, b, w = draw(rng, 96, 128), draw(rng, 128, 64), rng.uniform(1, 2, 128)
@@ -163,7 +164,7 @@ def test_errors_of_floating_point_name_the_function_where_numpy_does_it_again(
     assert len(host_plans) == 2 * 3
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.slow
 @NOT_FINITE
 @pytest.mark.parametrize("side", [8, 1000])
 def test_errors_of_floating_point_name_the_function_where_no_plan_pays(number: float, side: int) -> None:

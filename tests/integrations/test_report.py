@@ -311,6 +311,7 @@ def python(folder: Path, *arguments: str, **environment: str) -> subprocess.Comp
     return done
 
 
+@pytest.mark.slow
 def test_the_last_line_says_what_was_not_seen(tmp_path: Path) -> None:
     program = "import numpy as np; np.ones((4, 4)) @ np.ones((4, 4))"
     done = python(tmp_path, "-m", "fmm", "--report", "--install", "numpy", "-c", program)

@@ -37,6 +37,7 @@ def python(*arguments: str, cwd: Path | None = None, **environment: str) -> subp
     return subprocess.run([sys.executable, *arguments], cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_script_runs_as_it_would_without(program: Path) -> None:
     done = python("-m", "fmm", "--install", "numpy", str(program), "--report", "-m", "x")
     assert done.returncode == 0, done.stderr

@@ -117,6 +117,7 @@ def outcome(folder: Path, before: list[str], case: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", quick_and_slow(["looks"], [case for case in CASES if case != "looks"]))
 def test_a_program_does_what_it_does_by_itself(case: str, folder: Path) -> None:
     expected = outcome(folder, [], case)

@@ -91,7 +91,7 @@ def assert_factors(a: Any, q: Any, r: Any) -> None:
     assert not np.tril(r, -1).any()
 
 
-@pytest.mark.quick_cases()
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("condition", [1.0, 1e2, 1e4, 1e12])
 @pytest.mark.parametrize("division", ["by_products", "by_inverses"])

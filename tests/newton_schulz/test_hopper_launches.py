@@ -68,7 +68,7 @@ def test_unsupported_stacks_have_no_launches() -> None:
     assert iteration_launches(Stack(1, 16, 16, "bfloat16"), (((1.5, -0.5, 0.0),),), H100) is None  # no term A A
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     quick_and_slow(
@@ -109,7 +109,7 @@ def test_long_matrices_have_pairs_of_steps() -> None:
     assert len(launches.steps) == 7 + 3 and launches.workspace == 3 * 8 * 2048**2 * 2
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "dtype"), [((16, 72), "bfloat16"), ((72, 24), "float16")])
 def test_a_pair_of_steps(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], dtype: str) -> None:
     """The result of a pair is that of two steps, within the rounding of both."""

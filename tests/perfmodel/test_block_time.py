@@ -185,6 +185,7 @@ def test_it_is_on_shapes_that_the_fit_did_not_see(fit_to: int) -> None:
     assert hits(compare_strategies(halves[1 - fit_to], made)) >= 0.9
 
 
+@pytest.mark.slow
 def test_the_constants_are_what_the_fit_gives() -> None:
     found = fit_block_terms(recorded_blocks(FILE), H200)
     assert astuple(found) == pytest.approx(astuple(BlockModelConstants()), rel=0.02)

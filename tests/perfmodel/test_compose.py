@@ -151,6 +151,7 @@ def test_the_choice_is_near_the_best_of_thousands(dtype: str, size: tuple[int, i
         assert worst[0] <= NEAR, worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [32768, 65536])
 def test_the_choice_is_near_the_best_of_some(n: int) -> None:
     problem = Problem(n, n, n, "float32")

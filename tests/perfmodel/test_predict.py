@@ -408,7 +408,7 @@ def test_the_estimated_workspace_is_within_a_factor_of_two(n: int) -> None:
         assert exact / 2 <= estimated_workspace(plan, Problem(n, n, n)) <= 2 * exact, plan
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "first"), [((3001, 2999, 4003), 0), ((5000, 7000, 6000), 1), ((6001, 2203, 3307), 2)])
 def test_the_estimated_time_is_near_the_exact_one_where_sizes_do_not_divide(
     size: tuple[int, int, int], first: int

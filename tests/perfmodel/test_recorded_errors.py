@@ -33,7 +33,7 @@ def recorded_products(folder: str) -> list[Row]:
     ]
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", CARDS)
 @pytest.mark.parametrize(
     ("kind", "largest"), [("all", 0.03), ("few rows or columns of C", 0.05), ("a long inner side", 0.05)]

@@ -446,6 +446,7 @@ def test_growth_on_data_is_that_of_all_sums(
     assert error_growth_on_data(Plan.parse(f"{name} > vendor"), a, b, piece) == pytest.approx(wanted, rel=0.05)
 
 
+@pytest.mark.slow
 def test_growth_on_data_of_three_real_products(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """P - Q and R - P - Q: the errors of two of them count twice. Below, each is a fast real product."""
     monkeypatch.setattr(data_growth, "RANDOM_VECTOR_COUNT", 300)

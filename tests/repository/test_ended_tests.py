@@ -72,6 +72,7 @@ def run(folder: Path, *options: str) -> tuple[int, str]:
     return found.returncode, found.stdout + found.stderr
 
 
+@pytest.mark.slow
 def test_what_has_ended_is_not_run_again_and_failures_count(tmp_path: Path) -> None:
     file = tmp_path / "test_these.py"
     file.write_text(TESTS.format(last="last"))

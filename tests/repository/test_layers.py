@@ -23,6 +23,7 @@ RUFF = (
 )
 
 
+@pytest.mark.slow
 def test_each_folder_imports_those_below_it_alone() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
     command = [str(BIN / "lint-imports"), "--no-cache", "--no-logo"]

@@ -111,6 +111,7 @@ def test_the_commands_of_the_templates_exist(capsys: pytest.CaptureFixture[str])
 # ---- what SECURITY.md claims and no other test checks
 
 
+@pytest.mark.slow
 def test_no_module_opens_connections_or_loads_pickles() -> None:
     forbidden = {"socket", "ssl", "urllib", "http", "ftplib", "smtplib", "requests", "pickle", "marshal", "shelve"}
     found = set()

@@ -28,6 +28,7 @@ def observed_calls(library: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_second_of_two_equal_calls_is_not_checked_again(library: str) -> None:
     for title, found in observed_calls(library)["equal"].items():

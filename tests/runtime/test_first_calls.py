@@ -406,6 +406,7 @@ print(sorted(sys.modules["fmm.kernels"].__all__)[:2])
 """
 
 
+@pytest.mark.slow
 def test_two_threads_import_fmm_and_its_kernels_at_the_same_time() -> None:
     """Neither holds the lock of a module that the other needs while it waits for the other."""
     done = subprocess.run([sys.executable, "-c", TWO_IMPORTS], capture_output=True, text=True, timeout=120, check=False)

@@ -429,6 +429,7 @@ def test_alpha_and_beta_cost_no_launch() -> None:
     assert len(plain.ops) == len(updated.ops)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 def test_what_computes_again_compiles(architecture: str) -> None:
     nvrtc()

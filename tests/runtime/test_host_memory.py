@@ -89,7 +89,7 @@ def peak_bytes() -> Iterator[list[int]]:
 EVEN, ODD_SIZE = ((512, 512, 512), "f8"), ((501, 399, 607), "f4")
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "problem"),
     quick_and_slow(zip(PLANS, (ODD_SIZE, EVEN) * 2, strict=True), zip(PLANS, (EVEN, ODD_SIZE) * 2, strict=True)),
@@ -115,7 +115,7 @@ def _limited(a: Any, b: Any, limit: int) -> tuple[Any, int]:
     return c, peak[0] - c.nbytes
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 1, 10_000, 100_000, 400_000, 1_000_000, 10**9])
 @pytest.mark.usefixtures("eager", "small_panels")
 def test_a_limit_is_kept(limit: int) -> None:
@@ -145,7 +145,7 @@ ODD: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ODD)
 @pytest.mark.usefixtures("eager", "small_panels")
 def test_a_limit_holds_for_the_copies_of_operands_that_blas_cannot_read(how: str) -> None:
@@ -565,6 +565,7 @@ def test_an_exception_in_another_thread_leaves_through_the_call(monkeypatch: pyt
     assert bool((out == 7).all()) or close(out, a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers on this system")
 def test_a_real_interrupt_at_any_moment() -> None:
     """A signal's handler raises somewhere between the steps; afterwards out is whole, and fmm still works."""
@@ -673,6 +674,7 @@ def forked(work: Callable[[], bool]) -> int:
     return os.waitpid(child, 0)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_multiplies() -> None:
     a, b = pair(700)  # several panels: the pool of threads exists before the fork
@@ -685,6 +687,7 @@ def test_a_forked_child_multiplies() -> None:
 LOCKING = ("fmm.kernels.cpu.thread_pool",)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.parametrize("module", LOCKING)
 def test_a_child_forked_while_another_thread_holds_the_lock(module: str) -> None:

@@ -86,6 +86,7 @@ def test_the_usual_blocks(dtype: str) -> None:
     np.testing.assert_array_equal(fmm.matmul(a, b), np.matmul(a, b))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 def test_levels_are_exact_modulo_two_to_the_bits() -> None:
     draw = np.random.default_rng(4)
@@ -233,6 +234,7 @@ def test_limits_are_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fmm.plan(1000, 1000, 1000, dtype="int64").plan == VENDOR
 
 
+@pytest.mark.slow
 def test_no_memory_means_numpys_product(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: Any) -> Any:
         raise MemoryError

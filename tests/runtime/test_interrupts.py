@@ -16,6 +16,7 @@ from tests.support.interrupts import interpreter_output
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers on this system")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [97, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_interrupt_at_each_step_of_the_callers_code(every: int) -> None:
     """On the caller's thread, on ours, and with two products at a time; into an `out`, and into a new array."""
@@ -25,11 +26,13 @@ def test_an_interrupt_at_each_step_of_the_callers_code(every: int) -> None:
     assert min(here, new) > 500 and min(apart) > 150, "as many steps as there were when this was written"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [97, pytest.param(3, marks=pytest.mark.slow)])
 def test_an_interrupt_at_each_step_of_an_exact_product(every: int) -> None:
     interpreter_output("-m", "tests.support.interrupted_host", str(every), "digits", "int64", seconds=1500)
 
 
+@pytest.mark.slow
 def test_interrupts_forks_threads_and_faults_at_random() -> None:
     assert int(interpreter_output("-m", "tests.support.hostile_use", "--seconds", "1", "--seed", "1").split()[0]) > 0
 
@@ -97,7 +100,7 @@ print(os.waitpid(child, 0)[1])
 """
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="address spaces are limited on Linux alone")
 @pytest.mark.parametrize("pages", [400, 2200])
 def test_a_child_without_address_space_multiplies(pages: int) -> None:

@@ -857,6 +857,7 @@ def test_that_two_products_run_side_by_side_is_said() -> None:
 # ---- a product with its own transpose
 
 
+@pytest.mark.slow
 def test_a_product_with_its_own_transpose_is_the_vendors_syrk() -> None:
     a = draw((4000, 3000), "f4")
     for left, right in ((a, a.T), (a.T, a), (a[:, :2999], a[:, :2999].T)):
@@ -941,6 +942,7 @@ def test_that_numpy_multiplies_is_remembered_for_a_moment(monkeypatch: pytest.Mo
     assert len(asked) == 7
 
 
+@pytest.mark.slow
 def test_a_plan_too_deep_for_the_product_is_refused() -> None:
     """It would take 7 times as long for each level more, for ever in the end."""
     a = draw((8, 8))
@@ -1193,6 +1195,7 @@ def test_awkward_operands_at_random(left: str, right: str, out: str) -> None:
     agree(lambda: ((AWKWARD[left](), AWKWARD[right]()), {"out": AWKWARD_OUTS[out]()}))
 
 
+@pytest.mark.slow
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.sampled_from(PLANS))
 def test_the_same_call_twice_gives_the_same_bits(m: int, k: int, n: int, plan: str) -> None:
     a, b = draw((m, k)), draw((k, n))

@@ -144,6 +144,7 @@ def test_a_stack_is_one_bar(made: list[progress.Progress]) -> None:
     assert stack.predicted == pytest.approx(3 * one.predicted) and one.predicted > 0
 
 
+@pytest.mark.slow
 def test_what_is_begun_anew_is_not_counted_twice(made: list[progress.Progress]) -> None:
     left = [3]
 

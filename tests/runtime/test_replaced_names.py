@@ -97,6 +97,7 @@ def run(code: str) -> str:
     return found.stdout.strip() or found.stderr[-2000:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [NUMPY, pytest.param(PROBE, marks=pytest.mark.slow)], ids=["products", "probe"])
 def test_numpys(code: str) -> None:
     assert run(code) == "done"
@@ -125,6 +126,7 @@ def replaceable(path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_module_asks_for_a_name_that_users_replace() -> None:
     """NumPy's own products are in fmm.kernels.cpu.host_arrays."""
     modules = [path for path in (ROOT / "fmm").rglob("*.py") if str(path.relative_to(ROOT)) not in WHO_MAY]

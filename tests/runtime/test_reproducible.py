@@ -158,7 +158,7 @@ def test_blocks_and_memory_orders(dtype: str) -> None:
     assert_same_bits(reproducible(a[5], b), c[5])
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TYPES)
 def test_threads_and_blocks_of_the_product(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = fixed_operands(dtype)

@@ -236,7 +236,7 @@ def compiled_jobs(architecture: str, name: str, with_arguments: bool) -> list[tu
     return [jobs[turn % len(jobs)]]
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["float32", "float32, none negative", "int16, none negative"])
 def test_nothing_is_spilled_on_hopper(name: str) -> None:
     """Where registers are scarcest: 128 for each thread."""

@@ -144,6 +144,7 @@ def test_pictures_have_every_curve(name: str) -> None:
 # ---- the command
 
 
+@pytest.mark.slow
 def test_the_command_measures_writes_and_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["li-fig43", "--measure", "--device", "cpu", "--side", "64", "--output", str(tmp_path), "--json"]
     assert main(command) == 0

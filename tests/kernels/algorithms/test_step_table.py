@@ -298,7 +298,7 @@ def rejected(table: StepTable, calls: list[Call]) -> bool:
     return plan_defect(plan_of(mutant), 2, 2, 2) is not None
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick_and_slow(NAMES[::4], [name for name in NAMES if name not in NAMES[::4]]))
 def test_any_change_of_a_step_is_caught(name: str) -> None:
     """By the parser or by the proof. Changes that leave AB right (operands of an add swapped, ...) are no mistakes;

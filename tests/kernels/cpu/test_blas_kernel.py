@@ -74,7 +74,7 @@ def test_the_kernel_of_this_process_is_the_one_that_threadpoolctl_finds() -> Non
     assert not names or openblas_kernel() in names
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernels_differ")
 @pytest.mark.parametrize("call", ["print(fmm.explain(a, a))", "fmm.show_config()"])
 def test_the_user_is_warned_of_an_old_kernel(call: str) -> None:
@@ -93,6 +93,7 @@ def test_the_variable_is_ignored_while_tuning(tmp_path: Path) -> None:
     assert "OpenBLAS runs its" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernels_differ")
 def test_the_variable_is_ignored_by_benchmarks_and_their_children() -> None:
     code = "import benchmarks, os; from fmm.kernels.cpu.openblas import openblas_kernel as f; print(f(), os.environ)"

@@ -79,7 +79,7 @@ def test_every_plan_is_exact(plan: str, order: Any, eager: None, rng: np.random.
         np.testing.assert_array_equal(fmm.matmul(a, b, plan=plan), a @ b)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_the_last_digits_do_not_depend_on_the_schedule(
@@ -379,7 +379,7 @@ threading._register_atexit(last) if "late" in sys.argv else atexit.register(last
 """
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["usual", "late"])
 def test_without_worker_threads_the_caller_computes(when: str) -> None:
     """While the interpreter exits, no thread can be started."""
@@ -413,6 +413,7 @@ assert library.count() == 2
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_has_its_blas_threads_back() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -203,6 +203,7 @@ def cases(draw: st.DrawFn) -> tuple[AdditionProgram, list[float | None], list[bo
     return AdditionProgram(inputs, tuple(lines), tuple(outputs)), reads, wanted, tuple(aliases)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(cases())
 def test_any_program_on_any_aliases(case: tuple[AdditionProgram, list[float | None], list[bool], Aliases]) -> None:

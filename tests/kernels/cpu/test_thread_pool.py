@@ -283,6 +283,7 @@ print("child" if not child else "parent", done.count(os.getpid()), flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_gets_threads_of_its_own() -> None:
     """The parent's threads do not exist in the child: a pool that was copied would wait for ever."""

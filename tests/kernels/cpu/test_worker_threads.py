@@ -306,6 +306,7 @@ def _output_of(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow
 def test_the_exit_waits_for_a_daemon_threads_task_and_starts_no_other() -> None:
     """The main thread's own calls still run on a worker, or raise NoThreadError where Python starts no thread."""
     assert _output_of(TASK_AT_EXIT).startswith("True done\non a worker")

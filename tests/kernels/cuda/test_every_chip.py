@@ -65,6 +65,7 @@ def faults(found: LaunchList, chip: Chip) -> Iterator[str]:
             yield f"{step.label}: an address outside its matrix"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "count"), quick_and_slow([(0, 60)], [(seed, 600) for seed in range(1, 3)]))
 def test_random_plans_can_be_launched(seed: int, count: int) -> None:
     rng, recorded = random.Random(seed), 0

@@ -44,7 +44,7 @@ def test_it_is_printed_as_it_was_read_and_multiplies(text: str) -> None:
     assert plan_defect(plan, 3, 4, 5, 2, -1) is None
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TYPES)
 def test_badly_scaled_data_keep_their_digits(dtype: str, rng: np.random.Generator) -> None:
     """Both scalings where both are needed; either alone only against what it is for."""

@@ -282,6 +282,7 @@ def test_padded_tables_nest_on_odd_squares(name: str, rng: np.random.Generator) 
         check(plan, (n, n, n), "f8", rng)
 
 
+@pytest.mark.slow
 def test_sums_over_several_panels(rng: np.random.Generator) -> None:
     """Blocks of more than one panel, wide and high."""
     for text, size in [

@@ -30,6 +30,7 @@ def best() -> dict[tuple[object, ...], dict[str, object]]:
     return {row[:2]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
 
 
+@pytest.mark.slow
 def test_no_published_speedup_is_above_what_is_saved() -> None:
     rows = [row for row in best().values() if row["number"] != "best depth"]
     assert {row["published"] for row in rows} == {*ONE_LEVEL_SPEEDUPS.values(), *RECURSIVE_SPEEDUPS.values()}

@@ -139,6 +139,7 @@ def test_same_memory_transposed(what: str, pair: Callable[[Any], tuple[Any, Any]
 # ---- the layout of a result that NumPy would have made
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.data(), st.sampled_from("CFAK"))
 def test_a_result_lies_in_memory_as_numpys(data: st.DataObject, order: Any) -> None:

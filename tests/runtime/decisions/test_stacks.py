@@ -86,6 +86,7 @@ def test_the_vendor_multiplies_small_matrices_as_one_batch() -> None:
         assert call.plan is None and call.launches is None
 
 
+@pytest.mark.slow
 def test_triangles_of_float32_share_launches() -> None:
     for shape in ((64, 1024, 1024), (24, 768, 3072), (64, 512, 512), (16, 2048, 2048)):
         call = prepared(shape, "float32")
@@ -188,6 +189,7 @@ def test_only_complete_results_are_batches() -> None:
             Problem(8, 8, 8, batch=2, batch_strides=(64, 64, 64), **options)
 
 
+@pytest.mark.slow
 def test_the_emulated_launch_of_a_stack() -> None:
     """alpha A A^T + beta C for matrices with gaps between them."""
     rng, count, n, k = np.random.default_rng(6), 3, 24, 16

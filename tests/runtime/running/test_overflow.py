@@ -141,6 +141,7 @@ def scaled(plan: str, dtype: str, powers: tuple[int, int], seed: int) -> None:
     agree(a.astype(dtype), b.astype(dtype), plan)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.sampled_from(PLANS), st.sampled_from(TYPES), st.integers(-1100, 1100), st.integers(-8, 8), st.integers(0, 9))
 def test_products_near_the_largest_number(plan: str, dtype: str, left: int, extra: int, seed: int) -> None:

@@ -100,7 +100,7 @@ def test_a_start_that_is_no_date_stays_as_written() -> None:
     assert t4_results_document([tuning])["results"][0]["timestamp"] == "long ago"
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["cpu-intel-r-xeon-r-processor-2t", "nvidia-h200"])
 def test_recorded_tunings_are_valid_and_complete(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(RESULTS / folder), "--format", "t4", "--dtype", "float32"]) == 0
@@ -172,6 +172,7 @@ def test_a_document_without_a_required_field_is_invalid(path: str) -> None:
 # ---- the command
 
 
+@pytest.mark.slow
 def test_a_tuning_is_exported_in_both_formats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -192,6 +192,7 @@ def test_predict_obeys_the_environment_as_fmm_plan_does(
     assert any(line.split("  ")[-1].strip() == said and f" {chosen['']} " in line for line in lines_of(capsys))
 
 
+@pytest.mark.slow
 def test_predict_by_a_tuning_leaves_half_of_the_memory_beside_the_operands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -305,7 +306,7 @@ def test_help_measures_and_imports_nothing_large() -> None:
     assert cli.main.__doc__
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="a shell closes the streams")
 @pytest.mark.parametrize(
     ("command", "streams", "code", "message"),

@@ -515,6 +515,7 @@ SHOWN = (
 )
 
 
+@pytest.mark.slow
 def test_show_verify_export_and_merge(
     fake: SimulatedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

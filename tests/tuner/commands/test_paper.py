@@ -381,6 +381,7 @@ def test_an_unknown_device_is_told_the_same(tuned: str, refused: Run) -> None:
     assert [name for name in ("'abacus'", "cpu, 0, ", *datasheet_names(), tuned) if name not in message] == []
 
 
+@pytest.mark.slow
 def test_help_loads_no_cupy(tmp_path: Path) -> None:
     (tmp_path / "cupy.py").write_text("print('CuPy was loaded')")
     for arguments, loaded in ((("--help",), False), (("8",), False), (("8", "--device", "0"), True)):

@@ -88,6 +88,7 @@ def test_a_refit_prints_its_changes(folder: Path, tmp_path: Path, capsys: pytest
     assert "calibration" in found["other_changes"] and "noise" not in found["other_changes"]
 
 
+@pytest.mark.slow
 def test_a_refit_of_the_thresholds_keeps_the_model(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

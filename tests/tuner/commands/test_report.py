@@ -158,6 +158,7 @@ def test_the_first_screen_says_what_was_found(folder: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_of_an_entry_that_is_passed_over_the_choice_is_shown() -> None:
     """This tuning was before `f16x3`, which fmm.matmul takes at the squares that it timed too."""
     (float32,) = (

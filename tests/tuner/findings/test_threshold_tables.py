@@ -108,6 +108,7 @@ def test_the_table_of_a_recorded_tuning_is_narrow(path: Path) -> None:
         assert [row[0] for row in table.rows] == list(types) and max(map(len, table.text_lines)) <= NARROW
 
 
+@pytest.mark.slow
 def test_the_tables_of_a_type_begin_with_the_thresholds(capsys: pytest.CaptureFixture[str]) -> None:
     path = ROOT / "results" / "nvidia-h200"
     types = files.read_config(path / "config.json")["cuda-9.0-132sm-nvidia-h200"]

@@ -101,6 +101,7 @@ def test_too_few_shapes_and_other_devices_have_none() -> None:
     assert set(blocks.strategies_by_side("float64", H200, None)) == set(map(str, blocks.SHOWN_SQUARE_SIDES))
 
 
+@pytest.mark.slow
 def test_strategies_are_timed_once_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the larger efforts of a GPU alone; what was found stands in the section, and the runtime's chip has it."""
     assert not any(effort.blocks for effort in CPU_EFFORTS.values()) and not GPU_EFFORTS["coarse"].blocks

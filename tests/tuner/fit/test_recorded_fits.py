@@ -59,6 +59,7 @@ def test_fewer_parameters_predict_as_well(folder: str) -> None:
 NEITHER = 0.05  # twice what fits of all parameters to a hundred samples are off by at the median, on these shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["nvidia-h200/again", pytest.param("nvidia-h200", marks=pytest.mark.slow)])
 def test_what_ships_scaled_by_a_few_samples_predicts_another_card(folder: str) -> None:
     """What a first look does: by the vendor's products and the sums of one plan alone, also of cards that the shipped

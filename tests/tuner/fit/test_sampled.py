@@ -50,6 +50,7 @@ def thresholds_of(section: dict[str, Any]) -> Thresholds:
     return found
 
 
+@pytest.mark.slow
 def test_each_parameter_lies_in_its_interval_in_95_percent_of_the_models() -> None:
     section, observed = tuned()
     models = sample_calibrations(model_of(section), TYPE, section["intervals"], observed)

@@ -130,6 +130,7 @@ def test_proposals_are_near_the_best_by_the_model_and_may_run() -> None:
     assert list(optuna_proposals(device, PROBLEM, {}, 0)) == []
 
 
+@pytest.mark.slow
 def test_the_choices_of_a_plan_are_the_first_that_build_it() -> None:
     space = space_for_dtype(search_space("cpu"), "complex128")
     plans = choices_by_plan(tuple((name, tuple(values)) for name, values in space.items()))

@@ -205,7 +205,7 @@ def test_with_whole_plans_enough_all_parameters_are_fitted() -> None:
     assert not has_too_few_plans(observations(SHEET, "float64", plans))
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("alone", "entries"), [("bfloat16", 1), ("float64", 0)])
 def test_one_type_alone_waits_for_its_kernels(alone: str, entries: int, cold: ColdGpu, tmp_path: Path) -> None:
     """There is nothing else to do meanwhile; what is found is read back, an entry for a large square too: where the

@@ -190,6 +190,7 @@ np.dot(np.ones((2, 3)), np.ones((3, 4)))
 """
 
 
+@pytest.mark.slow
 def test_what_a_real_program_multiplied_is_tuned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "program.py", PROGRAM_TEXT)
     command = [sys.executable, "-m", "fmm", "--report=run.json", "--install", "numpy", "program.py"]

@@ -68,6 +68,7 @@ def tuned(device: ColdGpu, limit: float) -> tuple[Journal, dict[str, Any]]:
     return journal, section
 
 
+@pytest.mark.slow
 def test_held_out_shapes_come_before_what_is_waited_for(cold: ColdGpu) -> None:
     """Those of the fit too; each with a plan whose kernels are there."""
     effort = replace(cold.efforts_by_name["quick"], held_out=5)

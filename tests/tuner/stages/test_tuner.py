@@ -233,6 +233,7 @@ def test_no_entry_is_certified_below_one() -> None:
             assert {e.plan for e in found.entries.values()} == {"vendor"}
 
 
+@pytest.mark.slow
 def test_a_plan_that_fails_is_a_row_and_not_the_end() -> None:
     best = str(choose(Problem(*BIG[0]), SIMULATED_CALIBRATION, Limits(1 << 60)).best.plan)
     journal, outcome = tuned(SimulatedDevice(broken=frozenset({best})))
@@ -242,6 +243,7 @@ def test_a_plan_that_fails_is_a_row_and_not_the_end() -> None:
     assert best not in {e["plan"] for e in outcome.section["entries"]}
 
 
+@pytest.mark.slow
 def test_if_everything_fails_nothing_is_concluded() -> None:
     _, outcome = tuned(SimulatedDevice(broken=frozenset({"vendor"})))
     assert outcome.section is None
@@ -250,6 +252,7 @@ def test_if_everything_fails_nothing_is_concluded() -> None:
 # ---- recordings: replay, resume, limits
 
 
+@pytest.mark.slow
 def test_a_recorded_tuning_is_replayed_without_a_device() -> None:
     journal, outcome = usual_tuning()
     device = SimulatedDevice()
@@ -282,6 +285,7 @@ def test_a_resumed_tuning_repeats_nothing(share: float) -> None:
     assert resumed.recorded[: int(share * count)] == journal.recorded[: int(share * count)]
 
 
+@pytest.mark.slow
 def test_the_time_limit_is_kept_within_one_trial() -> None:
     device = SimulatedDevice(real_time=0.05)
     journal = Journal("run", device, limit=0.1)
@@ -292,6 +296,7 @@ def test_the_time_limit_is_kept_within_one_trial() -> None:
     assert journal.recorded[-1].elapsed <= 0.1 + longest + 0.05
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_best_so_far() -> None:
     class Impatient(SimulatedDevice):
         pass

@@ -121,6 +121,7 @@ def test_every_type_is_checked_before_one_is_refined(tmp_path: Path, monkeypatch
 NEAR = 1.8  # times as long as the vendor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", quick_and_slow(["float64"], ["float32", "complex64", "complex128"]))
 def test_a_model_is_checked_where_plans_are_a_choice(dtype: str) -> None:
     """The margin is what the model is off by on held-out shapes; of small products, where plans take twice as long,

@@ -7,6 +7,7 @@ import pytest
 from tests.support.interrupts import interpreter_output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [61, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_interrupt_at_each_step(every: int) -> None:
     """A product or a stack is launched as a whole or not at all; no call gets another one's addresses."""
@@ -15,6 +16,7 @@ def test_an_interrupt_at_each_step(every: int) -> None:
     assert all(count >= least for count, least in zip(steps, (15000, 1500, 50), strict=True)), steps
 
 
+@pytest.mark.slow
 def test_later_launches_are_made_after_a_failure() -> None:
     """Streams are still synchronized, and cuBLAS is restored."""
     assert int(interpreter_output("-m", "tests.support.interrupted_player", "failures")) > 100

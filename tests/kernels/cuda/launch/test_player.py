@@ -162,6 +162,7 @@ def test_parameters_describe_the_launch(problem: Problem, plan: Plan) -> None:
 # ---- wide accesses
 
 
+@pytest.mark.slow
 @given(problem=problems(), plan=st.sampled_from(PLANS))
 def test_wide_accesses_are_aligned_and_inside(problem: Problem, plan: Plan) -> None:
     """With bases aligned as the launch requires, so is every thread's first byte."""
@@ -241,6 +242,7 @@ def _elements(x: GemmOperand, i: int, shape: tuple[int, int], item: int) -> Any:
     return (x.offset + (i * x.stride + r * down + c * right) * item).ravel()
 
 
+@pytest.mark.slow
 @given(problem=problems(), plan=st.sampled_from(PLANS))
 def test_live_temporaries_do_not_overlap(problem: Problem, plan: Plan) -> None:
     """Every access to the workspace is within one live temporary, and no two live temporaries share a byte."""

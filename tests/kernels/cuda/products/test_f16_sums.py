@@ -151,6 +151,7 @@ HOST_CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "orders", "chip"), HOST_CASES)
 def test_planes_on_the_host(size: tuple[int, int, int], orders: str, chip: Chip) -> None:
     """Exponents for which no number overflows, and hi and lo of each number; zeros follow the ends of lines."""

@@ -76,6 +76,7 @@ def operation(problem: Problem, plan: str = "f16x3") -> F16x3Op:
 # ---- NVRTC
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", [(PRODUCTS[1], PRODUCTS[-1]), pytest.param(PRODUCTS, marks=pytest.mark.slow)])
 def test_products_stay_in_registers(kernels: Sequence[F16x3Kernel]) -> None:
     """Two warpgroups hold three sums of 64 numbers for each thread, in all registers that setmaxnreg can give them."""
@@ -262,6 +263,7 @@ def test_products_that_the_vendor_cannot_do_alone() -> None:
     assert any("not f16x3, because" in line for line in found.step_labels())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "architecture",
     ["sm_80", *(pytest.param(a, marks=pytest.mark.slow) for a in ("sm_89", "sm_90", "sm_100", "sm_120"))],

@@ -201,6 +201,7 @@ def test_inf_and_nan_raise_the_flag(sizes: Any) -> None:
         assert raised and not np.isfinite(c[66]).all() and np.isfinite(np.delete(c, 66, axis=0)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", quick_and_slow([NARROW], [NARROW_WARPS]))
 def test_inf_and_nan_in_triangles_raise_the_flag(sizes: Any) -> None:
     rng = np.random.default_rng(6)

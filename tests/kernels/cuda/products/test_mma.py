@@ -108,7 +108,7 @@ def test_other_stages_compile_without_clusters(architecture: str) -> None:
 # ---- products of bytes on the host
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("m", "k", "n"), quick_and_slow([(130, 208, 272), (1, 16, 16)], [(257, 400, 48), (64, 144, 528)])
 )

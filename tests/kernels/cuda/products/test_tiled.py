@@ -66,7 +66,7 @@ def limits(architecture: str) -> CapabilityLimits:
     return capability_limits(f"{digits[:-1]}.{digits[-1]}")
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("s", "architecture"),
     quick_and_slow(
@@ -229,7 +229,7 @@ def test_batches_and_atomic_updates_on_the_host(options: str, host: Any) -> None
     assert all(op.fits_one_launch for op in ops if isinstance(op, TileGroup))
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("orders", "gap", "shift"), [("CCC", 0, 0), ("FFC", 2, 0), ("CFC", 1, 1)])
 @pytest.mark.parametrize("plan", ["tile.medium", "strassen.fused > tile.medium"])
 def test_float64_on_the_host(plan: str, orders: str, gap: int, shift: int, host: Any) -> None:
@@ -251,7 +251,7 @@ def test_float64_strategies_on_the_host(plan: str, host: Any) -> None:
     check(plan, whole_problem(36, 85, 44, "CCC", 0, 1.0, 0.0, "float64"), host, 0)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("s", quick_and_slow(QUICK, [s for s in FLOAT32 if s not in QUICK]), ids=lambda s: s.name)
 def test_every_strategy_on_the_host(s: TileSizes, host: Any) -> None:
     """With sums and without, tiles at every edge."""

@@ -105,7 +105,7 @@ def played(problem: Problem, leaf: str) -> None:
     np.testing.assert_array_equal(memory["C"], before)
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("leaf", "dtype"), [("tile.medium", "float32"), ("tile.small", "float64"), ("tile.duo", "float64")]
 )

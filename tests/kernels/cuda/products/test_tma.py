@@ -56,6 +56,7 @@ def test_products_stay_in_registers(plan: str, s: TileSizes, architecture: str) 
     stays_in_registers(made, s, architecture)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fill", quick_and_slow(["full"], ["lower"]))
 def test_triangles_stay_in_registers(fill: Fill) -> None:
     nvrtc()
@@ -119,7 +120,7 @@ def host() -> Any:
     return launch
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("orders", "s"),
     quick_and_slow([("CCC", SMALL), ("FFC", SMALL), ("CFF", DEEPER)], [("CFF", SMALL), ("CCC", DEEPER)]),
@@ -129,7 +130,7 @@ def test_a_product_on_the_host(s: TileSizes, orders: str, host: Any) -> None:
         check("tile", size, orders, scalars, s, host)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("orders", ["CCC", "FCF"])
 def test_a_level_in_one_launch_on_the_host(orders: str, host: Any) -> None:
     """Blocks of unequal sizes, tiles beyond their edges, an old value of C."""

@@ -169,7 +169,7 @@ TILE, LEVEL = "tile", "strassen.fused.pad8 > tile"  # the level: sums of A alone
 
 
 # For 6 stages: one step, six steps, more; for a level 3 and 10.
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "orders", "inner"),
     quick_and_slow(

@@ -105,7 +105,7 @@ def check(
 ORDERS = ["CCC", "FCC", "CFC", "FFC", "CCF", "FFF"]
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "orders", "sizes"),
     quick_and_slow(
@@ -163,7 +163,7 @@ def made_half(
     return numbers_of(to[1], dtype), int(np.count_nonzero(to[0] == POISON[dtype]))
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "sizes", "half"),
     quick_and_slow(

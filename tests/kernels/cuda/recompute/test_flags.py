@@ -62,6 +62,7 @@ def test_successive_threads_reuse_a_flag(flags: Any) -> None:
     assert first.prepared and known(flags) == 2
 
 
+@pytest.mark.slow
 def test_a_flag_stays_with_its_stream(flags: Any) -> None:
     """Launches on the old stream may still be running."""
     left = [in_a_thread(lambda stream=stream: flags.stream_flag(0, stream)).address for stream in range(50)]  # type: ignore[misc]

@@ -255,7 +255,7 @@ def each_architecture(cases: Mapping[str, Case], *marks: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "architecture"), [*each_architecture(QUICK), *each_architecture(LONG, pytest.mark.slow)]
 )
@@ -283,6 +283,7 @@ def blocks(architecture: str, kernel: Report) -> int:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", quick_and_slow(["float32"], ["float16", "bfloat16", "complex64"]))
 def test_sums_keep_subnormal_numbers(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which no option of fmm's undoes."""
