@@ -356,6 +356,10 @@ def _parse_taus(raw: JsonValue) -> dict[str, float | None]:
     return {name: _parse_finite(raw[name]) for name in TAU_NAMES}
 
 
+def _parse_taus_by_baseline(raw: JsonValue) -> dict[str, Any]:
+    return {str(Plan.parse(name)): taus for name, taus in _parse_object_values(raw, _parse_taus).items()}
+
+
 def _parse_speedups(raw: JsonValue) -> dict[str, float]:
     return {str(int(side)): gain for side, gain in _parse_object_values(raw, _parse_above_zero).items()}
 
@@ -375,7 +379,7 @@ THRESHOLD_CHECKS: Mapping[str, JsonCheck] = {
         "an object of numbers or null", partial(_parse_object_values, parse=_parse_finite)
     ),
     "measured_taus": parser_check(
-        "an object of objects of tau1, tau2 and tau3", partial(_parse_object_values, parse=_parse_taus)
+        "an object of objects of tau1, tau2 and tau3, by plans without levels", _parse_taus_by_baseline
     ),
     "measured_intervals": parser_check(
         "an object of objects of pairs of numbers or null",

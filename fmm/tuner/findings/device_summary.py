@@ -22,7 +22,7 @@ from fmm.config import environment, files
 from fmm.config.schema import TAU_NAMES, JsonValue, Thresholds, read_thresholds
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import format_error_growth
-from fmm.kernels.plans.plan import VENDOR
+from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.crossovers import NEVER_WINS_SIDE, baseline_text, count_levels
 from fmm.tuner.findings.model_in_use import (
     SquareDecision,
@@ -227,16 +227,22 @@ def _baseline_row_of_decision(baselines: Sequence[str], answer: SquareDecision |
 def _taus_by_baseline(found: Thresholds | None) -> list[BaselineTaus]:
     """Return the crossovers for each baseline, first for the vendor.
 
-    If plans with emulation exist but only the vendor's crossovers were measured, the last row has the predicted
-    crossovers of plans with emulation.
+    If plans with emulation exist, but crossovers were measured for no baseline with emulation, the last row has the
+    predicted crossovers of plans with emulation.
     """
     if found is None:
         return [BaselineTaus("", {}, {})]
-    vendor, model = str(VENDOR), {name: found.threshold_value(name) for name in TAU_NAMES}
-    rows = [BaselineTaus(vendor, found.measured_taus.get(vendor, {}), found.without_emulation or model)]
-    others = [name for name in found.measured_taus if name != vendor]
-    rows += [BaselineTaus(name, found.measured_taus[name], model) for name in others]
-    return [*rows, BaselineTaus(EMULATED, {}, model)] if found.without_emulation and not others else rows
+    model = {name: found.threshold_value(name) for name in TAU_NAMES}
+    emulated = {name: Plan.parse(name).uses_emulation for name in (str(VENDOR), *found.measured_taus)}
+    rows = [
+        BaselineTaus(
+            name, found.measured_taus.get(name, {}), model if is_emulated else found.without_emulation or model
+        )
+        for name, is_emulated in emulated.items()
+    ]
+    if found.without_emulation and not any(emulated.values()):
+        rows.append(BaselineTaus(EMULATED, {}, model))
+    return rows
 
 
 def block_strategy_text(strategies: Mapping[str, str]) -> str:

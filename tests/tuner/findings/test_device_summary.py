@@ -247,6 +247,22 @@ def test_a_measured_crossover_of_the_vendor_leaves_the_row_of_emulated_products(
     assert name.strip() == "emulated" and emulated[2:5] == (SummaryCell("9,000"), SummaryCell("9,500"), SummaryCell())
 
 
+def test_plans_on_fmms_own_tiles_have_thresholds_without_emulation_and_leave_the_row_of_emulated_products() -> None:
+    known = configs.raw_thresholds({"tau1": 9000.0, "tau2": 9500.0, "tau3": None}, alpha=2e-12, pi=1e-14, n1=3000.0)
+    known["without_emulation"] = {"tau1": 2000.0, "tau2": 3000.0, "tau3": 4000.0}
+    measured = {
+        "tile": {"tau1": 2500.0, "tau2": None, "tau3": None},
+        "f16x3": {"tau1": 8000.0, "tau2": None, "tau3": None},
+    }
+    for names, last in (({"tile"}, ("9,000", "9,500")), ({"tile", "f16x3"}, ("8,000", "9,500"))):
+        taus = {name: measured[name] for name in sorted(names, reverse=True)}
+        summary = cpu_summary(configs.section(thresholds={**known, "measured_taus": taus}))
+        found = {name.strip(): [cell.text for cell in cells[2:4]] for name, cells in summary.recursion.rows}
+        assert found["tile"] == ["2,500", "3,000"]
+        assert found["f16x3" if "f16x3" in names else "emulated"] == list(last)
+        assert ("emulated" in found) == ("f16x3" not in names)
+
+
 @pytest.mark.slow
 def test_without_a_config_show_prints_the_shipped_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
