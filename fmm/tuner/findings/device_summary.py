@@ -305,8 +305,8 @@ class DeviceSummary:
         vendor = self.vendor
         legend = (
             f"speedup of n x n products over {vendor}; {{mark}}: measured here, else predicted{self._error_text}; "
-            f"{NO_NUMBER}: no gain, {vendor} computes; crossover: n of the first gain; error: expected, over "
-            f"{vendor}'s; workspace: temporary memory, both at {DETAILED_SIDE} or the nearest gain"
+            f"{NO_NUMBER}: no gain, {vendor} computes; crossover: smallest n with a gain; error: expected, as a "
+            f"multiple of {vendor}'s; workspace: temporary memory; both at {DETAILED_SIDE} or the nearest n with a gain"
         )
         return SummaryTable("speedup, n =", heads, rows, legend, dropped_first=len(SUMMARY_SIDES))
 
@@ -317,7 +317,7 @@ class DeviceSummary:
         errors = [(section["error"] or {}).get("speedup") or {} for section in usable]
         half, most = ([e[name] for e in errors if e.get(name) is not None] for name in ("median", "p95"))
         return (
-            f" (half within {_share_range_text(half)} %, 95 % within {_share_range_text(most)} %)"
+            f" (by type, half within {_share_range_text(half)} %, 95 % within {_share_range_text(most)} %)"
             if half and most
             else ""
         )
@@ -327,10 +327,11 @@ class DeviceSummary:
         """The table of alpha/pi, n1, tau1 to tau3, levels and block strategy by type."""
         heads = ("alpha/pi", "n1", *TAU_NAMES, "levels", "block strategy")
         legend = (
-            "levels of Strassen's recursion: none up to n = tau1, one up to tau2, two up to tau3 (bounds where "
-            f"measured); in the column: at {DETAILED_SIDE}; indented rows: on fmm's own products, not {self.vendor}'s; "
-            "alpha/pi: an addition's time over a flop's; n1 = 15 alpha/pi (complex: 15/4): recursion point of "
-            "FMM_TUNING_MODE=hasa; block strategy: tiles of fmm's own kernel, by n"
+            "tau1, tau2, tau3: largest n without a level of Strassen's recursion, with at most one, with at most two "
+            f"({{mark}}: measured, bounds every choice); levels: chosen at {DETAILED_SIDE}; indented rows: levels "
+            f"above another product than {self.vendor}'s of this type; alpha/pi: an addition's time over a flop's; n1 = 15 "
+            "alpha/pi (complex: 15/4): recursion point of FMM_TUNING_MODE=hasa; block strategy: tiles of fmm's own "
+            "kernel, by n"
         )
         rows = tuple(row for x in self.types for row in x.recursion_threshold_rows)
         return SummaryTable("recursion", heads, rows, legend, left_aligned=1)
