@@ -330,8 +330,8 @@ class DeviceSummary:
             "tau1, tau2, tau3: largest n without a level of Strassen's recursion, with at most one, with at most two "
             f"({{mark}}: measured; then no choice has more levels); levels: of the choice at {DETAILED_SIDE}, in its "
             f"row; indented rows: levels above another product than {self.vendor}'s of this type; alpha/pi: an "
-            "addition's time over a flop's; n1 = 15 alpha/pi (complex: 15/4): recursion point of FMM_TUNING_MODE=hasa; block "
-            "strategy: tiles of fmm's own kernel, by n"
+            "addition's time over a flop's; n1 = 15 alpha/pi (complex: 15/4): recursion point of FMM_TUNING_MODE=hasa; "
+            "block strategy: tiles of fmm's own kernel, by n"
         )
         rows = tuple(row for x in self.types for row in x.recursion_threshold_rows)
         return SummaryTable("recursion", heads, rows, legend, left_aligned=1)
