@@ -20,14 +20,17 @@ READY_TORCH := $(VENV)/.ready-test,torch
 READY_JAX := $(VENV)/.ready-test,jax
 
 .DELETE_ON_ERROR:
+# The environment is made by one process; the checks of `make test` run side by side, since mypy takes one core for a minute.
+ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
+endif
 .PHONY: docs test test-all test-torch test-jax lint tune bench gpu-check clean check-style check-format check-types check-tests check-torch check-jax
 
 CHECKS := check-style check-format check-types
 
 # --keep-going: a style error does not hide the tests' result; any failure still fails the target.
 test: $(READY_TEST)
-	@$(MAKE) --no-print-directory --keep-going $(CHECKS) check-tests MARKS="-m 'not slow'"
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 SIDE_BY_SIDE=yes $(CHECKS) check-tests MARKS="-m 'not slow'"
 
 # The same, and the tests marked slow.
 test-all: $(READY_TEST)

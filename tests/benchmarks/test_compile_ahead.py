@@ -58,6 +58,7 @@ def test_a_chip_of_the_datasheets_is_as_a_driver_would_describe_it() -> None:
         compile_ahead.named_chip("H2000")
 
 
+@pytest.mark.slow
 def test_plans_that_raise_a_flag_are_those_of_the_tests_that_see_it() -> None:
     kernels = list(compile_ahead.flagged_kernels(compile_ahead.named_chip("H200")))
     assert len(set(kernels)) > 100

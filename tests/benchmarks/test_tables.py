@@ -136,6 +136,7 @@ def test_measured_speedups_of_portable_kernels(tmp_path: Path) -> None:
     assert list(devices.portable_speedups(tmp_path))[-1] == "| matmul float32 | 8 | 3 | `f16x3`: 3.00 |"
 
 
+@pytest.mark.slow
 def test_predicted_speedups_name_their_basis(tmp_path: Path) -> None:
     """An H200 is measured, an H800 is scaled from the H100, and an A100 is predicted by its datasheet."""
     lines = [line for line in devices.predicted_speedups(tmp_path) if line.startswith(("| H200", "| H800", "| A100 |"))]

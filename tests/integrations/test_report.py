@@ -346,6 +346,7 @@ def test_the_environment_asks_for_one_too(tmp_path: Path) -> None:
     assert "fmm: the report is not written to" in done.stderr and "No such file" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases(1)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.parametrize("program", [FORKING, POOL], ids=["fork", "multiprocessing"])

@@ -72,6 +72,7 @@ def test_columns_of_zeros_and_nan() -> None:
     assert found[2] == 17 and np.isnan(a[3:, 3:]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases()
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("lower", "unit"), [(True, False), (False, False), (True, True), (False, True)])

@@ -125,6 +125,7 @@ def test_a_process_that_has_lost_its_device_gives_way_to_another(tmp_path: Path)
     assert len(found) == 5, said
 
 
+@pytest.mark.slow
 def test_alone_it_ends_where_the_device_is_lost(tmp_path: Path) -> None:
     (tmp_path / "cupy.py").write_text(CUPY)
     (tmp_path / "test_losing.py").write_text(LOSING)

@@ -109,6 +109,7 @@ def test_torchs(first: int) -> None:
     assert run(TORCH.format(first=first)) == "done"
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("first", [0, 1], ids=["before CuPy's first array", "after it"])
 def test_cupys(first: int) -> None:

@@ -577,6 +577,7 @@ def test_edges_found_on_a_device_are_those_of_the_host(dtype: str, monkeypatch: 
             assert (x is None) == (y is None) and (x is None or (x.dtype == y.dtype and np.array_equal(x, y)))
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("kind", "dtype"),

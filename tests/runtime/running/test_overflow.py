@@ -150,6 +150,7 @@ def test_products_near_the_largest_number(plan: str, dtype: str, left: int, extr
     scaled(plan, dtype, (left, limit - left + extra), seed)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.sampled_from(PLANS), st.sampled_from(TYPES), st.integers(-8, 0), st.integers(0, 9), st.booleans())
 def test_one_operand_near_the_largest_number(plan: str, dtype: str, below: int, seed: int, left: bool) -> None:
@@ -183,6 +184,7 @@ def test_partial_sums_of_the_classical_product_overflow(plan: str, dtype: str) -
         agree(np.stack([a, a[::-1]]), np.ones((8, 5), dtype), plan, strict=False)  # folded
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_folded_stack_overflows_where_numpys_does(dtype: str) -> None:

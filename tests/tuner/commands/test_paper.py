@@ -173,6 +173,7 @@ def test_csv_and_json_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> 
     assert left.value.code == 2 and "not allowed with" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_in_an_interpreter_of_its_own() -> None:
     command = [sys.executable, "-m", "fmm.tuner.cli", "paper", "li-fig17", "--json"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -375,6 +375,7 @@ def test_pictures_and_tables_go_by_the_model_in_use() -> None:
     assert dict(known.speedup_curve)[4096] == gain.speedup and gain.plan == "3m > f16x3"
 
 
+@pytest.mark.slow
 def test_what_was_measured_in_any_stage_is_drawn() -> None:
     """Our own kernels are measured in a stage of their own."""
     cases = {case.dtype: case for case in type_reports(RECORDED)}

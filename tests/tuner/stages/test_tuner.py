@@ -549,6 +549,7 @@ def test_every_parameter_is_found_from_exact_times() -> None:
     assert found.calibration.parts == start.parts  # products of real numbers say nothing about it
 
 
+@pytest.mark.slow
 def test_how_slowly_parts_of_complex_numbers_are_read_is_found() -> None:
     truth = replace(ODD_TRUTH, rates={"complex128": ODD_TRUTH.rates["float64"]}, parts=0.3, stream=4e9)
     seen = []

@@ -107,6 +107,7 @@ def test_every_variant_of_one_level_stays_in_registers(s: TileSizes) -> None:
     assert all(r.local == 0 for r in in_parallel(report, jobs))
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 @pytest.mark.parametrize(

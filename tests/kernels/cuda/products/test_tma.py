@@ -149,6 +149,7 @@ def test_parts_of_products_on_the_host(host: Any, monkeypatch: pytest.MonkeyPatc
     assert len(op.parts) > 7
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("plan", "size", "multiprocessors"),
@@ -255,6 +256,7 @@ def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: b
 # ---- one triangle
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("fill", ["lower", "full"])
 @pytest.mark.parametrize(("orders", "alpha", "beta"), [("CF", 1, 0), ("FC", 0.5, 2)])
