@@ -305,8 +305,8 @@ class DeviceSummary:
         vendor = self.vendor
         legend = (
             f"speedup of n x n products over {vendor}; {{mark}}: measured here, else predicted{self._error_text}; "
-            f"{NO_NUMBER}: no gain, {vendor} computes; crossover: smallest n with a gain; error: expected, as a "
-            f"multiple of {vendor}'s; workspace: temporary memory; both at {DETAILED_SIDE} or the nearest n with a gain"
+            f"{NO_NUMBER}: no gain, {vendor} computes; crossover: first n with a gain; error: expected, over "
+            f"{vendor}'s; workspace: temporary memory; both at {DETAILED_SIDE} or the nearest gain"
         )
         return SummaryTable("speedup, n =", heads, rows, legend, dropped_first=len(SUMMARY_SIDES))
 
