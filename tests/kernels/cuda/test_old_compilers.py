@@ -7,20 +7,19 @@ Other tests use the newest NVRTC, which accepts more: before 13.5, generic lambd
 
 from __future__ import annotations
 
-import ctypes
+import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
-from ctypes import byref, c_char_p, c_size_t, c_void_p, create_string_buffer
 from pathlib import Path
 
 import pytest
 
 from tests.kernels.cuda.test_first_call import PRODUCTS, launches_of
+from tests.support import ROOT
 from tests.support.compiled_cache import cached_file
 from tests.support.compiler_on_mock import compiler_on_a_mock
-from tests.support.nvrtc import in_parallel, kernel_architecture
+from tests.support.nvrtc import kernel_architecture
 
 OLDEST = {12: "nvidia-cuda-nvrtc-cu12==12.0.76", 13: "nvidia-cuda-nvrtc==13.0.48"}
 
@@ -40,25 +39,14 @@ def nvrtc_wheel(requirement: str) -> Path:
     return cached_file("nvrtc.whl", (requirement,), download)
 
 
-def compiler(requirement: str, folder: Path) -> Callable[..., str]:
-    """Return a function of a source, its architecture and options that returns the compiler's errors."""
-    with zipfile.ZipFile(nvrtc_wheel(requirement)) as wheel:
-        wheel.extractall(folder)
-    # NVRTC opens its builtins by their name, and finds the library that is loaded already.
-    ctypes.CDLL(str(next(folder.rglob("libnvrtc-builtins.so*"))), ctypes.RTLD_GLOBAL)
-    library = ctypes.CDLL(str(next(folder.rglob("libnvrtc.so*"))))
-
-    def errors(source: str, architecture: str, *options: str) -> str:
-        program, size = c_void_p(), c_size_t()
-        flags = [x.encode() for x in (f"--gpu-architecture={architecture}", *options)]
-        assert not library.nvrtcCreateProgram(byref(program), source.encode(), b"kernel.cu", 0, None, None)
-        failed = library.nvrtcCompileProgram(program, len(flags), (c_char_p * len(flags))(*flags))
-        library.nvrtcGetProgramLogSize(program, byref(size))
-        log = create_string_buffer(size.value)
-        library.nvrtcGetProgramLog(program, log)
-        library.nvrtcDestroyProgram(byref(program))
-        return log.value.decode(errors="replace") if failed else ""
-
+def compile_errors(library: Path, sources: list[tuple[str, ...]]) -> list[str]:
+    """Return the errors of each source with its architecture and options. Another process compiles: two versions
+    of one library have the same name, and a process that has loaded one gets it for the other.
+    """
+    command = [sys.executable, "-m", "tests.support.compile_with_library", str(library)]
+    ended = subprocess.run(command, cwd=ROOT, input=json.dumps(sources), capture_output=True, text=True)
+    assert not ended.returncode, ended.stderr[-2000:]
+    errors: list[str] = json.loads(ended.stdout)
     return errors
 
 
@@ -67,11 +55,12 @@ def compiler(requirement: str, folder: Path) -> Callable[..., str]:
 def test_kernels_compile_with_the_oldest_compilers(
     version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    errors = compiler(OLDEST[version], tmp_path)
+    with zipfile.ZipFile(nvrtc_wheel(OLDEST[version])) as wheel:
+        wheel.extractall(tmp_path)
     with compiler_on_a_mock(monkeypatch) as module:
         options = module.ALWAYS_OPTIONS
     launches = [x for text, dtype, n, op, *_ in PRODUCTS for x in launches_of(text, dtype, n, op)]
     kernels = {(x.kernel.cuda_source, kernel_architecture(x.kernel), *options, *x.kernel.options) for x in launches}
     assert len(kernels) >= 20
-    found = in_parallel(errors, sorted(kernels))
-    assert not any(found), next(x for x in found if x)
+    errors = compile_errors(next(tmp_path.rglob("libnvrtc.so*")), sorted(kernels))
+    assert len(errors) == len(kernels) and not any(errors), next(filter(None, errors))
