@@ -22,6 +22,7 @@ BENCHMARKS = {
     "gram": "benchmarks.gram",
     "portable": "benchmarks.portable",
     # products on both
+    "peers": "benchmarks.peers",
     "declines": "benchmarks.declines",
     "threads": "benchmarks.threads",
     "integers": "benchmarks.integers",
@@ -41,6 +42,7 @@ BENCHMARKS = {
     # choices and models
     "thin": "benchmarks.thin",
     "regret": "benchmarks.regret",
+    "tunings": "benchmarks.tunings",
     "replay": "benchmarks.replay",
     "agreement": "benchmarks.agreement",
     "shipped": "benchmarks.shipped",
