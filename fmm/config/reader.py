@@ -34,12 +34,14 @@ def read_document(content: str) -> dict[str, dict[str, JsonValue]]:
     if not isinstance(raw, dict) or not isinstance(raw.get("devices"), dict):
         raise ConfigError("it is no fmm config: it has no devices")
     if isinstance(raw.get("schema"), int) and raw["schema"] > SCHEMA_VERSION:
-        raise ConfigError(f"its schema is {short_text(raw['schema'])}, of a later fmm; this one reads {SCHEMA_VERSION}")
+        raise ConfigError(
+            f"its schema is {shortened_for_error(raw['schema'])}, of a later fmm; this one reads {SCHEMA_VERSION}"
+        )
     if raw.get("schema") is not SCHEMA_VERSION and raw.get("schema") != SCHEMA_VERSION:
-        raise ConfigError(f"its schema is {short_text(raw.get('schema'))}, this fmm reads {SCHEMA_VERSION}")
+        raise ConfigError(f"its schema is {shortened_for_error(raw.get('schema'))}, this fmm reads {SCHEMA_VERSION}")
     for key, types in raw["devices"].items():
         if not isinstance(types, dict):
-            raise ConfigError(f"the device {short_text(key)} has no types")
+            raise ConfigError(f"the device {shortened_for_error(key)} has no types")
     return dict(raw["devices"])
 
 
@@ -89,10 +91,10 @@ def read_fields(
 
 def wrong_value_error(json_path: str, valid_text: str, value: JsonValue) -> ConfigError:
     """Return the ConfigError for an invalid value; `valid_text` describes a valid value."""
-    return ConfigError(f"{json_path} must be {valid_text}, not {short_text(value)}")
+    return ConfigError(f"{json_path} must be {valid_text}, not {shortened_for_error(value)}")
 
 
-def short_text(value: JsonValue) -> str:
+def shortened_for_error(value: JsonValue) -> str:
     """Return any value as a short text on one line, for an error message."""
     found = ascii(value)
     return found if len(found) < 60 else found[:57] + "..."

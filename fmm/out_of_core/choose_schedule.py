@@ -29,9 +29,9 @@ CUT_LENGTH_MULTIPLE = 64
 # multiplied, the tiles of the next, longer range are loaded.
 PIECE_GROWTHS, PIECE_COUNTS = (1.5, 2.0, 3.0, 4.0), (3, 4, 6)
 MIN_FIRST_PIECE_LENGTH = 256  # smallest length of the first of several growing ranges
-# A block of C is computed and stored in bands (ranges of rows). Each candidate lists the rows of the bands as fractions
-# of the block's rows; the last fraction repeats. Large bands are multiplied faster, but small last bands shorten the
-# time of storing after the last product.
+# A block of C is computed and stored in bands (ranges of rows). Each tuple is one way to cut the block: the heights of
+# its bands from the top, as fractions of the block's height. All further bands are as high as the last one. Large bands
+# are multiplied faster, but small last bands shorten the time of storing after the last product.
 CANDIDATE_BAND_SHARES = ((1.0,), (0.5, 0.25, 0.125), (0.75, 0.1875, 0.0625), (0.4, 0.3, 0.2, 0.1), (0.25,))
 # Candidates for the number of tiles of A, or of B, on the device at a time: one tile is multiplied, one is being
 # loaded, and a third may already be loaded.

@@ -376,7 +376,7 @@ def recurring_call_seconds(prediction: Prediction, calibration: Calibration) -> 
 
 
 def host_call_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> float:
-    """Return the shortest time of the host for one call with the plan, in seconds.
+    """Return the time in seconds that the host needs for one call with the plan, however small the matrices are.
 
     The time of a call of torch's or CuPy's own product applies to whole products only: torch and CuPy have no function
     for a triangle.

@@ -307,8 +307,8 @@ SPLIT_BYTES_PER_NUMBER, JOIN_BYTES_PER_NUMBER = (28.0, 28.0, 59.0), (33.0, 45.0,
 # The traffic in bytes that splitting and joining save for each byte by which a number is shorter than 8 bytes: the
 # split reads A and B two or three times, and the join writes C once.
 SPLIT_BYTES_SAVED_PER_BYTE, JOIN_BYTES_SAVED_PER_BYTE = 2.5, 1.0
-# The join computes about this number of float64 flops for each number of C and each modulus. On GPUs with few float64
-# units, the flops of the join take longer than the join's memory traffic.
+# The kernel that makes C from the residues (the join) needs about 12 float64 flops per element of C and modulus. On
+# GPUs with few float64 units, these flops take longer than the kernel's memory traffic.
 JOIN_FLOAT64_FLOPS_PER_MODULUS = 12.0
 # RESIDUE_START_SECONDS is the part of the time of a product by residues that does not grow with the sides, for 0, 1 and
 # 2 levels of Strassen's algorithm on the residues: measured with 14 moduli for 0 and 1, a guess for 2. Each level on

@@ -62,7 +62,7 @@ class TableKernel:
 
     @cached_property
     def read_blocks(self) -> tuple[str, ...]:
-        """Return the kernel's parameters that an assignment reads before any assignment writes them."""
+        """Return the blocks that the step's additions read, and that no earlier addition of this step has written."""
         written: set[str] = set()
         seen: dict[str, None] = {}
         for target, terms in self.assignments:

@@ -89,9 +89,7 @@ class NumpyBackend:
         for window in _regions_with_equal_coverage(reads, writes):
             present = tuple(_array_covers_window(x, window) for x in reads)
             wanted = tuple(_array_covers_window(x, window) for x in writes)
-            # No result has elements in this rectangle: for example, neither a 2 x 1 nor a 1 x 2 array has element (1,
-            # 1).
-            if not any(wanted):
+            if not any(wanted):  # the step writes nothing here: its results cover other rectangles
                 continue
             schedule = schedule_elementwise_calls(step.program, present, wanted, step.in_place_pairs)
             slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]

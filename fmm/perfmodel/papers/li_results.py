@@ -309,7 +309,8 @@ SECTION_8_SPEEDUPS: Final = (
     ("dStrassen over dgemm, n = 8192", "20.2", 3.634, 2.900),
     ("dWinograd over dgemm, n = 8192", "21.0", 3.634, 2.870),
 )
-# Figures 36 and 37 at n = 16384: code, seconds of one to four levels, speedups in percent over sgemm and over GPU8.
+# Figures 36 and 37 at n = 16384. Each row holds an implementation's name, its seconds with one to four levels, and its
+# speedups in percent: first over cuBLAS's sgemm, then over GPU8, the paper's own SGEMM.
 FIGURE_37_SPEEDUPS: Final = (
     ("Strassen", (20.223, 18.025, 16.561, 16.855), ("14.7", "23.9", "30.1", "28.9"), ("12.0", "21.5", "27.9", "26.6")),
     ("tStrassen", (20.167, 17.967, 16.374, 16.107), ("14.9", "24.2", "30.9", "32.0"), ("12.2", "21.8", "28.7", "29.9")),

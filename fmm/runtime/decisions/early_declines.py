@@ -178,8 +178,8 @@ CALL_DECLINE_SECONDS = 1.0
 # floats only.
 MAX_DECLINED_FACTOR = 1 << 62
 MAX_REMEMBERED_CALLS = 4096  # largest number of prepared and declined calls in a library's cache
-# Types of alpha and beta in cached declines. A bool is invalid as alpha or beta, and a NumPy scalar could change the
-# result's type.
+# Calls that go to the vendor are cached only if alpha and beta have one of these types. A bool is invalid as alpha or
+# beta, and a NumPy scalar could change the result's type.
 PYTHON_NUMBERS = (int, float, complex)
 
 

@@ -301,14 +301,14 @@ def _candidate_fields(candidate: Candidate, calibration: Calibration, limits: Li
         "launches": counts.launches,
         "workspace": counts.workspace,
         "error_growth": candidate.error_growth,
-        "error_basis": _error_basis(candidate.plan),
+        "error_basis": _source_of_expected_error(candidate.plan),
         "margin": candidate.margin,
         "margin_of_shape": required_margin_parts(candidate.plan, problem, calibration)[1],
         "exceeds": _exceeded_limits(candidate, limits),
     }
 
 
-def _error_basis(plan: Plan) -> str:
+def _source_of_expected_error(plan: Plan) -> str:
     """Return where a plan's expected error comes from: `vendor` (1 by definition), `measured` or `model`."""
     return "vendor" if plan == VENDOR else "measured" if is_error_measured(plan) else "model"
 

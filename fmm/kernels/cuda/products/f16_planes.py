@@ -194,7 +194,7 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
 
 
 def _reuse_prepared_planes(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
-    """Return the layout of the planes that `fmm.prepare` has stored for the operand, or `x` if no planes are stored."""
+    """Return `x` at the address where `fmm.prepare` has stored this operand's planes; `x` itself if there is none."""
     if op.prepared.prepared_matrix is None or op.prepared.prepared_matrix != x.source.base or op.checked:
         return x
     return replace(x, base=op.prepared.prepared_matrix, offset=padded_matrix_bytes(x.lines, x.length))

@@ -237,7 +237,8 @@ def _epilogue_struct(e: Epilogue) -> Iterator[str]:
     yield f"    static constexpr bool ATOMIC = {str(e.atomic).lower()};"
     yield "    template <class Element>"
     yield f"    __device__ static __forceinline__ bool reads(int d, {dests}) {{"
-    yield f"        return {_select_expression('d', [_read_condition(e, d) for d in range(e.destination_count)])};"
+    conditions = [_cpp_condition_for_reading(e, d) for d in range(e.destination_count)]
+    yield f"        return {_select_expression('d', conditions)};"
     yield "    }"
     yield "    __device__ static constexpr bool writes([[maybe_unused]] int d) {"
     yield f"        return {_select_expression('d', [str(d in e.writes).lower() for d in range(e.destination_count)])};"
@@ -254,7 +255,7 @@ def _epilogue_struct(e: Epilogue) -> Iterator[str]:
     yield "    }"
 
 
-def _read_condition(e: Epilogue, dest: int) -> str:
+def _cpp_condition_for_reading(e: Epilogue, dest: int) -> str:
     """Return the C++ condition for reading a destination: at least one coefficient of the old value is not zero."""
     values = {i for i, d in enumerate(e.reads, 1) if d == dest}
     factors = {c for terms in e.program.lines for c, v in terms if v in values}
