@@ -14,6 +14,7 @@ import numpy as np
 from fmm.config.reader import JsonValue
 from fmm.kernels.cpu.blas_kernel import cpuinfo_field
 from fmm.kernels.cpu.compiled_sums import is_compiler_installed
+from fmm.kernels.cpu.openblas import openblas_kernel
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,10 @@ def cpu_identity(threads: int) -> Identity:
         "numpy": np.__version__,
         "blas": blas_version(),
         SUMS_VERSION_NAME: COMPILED_SUMS if is_compiler_installed() else "numpy",
+        PROCESSOR_MODEL: processor_model(),
+        BLAS_KERNEL: openblas_kernel(),
     }
+    versions = {name: version for name, version in versions.items() if version}
     return Identity(cpu_device_key(threads), processor_name(), MappingProxyType(versions))
 
 
@@ -44,6 +48,9 @@ def cpu_identity(threads: int) -> Identity:
 # under SUMS_VERSION_NAME. NumPy's sums take longer, so fmm rejects a tuning that was measured with compiled sums if
 # llvmlite is missing.
 SUMS_VERSION_NAME, COMPILED_SUMS = "sums", "llvmlite"
+# Virtual machines give several generations of processors the same name, for example "AMD EPYC", and OPENBLAS_CORETYPE
+# selects another kernel of OpenBLAS. A tuning is rejected where the processor's model or OpenBLAS's kernel differs.
+PROCESSOR_MODEL, BLAS_KERNEL = "processor model", "OpenBLAS kernel"
 
 
 def cpu_device_key(threads: int) -> str:
@@ -59,6 +66,11 @@ def _alphanumeric_words(name: str) -> list[str]:
 def processor_name() -> str:
     """Return the processor's name as the operating system reports it."""
     return cpuinfo_field("model name") or platform.processor() or platform.machine()
+
+
+def processor_model() -> str:
+    """Return the family and model of this x86 processor, such as "25.1"; an empty string on other systems."""
+    return ".".join(filter(None, map(cpuinfo_field, ("cpu family", "model"))))
 
 
 def blas_version() -> str:

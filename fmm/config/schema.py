@@ -30,7 +30,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fmm.config.environment import log_once, vendor_arithmetic
-from fmm.config.identity import COMPILED_SUMS, SUMS_VERSION_NAME, Identity
+from fmm.config.identity import BLAS_KERNEL, COMPILED_SUMS, PROCESSOR_MODEL, SUMS_VERSION_NAME, Identity
 from fmm.config.reader import (
     ConfigError,
     JsonCheck,
@@ -411,6 +411,9 @@ def read_section(raw: JsonValue, json_path: str, identity: Identity, dtype: str)
     diagnostics = tuple(found.get("doubts", ()))
     if then.get(SUMS_VERSION_NAME) == COMPILED_SUMS != now.get(SUMS_VERSION_NAME, COMPILED_SUMS):
         diagnostics += ("it was tuned with compiled sums, and llvmlite is installed no more",)
+    for name in (PROCESSOR_MODEL, BLAS_KERNEL):
+        if (before := then.get(name)) != (here := now.get(name, before)) and before is not None:
+            diagnostics += (f"it was tuned with the {name} {before}; the {name} is now {here}",)
     return Tuning(
         identity,
         dtype,

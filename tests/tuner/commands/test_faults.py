@@ -720,6 +720,28 @@ def test_show_says_what_is_not_in_force_here(
     assert bool(json.loads(capsys.readouterr().out)[0]["not_used_here"]) == (not compiled)
 
 
+@pytest.mark.parametrize("name", [identity.PROCESSOR_MODEL, identity.BLAS_KERNEL])
+@pytest.mark.parametrize("before", ["another", "the same", None])
+def test_a_tuning_of_another_processor_of_this_name_is_rejected(
+    name: str, before: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """None: the tuning recorded nothing, or this machine tells nothing."""
+    here = identity.cpu_identity(blas_threads())
+    monkeypatch.setattr(
+        identity, "cpu_identity", lambda threads: replace(here, versions={**here.versions, name: "the same"})
+    )
+    versions = {key: version for key, version in {**here.versions, name: before}.items() if version is not None}
+    path = tuned.write(tmp_path / "config.json", here.key, found=tuned.section(versions=versions))
+    monkeypatch.setenv("FMM_CONFIG", str(path))
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    files.clear_config_cache()
+    assert main(["predict", "3000"]) == 0
+    is_rejected = f"tuning rejected: it was tuned with the {name} another" in capsys.readouterr().out
+    assert is_rejected == (before == "another")
+    tuning = files.active_configs().find_tuning(identity.cpu_identity(blas_threads()), "float64")
+    assert tuning is not None and (tuning.trusted_calibration is None) == (before == "another")
+
+
 def test_verify_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tuned.write(tmp_path / "config.json", "cpu-a", found=tuned.section(tuned.entry(plan="nonsense > vendor")))
     assert main(["verify", str(path)]) == 1
