@@ -351,6 +351,27 @@ def _cpu_row(row: Row) -> Sequence[object]:
     )
 
 
+def cpu_peers(results: Path) -> Iterator[str]:
+    """Yield NumPy, MKL and fmm in one run, on every CPU where peers were measured."""
+    for path, environment, rows in loaded_results(results, "*/peers.json"):
+        versions = f"NumPy {environment['numpy']}", environment["blas"], environment["mkl"]
+        yield from heading_lines(path, environment, *filter(None, versions))
+        yield from table_lines(("n", "type", "NumPy", "MKL", "fmm", "workspace", "plan"), map(_cpu_peer_row, rows))
+        yield ""
+
+
+def _cpu_peer_row(row: Row) -> Sequence[object]:
+    samples = row["samples"]
+
+    def cell(name: str) -> str:
+        if name not in samples:
+            return ""
+        return f"{median_ratio(samples['numpy'], samples[name]):.2f} ({rounded_text(row['errors'][name], 2)})"
+
+    cells = f"{median(samples['numpy']):.3g} s", cell("mkl"), cell("fmm")
+    return row["size"][0], row["dtype"], *cells, gibibytes_text(row["workspace"]), f"`{row['plan']}`"
+
+
 def _random_shape_sentence(rows: list[Row]) -> str:
     ratios = [row["speedup"] for row in rows]
     return f"{len(ratios)} random shapes, sides up to 6000: median ratios from {min(ratios):.3f} to {max(ratios):.3f}"
@@ -445,6 +466,7 @@ SECTIONS = (
         structured_products,
         host_times,
         cpu_products,
+        cpu_peers,
     ),
     *(declined_calls, concurrent_products),
 )

@@ -56,9 +56,9 @@ def element_strides(x: Any) -> tuple[int, ...]:
     return tuple(stride // x.itemsize for stride in x.strides)
 
 
-def is_complex_array(x: Any) -> bool:
-    """Return True if the array's elements are complex."""
-    return bool(x.is_complex()) if array_kind(x) == "torch" else np.dtype(x.dtype).kind == "c"
+def is_real_array(x: Any) -> bool:
+    """Return True if the array's elements are real numbers: neither complex numbers nor Python objects."""
+    return not x.is_complex() if array_kind(x) == "torch" else np.dtype(x.dtype).kind in "biuf"
 
 
 def multiply_matrices(a: Any, b: Any) -> Any:
@@ -87,11 +87,32 @@ def multiply_by_vector(matrix: Any, vector: Any) -> Any:
     return result
 
 
+def with_common_type(arrays: list[Any]) -> list[Any]:
+    """Return the arrays converted to their common type, which numpy.einsum multiplies and adds in.
+
+    Tensors are returned unchanged: torch has no products of two types.
+    """
+    if len({x.dtype for x in arrays}) == 1 or array_kind(arrays[0]) == "torch":
+        return arrays
+    common = array_module(arrays[0]).result_type(*arrays)
+    return [x if x.dtype == common else x.astype(common) for x in arrays]
+
+
 def write_to(out: Any, result: Any) -> Any:
-    """Copy a result into `out` and return `out`; if `out` is None, return the result."""
+    """Copy a result into `out` and return `out`; if `out` is None, return the result.
+
+    Raise ValueError if `out` has another shape, and TypeError if the copy would lose digits or imaginary parts.
+    """
     if out is None:
         return result
+    if not hasattr(out, "shape") or tuple(out.shape) != tuple(result.shape):
+        shape = tuple(out.shape) if hasattr(out, "shape") else type(out).__name__
+        raise ValueError(f"out has the shape {shape}, and the result {tuple(result.shape)}")
     if array_kind(out) == "torch":
+        if not sys.modules["torch"].can_cast(result.dtype, out.dtype):
+            raise TypeError(f"out is of the type {out.dtype}, to which {result.dtype} cannot be cast")
         return out.copy_(result)
+    if not np.can_cast(result.dtype, out.dtype, "safe"):
+        raise TypeError(f"out is of the type {out.dtype}, to which {result.dtype} cannot be cast without loss")
     out[...] = result
     return out

@@ -10,12 +10,20 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fmm.arrays.detect import array_kind, is_on_device
-from fmm.contractions.array_module import array_module, as_array, has_plain_layout, permute_dimensions, write_to
+from fmm.contractions.array_module import (
+    array_module,
+    as_array,
+    has_plain_layout,
+    permute_dimensions,
+    with_common_type,
+    write_to,
+)
 from fmm.contractions.pairs import ConsumingPair, LabeledArray, Labels, contract_pair, library_einsum, reduce_operand
 from fmm.runtime.decisions.early_declines import SMALL_MULTIPLY_ADDS
 
@@ -38,9 +46,10 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
         The arrays are of one library: NumPy, CuPy, torch or JAX.
     out : array, optional
         Array for the result.
-    optimize : str, bool or list, optional
-        The order of the pairs of operands, as for opt_einsum.contract_path: "auto", "optimal", "greedy", "dp", or a
-        path. With False, the library's own einsum multiplies all operands in one loop nest.
+    optimize : str, bool, tuple, list or None, optional
+        The order of the pairs of operands, as for opt_einsum.contract_path: "auto", "optimal", "greedy", "dp", a path,
+        or a method and the largest number of elements of a result between two pairs, as ("greedy", 10**6). With False
+        or None, the library's own einsum multiplies all operands in one loop nest.
     **library_options
         Other options of the library's einsum (`dtype`, `order`, `casting`). Calls with these options are passed to the
         library's einsum.
@@ -55,13 +64,16 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
     ImportError
         opt_einsum is not installed.
     ValueError
-        The subscripts do not match the arrays.
+        The subscripts do not match the arrays; `out` has another shape; a path does not contract all operands.
+    TypeError
+        The result's type cannot be cast to the type of `out` without loss.
 
     Notes
     -----
-    Each pair of arrays is one call of fmm.matmul (fmm.gram for an array and itself), with the errors and memory of that
-    function. An array is copied only if its strides do not allow a view of the array as a matrix. For pairs without a
-    summed label, the library multiplies the elements.
+    Arrays of several types are first converted to their common type. Each pair of arrays is one call of fmm.matmul
+    (fmm.gram for an array and itself), with the errors and memory of that function. An array is copied only if its
+    strides do not allow a view of the array as a matrix. For pairs without a summed label, the library multiplies the
+    elements.
 
     Examples
     --------
@@ -71,14 +83,16 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = "auto", **library_op
     array([[ 3., 12.],
            [ 3., 12.]])
     """
-    inputs = [x for x in operands if not isinstance(x, str)]
-    is_librarys = library_options or optimize is False
+    inputs = [x for x in operands if not isinstance(x, str | bytes)]
+    if not inputs:
+        raise ValueError("fmm.einsum needs subscripts and an array at least")
+    is_librarys = library_options or optimize is None or optimize is False
     if is_librarys or not all(has_plain_layout(x) for x in inputs if hasattr(x, "shape")):
         options = {**library_options} if out is None else {**library_options, "out": out}
         return array_module(inputs[0]).einsum(*operands, **options)
     subscripts, arrays = parse_operands(operands)
-    path_key = optimize if isinstance(optimize, str | bool) else tuple(x for x in optimize if not isinstance(x, str))
-    plan = plan_contraction(subscripts, tuple(tuple(x.shape) for x in arrays), path_key)
+    arrays = with_common_type(arrays)
+    plan = plan_contraction(subscripts, tuple(tuple(x.shape) for x in arrays), *order_and_size_limit(optimize))
     work = plan.largest_multiply_adds
     is_small = work < SMALL_HOST_MULTIPLY_ADDS or (work < SMALL_MULTIPLY_ADDS and is_on_device(arrays[0]))
     terms = [LabeledArray(x, labels) for x, labels in zip(arrays, plan.inputs, strict=True)]
@@ -107,22 +121,50 @@ class ContractionPlan(NamedTuple):
 
 
 def parse_operands(operands: Sequence[Any]) -> tuple[str, list[Any]]:
-    """Return the subscripts, as text without ellipsis, and the arrays."""
-    text = operands[0]
-    if isinstance(text, str) and "." not in text and "->" in text:
-        return text.replace(" ", ""), [as_array(x) for x in operands[1:]]
-    inputs, output, arrays = _opt_einsum().parser.parse_einsum_input(operands)
-    return f"{inputs}->{output}", [as_array(x) for x in arrays]
+    """Return the subscripts, as text without ellipsis, and the arrays; ValueError if the subscripts are malformed."""
+    text, *others = operands
+    if isinstance(text, bytes):
+        text = text.decode("latin-1")
+    parser = _opt_einsum().parser
+    if not isinstance(text, str):
+        try:
+            text, others = parser.convert_interleaved_input(operands)
+        except KeyError as error:
+            raise ValueError(f"fmm.einsum: the result has the label {error}, which no operand has") from None
+    text, arrays = text.replace(" ", ""), [as_array(x) for x in others]
+    if "." not in text and "->" in text:
+        return text, arrays
+    inputs, output, _ = parser.parse_einsum_input((text, *arrays))
+    terms, given = text.partition("->")[0].split(","), text.partition("->")[2]
+    if given and "." not in given and any(x.ndim > len(t) - 3 for t, x in zip(terms, arrays, strict=True) if "." in t):
+        raise ValueError(f"fmm.einsum: the result of {text!r} lacks the dimensions of the ellipsis")
+    return f"{inputs}->{output}", arrays
+
+
+def order_and_size_limit(optimize: Any) -> tuple[Any, int | None]:
+    """Return the option `optimize` in a form that can be hashed: a method or path, and the largest intermediate size.
+
+    Beside opt_einsum's forms, NumPy's are valid: ("greedy", 1000), and a path after the text "einsum_path".
+    """
+    if isinstance(optimize, str | bool):
+        return optimize, None
+    first, *others = optimize or [None]
+    if isinstance(first, str) and first != "einsum_path":
+        return first, int(others[0]) if others else None
+    return tuple(tuple(step) for step in optimize if not isinstance(step, str)), None
 
 
 @lru_cache(maxsize=4096)
-def plan_contraction(subscripts: str, shapes: tuple[tuple[int, ...], ...], optimize: Any) -> ContractionPlan:
+def plan_contraction(
+    subscripts: str, shapes: tuple[tuple[int, ...], ...], optimize: Any, size_limit: int | None = None
+) -> ContractionPlan:
     """Return the plan of a contraction by its subscripts; ValueError if the subscripts do not match the shapes."""
+    terms, output = checked_labels(subscripts, shapes)
     if isinstance(optimize, tuple):
         optimize = list(optimize)
-    path, _ = _opt_einsum().contract_path(subscripts, *shapes, shapes=True, optimize=optimize)
-    inputs, output = subscripts.split("->")
-    terms = [tuple(term) for term in inputs.split(",")]
+        check_path(optimize, len(terms))
+    limit = {} if size_limit is None else {"memory_limit": size_limit}
+    path, _ = _opt_einsum().contract_path(subscripts, *shapes, shapes=True, optimize=optimize, **limit)
     sizes: dict[str, int] = {}
     for labels, shape in zip(terms, shapes, strict=True):
         for label, n in zip(labels, shape, strict=True):
@@ -134,12 +176,42 @@ def plan_contraction(subscripts: str, shapes: tuple[tuple[int, ...], ...], optim
         kept.append(frozenset(output).union(*left))
         has_only_products &= is_single_product(chosen, kept[-1])
         labels = tuple(dict.fromkeys(label for term in chosen for label in term if label in kept[-1]))
-        results.append(labels if left else tuple(output))
+        results.append(labels if left else output)
         left.append(labels)
         work.append(prod(sizes[label] for label in set().union(*chosen)))
     following = consuming_pairs(terms, path, kept, results)
     steps = tuple(path), tuple(kept), tuple(results), following
-    return ContractionPlan(tuple(terms), tuple(output), *steps, has_only_products, max(work))
+    return ContractionPlan(tuple(terms), output, *steps, has_only_products, max(work))
+
+
+def checked_labels(subscripts: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[Labels], Labels]:
+    """Return the labels of the operands and of the result; ValueError if they are malformed or do not match."""
+    inputs, arrow, output = subscripts.partition("->")
+    terms = [tuple(term) for term in inputs.split(",")]
+    named = set(inputs) - {","}
+    strange = [label for label in sorted({*named, *output}) if label.isascii() and not label.isalpha()]
+    if not arrow or strange:
+        raise ValueError(f"fmm.einsum: the subscripts {subscripts!r} must be letters, commas and one '->'")
+    if len(terms) != len(shapes) or any(len(x) != len(shape) for x, shape in zip(terms, shapes, strict=True)):
+        given = ", ".join(map(str, shapes))
+        raise ValueError(f"fmm.einsum: the subscripts {subscripts!r} do not match arrays of shapes {given}")
+    if len(set(output)) < len(output) or not named.issuperset(output):
+        raise ValueError(f"fmm.einsum: each label of the result of {subscripts!r} must be one of an operand's, once")
+    for term, shape in zip(terms, shapes, strict=True):
+        if len(set(zip(term, shape, strict=True))) > len(set(term)):
+            raise ValueError(f"fmm.einsum: in {subscripts!r}, a label stands for two sizes of one operand: {shape}")
+    return terms, tuple(output)
+
+
+def check_path(path: Sequence[tuple[int, ...]], count: int) -> None:
+    """Raise ValueError if a path does not contract this number of operands to one."""
+    left = count
+    for step in path:
+        if not step or len(set(step)) < len(step) or not all(0 <= i < left for i in step):
+            raise ValueError(f"fmm.einsum: the path {path} is invalid: {step} does not name some of {left} operands")
+        left += 1 - len(step)
+    if left != 1:
+        raise ValueError(f"fmm.einsum: the path {path} is invalid: {left} operands remain, not one")
 
 
 def is_faster_than_cupy_einsum(terms: Sequence[LabeledArray], plan: ContractionPlan) -> bool:
@@ -234,6 +306,9 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     (2, 5)
     """
     a, b = as_array(a), as_array(b)
+    if not (has_plain_layout(a) and has_plain_layout(b)):
+        return array_module(a).tensordot(a, b, axes)
+    a, b = with_common_type([a, b])
     summed_a, summed_b = _summed_axes(a, b, axes)
     labels_a = [f"a{i}" for i in range(a.ndim)]
     labels_b = [f"b{i}" for i in range(b.ndim)]
@@ -242,20 +317,26 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     free_a = tuple(label for i, label in enumerate(labels_a) if i not in summed_a)
     output = free_a + tuple(label for j, label in enumerate(labels_b) if j not in summed_b)
     found = contract_pair(LabeledArray(a, tuple(labels_a)), LabeledArray(b, tuple(labels_b)), frozenset(output))
-    return result_in_output_order(found, output)
+    return permute_dimensions(found.array, [found.labels.index(label) for label in output])
 
 
 def _summed_axes(a: Any, b: Any, axes: Any) -> tuple[list[int], list[int]]:
     """Return the summed axes of both arrays as indices of 0 or more; raise ValueError if the axes do not match."""
-    if isinstance(axes, int):
-        axes_a, axes_b = [*range(a.ndim - axes, a.ndim)], [*range(axes)]
+    try:
+        count = index(axes)
+    except TypeError:
+        both = [[x] if np.ndim(x) == 0 else x for x in axes]
+        if len(both) != 2:
+            raise ValueError(f"axes={axes!r} must be a number of axes, or the axes of both arrays") from None
+        axes_a, axes_b = ([index(i) for i in x] for x in both)
     else:
-        axes_a, axes_b = ([x] if isinstance(x, int) else x for x in axes)
-    summed_a, summed_b = [int(i) for i in axes_a], [int(j) for j in axes_b]
-    out_of_range = any(not -x.ndim <= i < x.ndim for x, chosen in ((a, summed_a), (b, summed_b)) for i in chosen)
-    if out_of_range or len(summed_a) != len(summed_b):
+        axes_a, axes_b = [*range(a.ndim - count, a.ndim)], [*range(count)]
+    out_of_range = any(not -x.ndim <= i < x.ndim for x, chosen in ((a, axes_a), (b, axes_b)) for i in chosen)
+    if out_of_range or len(axes_a) != len(axes_b):
         raise ValueError(f"axes={axes!r} do not match arrays of shapes {tuple(a.shape)} and {tuple(b.shape)}")
-    summed_a, summed_b = [i % a.ndim for i in summed_a], [j % b.ndim for j in summed_b]
+    summed_a, summed_b = [i % a.ndim for i in axes_a], [j % b.ndim for j in axes_b]
+    if len(set(summed_a)) < len(summed_a) or len(set(summed_b)) < len(summed_b):
+        raise ValueError(f"axes={axes!r} name an axis twice")
     if any(a.shape[i] != b.shape[j] for i, j in zip(summed_a, summed_b, strict=True)):
         raise ValueError(f"shape-mismatch for sum: axes={axes!r} of {tuple(a.shape)} and {tuple(b.shape)}")
     return summed_a, summed_b
@@ -292,10 +373,14 @@ def multi_dot(arrays: Sequence[Any], *, out: Any = None) -> Any:
     chain = [as_array(x) for x in arrays]
     if len(chain) < 2:
         raise ValueError(f"fmm.multi_dot needs two arrays or more, not {len(chain)}")
+    if not all(map(has_plain_layout, chain)):
+        return array_module(chain[0]).linalg.multi_dot(chain, **({} if out is None else {"out": out}))
     inner = range(1, len(chain) - 1)
+    shapes = ", ".join(str(tuple(x.shape)) for x in chain)
     if not {chain[0].ndim, chain[-1].ndim} <= {1, 2} or any(chain[i].ndim != 2 for i in inner):
-        shapes = ", ".join(str(tuple(x.shape)) for x in chain)
         raise ValueError(f"fmm.multi_dot multiplies matrices, the first and last may be vectors; shapes: {shapes}")
+    if any(left.shape[-1] != right.shape[0] for left, right in pairwise(chain)):
+        raise ValueError(f"fmm.multi_dot: neighbours have different inner sides; shapes: {shapes}")
     first, last = chain[0].ndim == 1, chain[-1].ndim == 1
     symbols = [_opt_einsum().get_symbol(i) for i in range(len(chain) + 1)]
     pairs = [left + right for left, right in pairwise(symbols)]

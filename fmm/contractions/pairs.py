@@ -30,8 +30,8 @@ from fmm.arrays.detect import is_on_device
 from fmm.contractions.array_module import (
     array_module,
     element_strides,
-    is_complex_array,
     is_jax_array,
+    is_real_array,
     multiply_matrices,
     permute_dimensions,
 )
@@ -184,7 +184,7 @@ def contract_pair(
     if is_on_device(a.array) and is_bound_by_result_writes(layout_a, layout_b, kept):
         return library_einsum([a, b], tuple(label for label in dict.fromkeys(a.labels + b.labels) if label in kept))
     is_jax = is_jax_array(a.array)
-    can_use_gram = a.array is b.array and not is_jax and not is_complex_array(a.array)
+    can_use_gram = a.array is b.array and not is_jax and is_real_array(a.array)
     plan = plan_pair(layout_a, layout_b, kept, can_use_gram, not is_jax, next_pair)
     if plan.kind == "einsum":
         return library_einsum([a, b], plan.labels)

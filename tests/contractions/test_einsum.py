@@ -57,6 +57,7 @@ EXPRESSIONS = (
     "i...,i...->...",
     ",i->i",
 )
+C3 = np.ones((3, 3))
 SIZES = dict(zip("abcdijklpqrs", (3, 4, 2, 5, 6, 3, 4, 5, 7, 2, 3, 4), strict=True))
 
 
@@ -225,6 +226,89 @@ def test_subscripts_that_do_not_match_raise_what_numpy_raises(expression: str, s
         fmm.einsum(expression, *arrays)
 
 
+@pytest.mark.parametrize(
+    "operands",
+    [
+        (),
+        ("ij,jk->ik,", C3, C3),
+        ("ij,jk->il", C3, C3),
+        ("ij,jk->iki", C3, C3),
+        ("ij-jk->ik", C3, C3),
+        ("i1,1k->ik", C3, C3),
+        ("i!,!k->ik", C3, C3),
+        ("ij,jk->ik", C3),
+        ("i...,...k->ik", C3, C3),
+        (C3, [0, 1], C3, [1, 2], [0, 3]),
+        (C3, [0, ...], C3, [..., 2], [0, 2]),
+        ("aab,bc,cd->ad", np.ones((4, 1, 3)), C3, C3),
+    ],
+)
+def test_malformed_subscripts_raise_value_error(operands: Any) -> None:
+    with pytest.raises(ValueError):
+        np.einsum(*operands)
+    with pytest.raises(ValueError, match=r"fmm\.einsum|Subscripts|Output|Ellips"):
+        fmm.einsum(*operands)
+
+
+@pytest.mark.parametrize(
+    "optimize", [("greedy", 1000), ("optimal", 5), None, ["einsum_path", (0, 1), (0, 1)], [(0, 1, 2)]]
+)
+def test_numpys_forms_of_optimize_are_accepted(optimize: Any) -> None:
+    x = np.arange(9.0).reshape(3, 3)
+    assert (fmm.einsum("ij,jk,kl->il", x, x, x, optimize=optimize) == x @ x @ x).all()
+    assert (fmm.einsum(b"ij,jk->ik", x, x) == x @ x).all()
+
+
+@pytest.mark.parametrize("path", [[(0, 1)], [(0, 1), (0, 1), (0,), (0, 1)], [(0, 3), (0, 1)], [(0, 0), (0, 1)], []])
+def test_a_path_that_leaves_operands_raises_value_error(path: Any) -> None:
+    with pytest.raises(ValueError, match=r"the path .* is invalid"):
+        fmm.einsum("ij,jk,kl->il", C3, C3, C3, optimize=["einsum_path", *path])
+
+
+@pytest.mark.parametrize("count", [2, 40])
+@pytest.mark.parametrize(
+    ("expression", "types"),
+    [("ij,jk->k", ("int8", "float64")), ("ij,jk->k", ("bool", "float64")), ("ij,jk->k", ("float16", "float64"))],
+)
+def test_arrays_of_two_types_are_summed_in_their_common_type(expression: str, types: Any, count: int) -> None:
+    a, b = np.full((count, 400), 100, types[0]), np.ones((400, 300), types[1])
+    found, expected = fmm.einsum(expression, a, b), np.einsum(expression, a, b)
+    assert found.dtype == expected.dtype and (found == expected).all()
+    x = np.full((4, 400), 100, "int8")
+    assert (fmm.einsum("ij,jk,kl->il", x, x.T.copy(), np.ones((4, 9))) == 16e6).all()
+
+
+@pytest.mark.parametrize(
+    ("out", "error"),
+    [
+        (np.zeros((3, 3), int), TypeError),
+        (np.zeros((3, 3), "float32"), TypeError),
+        (np.zeros((5, 3, 3)), ValueError),
+        (np.zeros((3, 1)), ValueError),
+        (np.zeros(()), ValueError),
+    ],
+)
+def test_an_unsuitable_out_is_left_as_it_is(out: Any, error: type[Exception]) -> None:
+    for call in (lambda: fmm.einsum("ij,kj->ik", C3, 2 * C3, out=out), lambda: fmm.multi_dot([C3, C3], out=out)):
+        with pytest.raises(error, match="out "):
+            call()
+    assert not out.any()
+    wide = np.zeros((3, 3), complex)
+    assert fmm.einsum("ij,kj->ik", C3, 2 * C3, out=wide) is wide and (wide == 6).all()
+
+
+def test_objects_that_do_not_commute_are_multiplied_in_order() -> None:
+    class Word(str):
+        def __mul__(self, other: Any) -> Word:
+            return Word(f"{self}{other} ")
+
+        def __add__(self, other: Any) -> Word:
+            return Word(str(self) + str(other))
+
+    x = np.array([[Word("a"), Word("b")], [Word("c"), Word("d")]], object)
+    assert fmm.einsum("ij,kj->ik", x, x).tolist() == [["aa bb ", "ac bd "], ["ca db ", "cc dd "]]
+
+
 def test_arrays_of_other_libraries_and_subclasses_are_their_own_einsums() -> None:
     class Labeled:
         """An array that answers NumPy's functions by itself, and has no strides."""
@@ -375,6 +459,34 @@ def test_tensordot_equals_numpys(shape_a: Any, shape_b: Any, axes: Any) -> None:
     found = fmm.tensordot(a, b, axes)
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected)
+
+
+@pytest.mark.parametrize("axes", [np.int64(1), (np.int64(1), np.int64(0)), np.array([1, 0]), ([1], (0,)), -1])
+def test_axes_may_be_any_integers(axes: Any) -> None:
+    x = np.arange(9.0).reshape(3, 3)
+    found, expected = fmm.tensordot(x, x, axes), np.tensordot(x, x, axes)
+    assert type(found) is type(expected) and found.shape == expected.shape and (found == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("axes", "error"), [(([1, 1], [0, 0]), ValueError), (([1.7], [0]), TypeError), (1.0, TypeError)]
+)
+def test_axes_that_are_none_raise_what_numpy_raises(axes: Any, error: type[Exception]) -> None:
+    for function in (np.tensordot, fmm.tensordot):
+        with pytest.raises(error):
+            function(C3, C3, axes)
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+def test_tensordot_and_multi_dot_treat_subclasses_as_numpy_does() -> None:
+    masked, matrix = np.ma.masked_array(np.ones((3, 3)), np.eye(3)), np.matrix(C3)
+    for x in (masked, matrix):
+        for found, expected in (
+            (fmm.tensordot(x, C3, 1), np.tensordot(x, C3, 1)),
+            (fmm.tensordot(C3, C3, 2), np.tensordot(C3, C3, 2)),
+            (fmm.multi_dot([x, C3]), np.linalg.multi_dot([x, C3])),
+        ):
+            assert type(found) is type(expected) and found.shape == expected.shape and (found == expected).all()
 
 
 @pytest.mark.parametrize("axes", [1, ([0], [0, 1]), ([5], [0]), 3])
