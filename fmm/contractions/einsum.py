@@ -317,7 +317,8 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     free_a = tuple(label for i, label in enumerate(labels_a) if i not in summed_a)
     output = free_a + tuple(label for j, label in enumerate(labels_b) if j not in summed_b)
     found = contract_pair(LabeledArray(a, tuple(labels_a)), LabeledArray(b, tuple(labels_b)), frozenset(output))
-    return permute_dimensions(found.array, [found.labels.index(label) for label in output])
+    result = permute_dimensions(found.array, [found.labels.index(label) for label in output])
+    return np.asarray(result) if isinstance(a, np.ndarray) else result  # numpy.einsum returns a scalar, not a 0-d array
 
 
 def _summed_axes(a: Any, b: Any, axes: Any) -> tuple[list[int], list[int]]:
