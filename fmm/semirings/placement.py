@@ -82,7 +82,8 @@ def as_readable_array(x: Any) -> Any:
 def writable_target(place: ArrayPlacement, out: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     """Return `out` as a writable array of the computing library.
 
-    Raise ValueError if the shape or type of `out` is not that of the result, or if `out` is read-only.
+    Raise ValueError if the shape or type of `out` is not that of the result, or if `out` is read-only. Raise torch's
+    error if torch itself would not write to `out`.
     """
     if array_kind(out) == "host" and not isinstance(out, np.ndarray):
         raise TypeError(f"out must be an array, not {type(out).__name__}")
@@ -90,7 +91,14 @@ def writable_target(place: ArrayPlacement, out: Any, shape: tuple[int, ...], dty
     out_type = str(out.dtype).removeprefix("torch.")
     if tuple(out.shape) != tuple(shape) or out_type != np.dtype(dtype).name:
         raise ValueError(f"out is {tuple(out.shape)} of {out_type}, the result {tuple(shape)} of {np.dtype(dtype)}")
-    target = place.adopt(out)
+    if array_kind(out) == "torch":
+        from fmm.arrays.torch_calls import is_out_rejected_by_torch
+
+        if is_out_rejected_by_torch(out):
+            sys.modules["torch"].neg(out, out=out)  # raises torch's own error
+        target = place.adopt(out.detach())
+    else:
+        target = place.adopt(out)
     if isinstance(target, np.ndarray) and not target.flags.writeable:
         raise ValueError("out is read-only")
     return target
@@ -99,6 +107,8 @@ def writable_target(place: ArrayPlacement, out: Any, shape: tuple[int, ...], dty
 def write_result(out: Any, target: Any, result: Any) -> Any:
     """Copy the result to `target`, the array that shares memory with `out`, and return `out`."""
     target[...] = result
+    if array_kind(out) == "torch":  # a backward pass that needs the values before this write fails
+        sys.modules["torch"].autograd.graph.increment_version(out)
     return out
 
 

@@ -82,10 +82,15 @@ def _read_graph(place: ArrayPlacement, d: Any) -> _Graph:
 
 def _can_overwrite(d: Any, weights: Any, dtype: Any) -> bool:
     """Return True if d is a writable array of the result's type, so that the result can overwrite d."""
+    if array_kind(d) == "torch":
+        from fmm.arrays.torch_calls import is_out_rejected_by_torch
+
+        if as_readable_array(d) is not d or is_out_rejected_by_torch(d):
+            return False
     if isinstance(weights, np.ndarray):
-        own = (array_kind(d) == "torch" and as_readable_array(d) is d) or type(d) is np.ndarray
+        own = array_kind(d) == "torch" or type(d) is np.ndarray
         return own and weights.dtype == dtype and bool(weights.flags.writeable)
-    return bool(weights.dtype == dtype) and as_readable_array(d) is d
+    return bool(weights.dtype == dtype)
 
 
 def _edge_lengths_and_predecessors(

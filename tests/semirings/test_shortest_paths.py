@@ -649,6 +649,51 @@ def test_torchs_tensors() -> None:
     np.testing.assert_array_equal(out.numpy(), fmm.minplus(edges, edges))
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda o: fmm.minplus(o.clone(), o.clone(), out=o),
+        lambda o: fmm.shortest_paths(o.clone(), out=o),
+        lambda o: fmm.shortest_paths(o, overwrite=True),
+    ],
+)
+def test_a_tensor_that_fmm_writes_counts_as_changed(write: Any) -> None:
+    """As after torch's own functions, a backward pass that needs the values before the write raises an error."""
+    torch = pytest.importorskip("torch")
+    o, y = torch.rand(8, 8), torch.rand(8, 8, requires_grad=True)
+    total = (y * o).sum()
+    assert write(o) is o
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+    with torch.inference_mode():
+        o = torch.rand(8, 8)
+        assert write(o) is o
+
+
+def test_an_out_that_torch_rejects() -> None:
+    """The error is torch's, and nothing is written; with overwrite=True the result is a new tensor."""
+    torch = pytest.importorskip("torch")
+    a = torch.rand(8, 8)
+    with torch.inference_mode():
+        frozen = torch.rand(8, 8)
+    rejected = {
+        "single memory location": torch.rand(1, 8).expand(8, 8),
+        "inference tensor": frozen,
+        "automatic differentiation": torch.rand(8, 8, requires_grad=True),
+    }
+    for message, out in rejected.items():
+        before = out.detach().clone()
+        with pytest.raises(RuntimeError, match=message):
+            fmm.minplus(a, a, out=out)
+        with pytest.raises(RuntimeError, match=message):
+            fmm.shortest_paths(a, out=out)
+        if not out.requires_grad:
+            assert torch.equal(fmm.shortest_paths(out, overwrite=True), fmm.shortest_paths(before))
+        assert torch.equal(out, before)
+    with torch.no_grad():
+        assert torch.equal(fmm.minplus(a, a, out=rejected["automatic differentiation"]), fmm.minplus(a, a))
+
+
 def test_tensors_that_numpy_does_not_read() -> None:
     """Conjugate marks are resolved and types that NumPy lacks are converted, but not for `out` and d."""
     torch = pytest.importorskip("torch")
