@@ -148,11 +148,12 @@ def _rescale(op: LineExponentsOp | RescaleOp, memory: Memory) -> None:
         shifts = _exponents(op.shifts, memory)
         size = np.maximum(abs(lines.real), abs(lines.imag)) if lines.dtype.kind == "c" else abs(lines)
         each = np.where(size > 0, np.frexp(size)[1] + shifts, -9999).max(axis=1)
-        found = np.where(each > -9999, each, 0)
+        found = np.where(each > -9999, each, -8192)
         dest[0] = (found - _exponents((op.against, 1), memory)) // 2 if op.against else found
         return
-    factors = _exponents(op.rows, memory), _exponents(op.cols, memory)
-    dest[...] = source * (np.exp2(factors[0])[:, None] if op.rows[0] else 1) * np.exp2(factors[1])
+    by = (_exponents(op.rows, memory)[:, None] if op.rows[0] else 0) + _exponents(op.cols, memory)
+    real, imag = (np.ldexp(x, np.broadcast_to(by, x.shape).astype(int)) for x in (source.real, source.imag))
+    dest[...] = real + 1j * imag if dest.dtype.kind == "c" else real
 
 
 def _exponents(exponents: tuple[DeviceView | None, int], memory: Memory) -> Any:

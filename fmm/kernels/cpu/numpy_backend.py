@@ -163,6 +163,9 @@ _NUMPY_OPERATIONS: dict[str, Callable[[list[Any], ElementwiseCall], Any]] = {
 
 MAX_RESCALED_ELEMENTS = 256 * 1024  # largest number of elements that are read or scaled at once
 ZERO_EXPONENT = -(1 << 20)  # exponent of the number zero, smaller than all others
+# Exponent of a row or column of zeros. A fast algorithm adds rounding errors to the zeros of its result; scaled back by
+# 2^-8192 they are zeros again, and numbers that are multiplied only by zeros take no part in the sums.
+ZERO_LINE_EXPONENT = -8192
 
 
 def rescale_arrays(step: RowOrColumnExponents | RescaledCopy, reads: Sequence[Array], dest: Array) -> None:
@@ -197,7 +200,7 @@ def _largest_row_exponents(rows: Array, along: Array | None) -> Array:
     exponents += 0 if along is None else along
     exponents[size == 0] = ZERO_EXPONENT
     largest = exponents.max(axis=1)
-    return np.where(finite & (largest > ZERO_EXPONENT), largest, 0)
+    return np.where(finite, np.maximum(largest, ZERO_LINE_EXPONENT), 0)
 
 
 def _rescale_matrix(step: RescaledCopy, reads: Sequence[Array], dest: Array) -> None:

@@ -72,6 +72,24 @@ def test_nothing_is_rounded(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(found, wanted * down[:, None])
 
 
+@pytest.mark.parametrize("text", ["scaled > strassen > vendor", "scaled.outside > winograd^2 > vendor"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_lines_of_zeros_get_no_rounding_errors(text: str, dtype: str, rng: np.random.Generator) -> None:
+    """Rows of A and columns of B that are zero, beside rows and columns of tiny numbers."""
+    a, b = (rng.standard_normal(size).astype(dtype) for size in ((36, 28), (28, 32)))
+    a *= 2.0**-66
+    a[5], a[:, 3], b[:, 7], b[9] = 0, 0, 0, 0
+    a[:, 9] *= 2.0**60  # these numbers are multiplied by zeros alone
+    b[3] *= 2.0**60
+    found = fmm.matmul(a, b, plan=text)
+    assert not found[5].any() and not found[:, 7].any()
+    if "outside" not in text:
+        assert abs(found - a @ b).max() < 100 * np.finfo(dtype).eps * 2.0**-66
+    b[3, 0], a[2, 9] = np.inf, np.nan
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(np.isfinite(fmm.matmul(a, b, plan=text)), np.isfinite(a @ b))
+
+
 def test_out_alpha_beta_strides_and_no_sizes(rng: np.random.Generator) -> None:
     a, b = graded(60, 50, 40, "float64", 9, 9, rng)
     out = np.full((120, 80), np.nan)[::2, ::2]

@@ -2,7 +2,8 @@
 // columns.
 //
 // The exponent e of a line (a row or column) is stored as a number of the matrix's type. The largest magnitude of the
-// line is at least 2^(e - 1) and less than 2^e. Lines of zeros and lines with an inf or NaN have e = 0.
+// line is at least 2^(e - 1) and less than 2^e. A line of zeros has e = ZERO_LINE_EXPONENT, so that scaling back by 2^e
+// clears the rounding errors which an algorithm adds to its zeros. A line with an inf or NaN has e = 0.
 //
 // Index map: each kernel makes one pass over a matrix with thread blocks of 32 x 8 threads; 32 threads are along the
 // contiguous axis.
@@ -14,6 +15,7 @@ namespace fmm {
 
 constexpr int RESCALE_THREADS = 256, RESCALE_ACROSS = 32, RESCALE_DOWN = 8;
 constexpr int NO_EXPONENT = -(1 << 20), NOT_FINITE = 1 << 20;
+constexpr int ZERO_LINE_EXPONENT = -8192;  // ZERO_LINE_EXPONENT in numpy_backend.py
 
 #ifdef __CUDA_ARCH__
 __device__ __forceinline__ long long double_bits(double x) { return __double_as_longlong(x); }
@@ -110,7 +112,7 @@ __device__ __forceinline__ void line_exponents(const LineExponents& p) {
     if (mine >= p.lines) return;
     largest = NO_EXPONENT;
     for (int i = 0; i < STEP; ++i) largest = larger(largest, LINES_ADJACENT ? found[i][threadIdx.x] : found[threadIdx.x][i]);
-    if (largest == NO_EXPONENT || largest == NOT_FINITE) largest = 0;
+    largest = largest == NOT_FINITE ? 0 : larger(largest, ZERO_LINE_EXPONENT);
     if (p.against.first) largest = (largest - p.against.template at<Stored>(mine)) >> 1;
     static_cast<Stored*>(p.dest)[mine * p.dest_step] = NumberFrom<Stored>::coefficient(largest, 0);
 }
