@@ -41,6 +41,12 @@ def is_square(a: Any) -> bool:
     return bool(a.ndim >= 2 and a.shape[-1] == a.shape[-2])
 
 
+def check_right_sides(a: Any, b: Any, axis: int = -2) -> None:
+    """Raise ValueError unless b is a matrix or a stack whose dimension `axis` has the length of a's rows."""
+    if b.ndim < 2 or b.shape[axis] != a.shape[-1]:
+        raise ValueError(f"shapes of a {tuple(a.shape)} and b {tuple(b.shape)} are incompatible")
+
+
 def checked_trans_option(trans: Any) -> str:
     """Return "N", "T" or "C" for a value of SciPy's parameter `trans`; raise ValueError for any other value."""
     # isinstance gets a tuple, since `int | str` would create a union of types in each call

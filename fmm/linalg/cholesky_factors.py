@@ -99,6 +99,8 @@ def cho_solve(c_and_lower: tuple[Any, bool], b: Any, *, out: Any = None, max_err
     array([1., 2.])
     """
     c, lower = c_and_lower
+    library, (c, b) = common_arrays(c, b)
+    x = b[:, None] if b.ndim == 1 else b
     for trans in ("N", "C") if lower else ("C", "N"):
-        b = solve_triangular(c, b, trans, bool(lower), max_error_growth=max_error_growth)
-    return write_result(common_arrays(b)[0], out, b)
+        x = solve_triangular(c, x, trans, bool(lower), max_error_growth=max_error_growth)
+    return write_result(library, out, x[..., 0] if b.ndim == 1 else x)

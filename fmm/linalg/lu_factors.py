@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from fmm.linalg.arguments import check_square, checked_trans_option, common_arrays, is_square, write_result
+from fmm.linalg.arguments import (
+    check_right_sides,
+    check_square,
+    checked_trans_option,
+    common_arrays,
+    is_square,
+    write_result,
+)
 from fmm.linalg.lu_recursion import factor_matrix, lu_panel_width
 from fmm.linalg.solver_library import LuFactors, NumpySolvers
 from fmm.linalg.triangular import solve_triangular
@@ -128,9 +135,10 @@ def lu_solve(
     library, (lu, b) = common_arrays(lu, b)
     check_square(lu)
     column = b[:, None] if b.ndim == 1 else b
+    check_right_sides(lu, column)
     factors = LuFactors(lu, library.cast(pivots, "int32") - library.first_pivot)
     x = solve_by_factors(library, factors, column, max_error_growth, checked_trans_option(trans))
-    return write_result(library, out, x[:, 0] if b.ndim == 1 else x)
+    return write_result(library, out, x[..., 0] if b.ndim == 1 else x)
 
 
 def solve_by_factors(library: NumpySolvers, factors: LuFactors, b: Any, limit: float | None, trans: str = "N") -> Any:

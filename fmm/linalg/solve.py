@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from fmm.linalg.arguments import check_square, common_arrays, write_result
+from fmm.linalg.arguments import check_right_sides, check_square, common_arrays, write_result
 from fmm.linalg.cholesky_factors import cho_solve, cholesky
 from fmm.linalg.cholesky_recursion import cholesky_block_side
 from fmm.linalg.lu_factors import solve_systems
@@ -130,8 +130,7 @@ def _check_system(a: Any, b: Any, assume_a: str) -> tuple[NumpySolvers, Any, Any
     is_vector = b.ndim == 1
     if is_vector:
         b = b[:, None]
-    if b.ndim < 2 or b.shape[-2] != a.shape[-1]:
-        raise ValueError(f"shapes of a {tuple(a.shape)} and b {tuple(b.shape)} are incompatible")
+    check_right_sides(a, b)
     return library, a, b, is_vector
 
 

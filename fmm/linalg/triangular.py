@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fmm.linalg.arguments import check_square, checked_trans_option, common_arrays, write_result
+from fmm.linalg.arguments import check_right_sides, check_square, checked_trans_option, common_arrays, write_result
 from fmm.linalg.solver_library import NumpySolvers, TorchSolvers
 from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_without_gradient, triangular_block_side
 
@@ -85,8 +85,7 @@ def solve_triangular(
 
 def solve_stacks(library: NumpySolvers, a: Any, b: Any, form: TriangularForm, limit: float | None) -> Any:
     """Return the solutions of triangular systems for stacks of matrices; record gradients if a tensor requires them."""
-    if b.ndim < 2 or b.shape[-2 if form.left else -1] != a.shape[-1]:
-        raise ValueError(f"shapes of a {tuple(a.shape)} and b {tuple(b.shape)} are incompatible")
+    check_right_sides(a, b, -2 if form.left else -1)
     columns = b.shape[-1 if form.left else -2]
     if isinstance(library, TorchSolvers) and not (
         triangular_block_side(library, a, columns, limit) and library.is_plain(a, b)

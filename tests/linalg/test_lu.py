@@ -112,6 +112,19 @@ def test_factors_of_stacks_and_every_layout_are_scipys() -> None:
     np.testing.assert_allclose(a @ vector, b[:, 0], atol=1e-9)
 
 
+def test_a_vector_is_solved_for_each_factor_of_a_stack() -> None:
+    stack, b = np.stack([random_matrix(9, 9, "float64", seed) for seed in (1, 2)]), np.arange(1.0, 10)
+    x = fmm.linalg.lu_solve(fmm.linalg.lu_factor(stack), b)
+    np.testing.assert_allclose(x, np.linalg.solve(stack, b), rtol=1e-8)
+
+
+@pytest.mark.parametrize("shape", [(8,), (10,), (10, 2), (8, 2), (3, 10, 2), ()])
+def test_right_sides_need_the_rows_of_the_factors(shape: tuple[int, ...]) -> None:
+    factors = fmm.linalg.lu_factor(random_matrix(9, 9, "float64"))
+    with pytest.raises(ValueError, match=r"shapes of a \(9, 9\) and b \(.*\) are incompatible"):
+        fmm.linalg.lu_solve(factors, np.ones(shape))
+
+
 def test_out_takes_factors_and_solutions() -> None:
     a, b = random_matrix(20, 20, "float64"), random_matrix(20, 20, "float64", seed=1)
     lu, pivots = fmm.linalg.lu_factor(a)

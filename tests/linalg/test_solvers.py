@@ -214,6 +214,14 @@ def test_cho_solve_solves_with_either_factor(lower: bool, dtype: str) -> None:
     np.testing.assert_allclose(fmm.linalg.cho_solve((factor, lower), b[:, 0]), out[:, 0], rtol=1e-2, atol=1e-4)
 
 
+@recursing
+def test_cho_solve_solves_for_a_vector_with_each_factor_of_a_stack() -> None:
+    a, b = positive_matrices(9, "float64")["normal"], np.arange(1.0, 10)
+    stack = np.stack([a, 2 * a])
+    x = fmm.linalg.cho_solve((np.linalg.cholesky(stack), True), b)
+    np.testing.assert_allclose(x, np.linalg.solve(stack, b), rtol=1e-8)
+
+
 # ---- inverses
 
 

@@ -103,6 +103,14 @@ def test_orthogonal_factors_and_least_squares_are_torchs(dtype: str) -> None:
     assert_close(fmm.linalg.lstsq(a, b[:, 0]).solution, torch.linalg.lstsq(a, b[:, 0]).solution, 18)
 
 
+def test_a_vector_is_solved_for_each_factor_of_a_stack() -> None:
+    a, b = tensor(positive_matrices(9, "float64")["normal"]), tensor(np.arange(1.0, 10))
+    stack = torch.stack([a, 2 * a])
+    expected = torch.linalg.solve(stack, b)
+    assert_close(fmm.linalg.cho_solve((torch.linalg.cholesky(stack), True), b), expected)
+    assert_close(fmm.linalg.lu_solve(torch.linalg.lu_factor(stack), b), expected)
+
+
 # ---- gradients
 
 
