@@ -48,7 +48,8 @@ def search_path(named: str) -> tuple[Path, ...]:
 
 def config_file(path: Path) -> Path:
     """Return the config file in the folder `path`, or `path` itself if it is a file or a new name ending in .json."""
-    return path / CONFIG_FILE_NAME if path.is_dir() or not (path.suffix == ".json" or path.exists()) else path
+    is_file = path.suffix == ".json" or os.path.exists(path)  # Path.exists raises an error for a path of 300 letters
+    return path / CONFIG_FILE_NAME if os.path.isdir(path) or not is_file else path
 
 
 def user_folder() -> Path:

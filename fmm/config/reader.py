@@ -152,7 +152,7 @@ def parser_check(valid_text: str, parse: Callable[[JsonValue], Any]) -> JsonChec
     def check_by_parsing(value: JsonValue, json_path: str) -> Any:
         try:
             return parse(value)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise wrong_value_error(json_path, valid_text, value) from None
 
     return check_by_parsing

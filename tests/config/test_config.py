@@ -236,6 +236,16 @@ def test_a_config_that_was_named_must_be_there(path: Path, said: Callable[[], li
     assert str(path) in line and "No such file" in line
 
 
+def test_a_name_that_no_file_can_have_is_one_line(
+    path: Path, said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    monkeypatch.setenv("FMM_CONFIG", str(path.with_name("n" * 300)))
+    a, b = rng.standard_normal((2, 96, 96))
+    assert np.array_equal(fmm.matmul(a, b), a @ b) and decided().source == "built-in model"
+    (line,) = said()
+    assert "File name too long" in line
+
+
 # ---- how long it takes
 
 

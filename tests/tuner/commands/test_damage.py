@@ -17,7 +17,7 @@ from tests.support import ROOT
 from tests.support.marks import quick_and_slow
 
 RECORDED = ROOT / "results" / "nvidia-h200" / "five-minutes" / "config.json"
-WRONG: tuple[Any, ...] = ("x", {"median": "x"}, [-1, [None]])
+WRONG: tuple[Any, ...] = ("x", 10**400, {"median": "x"}, [-1, [None]])
 PLACE = tuple[str | int, ...]
 
 

@@ -432,6 +432,15 @@ def test_a_dry_run_measures_and_writes_nothing(
     assert fake.samples_taken == 0 and not list(tmp_path.iterdir())
 
 
+def test_a_dry_run_writes_nothing_so_that_any_name_will_do(
+    fake: SimulatedDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FMM_CONFIG", "n" * 300)
+    assert main(["--dry-run"]) == 0
+    printed = capsys.readouterr()
+    assert f"writes {'n' * 300}" in printed.out and not printed.err
+
+
 @pytest.mark.slow
 def test_a_tuning_says_what_it_found(fake: SimulatedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shapes = tmp_path / "shapes"
@@ -772,6 +781,7 @@ DAMAGED_THRESHOLDS: list[tuple[dict[str, Any], str]] = [
     ({"alpha": -1}, "alpha must be a number above 0, not -1"),
     ({"n1": "3000"}, "n1 must be a number or null, not '3000'"),
     ({"tau2": 4000.0}, "tau2 must be an object of value, low and high, each a number or null, not 4000.0"),
+    ({"tau1": {**SPREAD, "low": 10**400}}, "tau1 must be an object of value, low and high, each a number or null"),
     ({"block_strategy": [1]}, "block_strategy must be an object of names, by sides, not [1]"),
     ({"intervals": {"pi": [1.0]}}, "intervals must be an object of pairs of numbers or null, not {'pi': [1.0]}"),
     ({"one_level": {"big": 1.1}}, "one_level must be an object of numbers above 0, by sides, not {'big': 1.1}"),
