@@ -75,7 +75,7 @@ def solve_triangular(
     check_finite: bool = True,
 ) -> Any:
     """Return the result of scipy.linalg.solve_triangular or CuPy's; None if no speedup is predicted."""
-    columns = b.shape[1] if b.ndim == 2 else 1
+    columns = right_side_count(b)
     library = solver_library(a, b)
     if not is_matrix(a) or not triangular_halving_count(library, a, columns, None):
         return None
@@ -97,11 +97,17 @@ def scipy_inv(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> A
 def cho_solve(c_and_lower: Any, b: Any, overwrite_b: bool = False, check_finite: bool = True) -> Any:
     """Return the result of scipy.linalg.cho_solve; None if no speedup is predicted."""
     factor, lower = c_and_lower
-    columns = b.shape[1] if b.ndim == 2 else 1
+    columns = right_side_count(b)
     if not is_matrix(factor) or not triangular_halving_count(solver_library(factor, b), factor, columns, None):
         return None
     checked_matrix(factor, check_finite), checked_matrix(b, check_finite)
     return linalg.cho_solve((factor, lower), b)
+
+
+def right_side_count(b: Any) -> int:
+    """Return the number of columns of a matrix; 1 for a vector. Both may be lists, which SciPy accepts."""
+    shape = np.shape(b)
+    return int(shape[1]) if len(shape) == 2 else 1
 
 
 def is_matrix(a: Any) -> bool:

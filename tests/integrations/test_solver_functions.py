@@ -40,6 +40,8 @@ VALID_CALLS: list[Call] = [
     (scipy_linalg, "solve_triangular", (LOWER / 9, B), {"unit_diagonal": True, "lower": True}),
     (scipy_linalg, "cho_solve", ((LOWER, True), B), {}),
     (scipy_linalg, "cho_solve", ((LOWER.T, False), B[:, 0]), {}),
+    (scipy_linalg, "solve_triangular", (S, B.tolist()), {}),
+    (scipy_linalg, "cho_solve", ((LOWER, True), B[:, 0].tolist()), {}),
 ]
 INVALID_CALLS: list[Call] = [
     (np.linalg, "cholesky", (INDEFINITE,), {}),
