@@ -162,11 +162,16 @@ def _column_norms(library: NumpySolvers, x: Any) -> Any:
 
 
 def _min_residual_coefficients(library: NumpySolvers, columns: list[list[Any]], norms: Any) -> Any:
-    """Return the coefficients of GMRES's basis vectors that minimise the residuals, one row for each basis vector."""
+    """Return the coefficients of GMRES's basis vectors that minimise the residuals, one row for each basis vector.
+
+    Return NaN if a number overflowed: numpy.linalg.lstsq would raise an exception.
+    """
     count = len(columns)
     hessenberg = np.zeros((int(norms.shape[0]), count + 1, count))
     for j, column in enumerate(columns):
         hessenberg[:, : len(column), j] = library.to_host(library.module.stack(column)).T
     target = np.zeros((len(hessenberg), count + 1))
     target[:, 0] = library.to_host(norms)
+    if not (np.isfinite(hessenberg).all() and np.isfinite(target).all()):
+        return np.full((count, len(hessenberg)), np.nan)
     return np.array([np.linalg.lstsq(h, t, rcond=None)[0] for h, t in zip(hessenberg, target, strict=True)]).T

@@ -232,6 +232,21 @@ def test_matrices_that_are_singular_in_float32_are_factored_in_float64() -> None
         assert backward_error(a, x, b) <= 10 * backward_error(a, np.linalg.solve(a, b), b) + 1e-16
 
 
+@pytest.mark.parametrize(
+    ("condition", "scale", "right_scale"), [(1e3, 1e-36, 1.0), (1e8, 1e-31, 1.0), (1e9, 1e-30, 1e150)]
+)
+def test_refinement_solves_systems_that_overflow_in_float32(condition: float, scale: float, right_scale: float) -> None:
+    for n in (3, 5, 20):
+        a = scale * conditioned_matrix(n, condition)
+        for seed in range(8):
+            b = right_scale * random_matrix(n, 3, "float64", seed)
+            x = fmm.linalg.solve(a, b, refine=True)
+            assert backward_error(a, x, b) <= 10 * backward_error(a, np.linalg.solve(a, b), b) + 1e-15
+    generator = np.random.default_rng(18)
+    a, vector = generator.standard_normal((3, 3)) * 1e-38, generator.standard_normal(3) * 1e-38
+    np.testing.assert_allclose(fmm.linalg.solve(a, vector, refine=True), np.linalg.solve(a, vector), rtol=1e-10)
+
+
 def test_gmres_converges_where_refinement_stagnates(monkeypatch: pytest.MonkeyPatch) -> None:
     n = 60
     a, b = conditioned_matrix(n, 3e8), random_matrix(n, 3, "float64")
