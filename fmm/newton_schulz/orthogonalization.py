@@ -58,11 +58,16 @@ def orthogonalize(
     ValueError, TypeError
         x is no matrix of real floating-point numbers, `out` does not match x, or an option is invalid.
 
-    Notes ----- A step computes A = X X^T (X^T X for a tall matrix), B = b A + c A A, and a X + B X. A and B are
-    symmetric, so only one triangle of A and B is computed where this is faster. In bfloat16 and float16 on Hopper, a
-    step of a whole stack is three launches. For long matrices on Hopper, steps run in pairs: A of the second step is
-    computed from A of the first step, without X. For tensors that require gradients, torch's own products compute the
-    result and record the gradients.
+    Notes
+    -----
+    A step computes A = X X^T (X^T X for a tall matrix), B = b A + c A A, and a X + B X. A and B are symmetric, so only
+    one triangle of A and B is computed where this is faster. In bfloat16 and float16 on Hopper, a step of a whole stack
+    is three launches. For long matrices on Hopper, steps run in pairs: A of the second step is computed from A of the
+    first step, without X. For tensors that require gradients, torch's own products compute the result and record the
+    gradients.
+
+    A norm below 1e-7 counts as 1e-7, so zeros stay zeros. The norm must be a finite number of float32; for float64, its
+    square must be a finite number.
 
     Examples
     --------

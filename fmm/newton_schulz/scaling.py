@@ -11,7 +11,7 @@ import numpy as np
 
 from fmm.arrays.detect import describe_value
 
-SMALLEST_NORM = 1e-7  # smallest divisor: a zero matrix divided by this number stays zero
+SMALLEST_NORM = 1e-7  # smallest divisor, as in torch's Muon: a zero matrix divided by this number stays zero
 
 
 def checked_norm_bound(bound: Any) -> float | None:
@@ -26,14 +26,15 @@ def checked_norm_bound(bound: Any) -> float | None:
 def scaled_tensor(x: Any, bound: float | None, out: Any = None) -> Any:
     """Return torch matrices divided by the caller's bound of their singular values, or else by their Frobenius norms.
 
-    For float16, the norms are computed in float32: a sum of squares easily exceeds the largest float16 number.
+    The norms are computed in float64, since the sum of the squares can exceed the largest number of a narrower type.
     """
     torch = sys.modules["torch"]
     divisor: Any = bound
     if bound is None:
         wide = torch.promote_types(x.dtype, torch.float32)
-        norms = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=wide)
-        divisor = norms.clamp(min=SMALLEST_NORM)
+        widest = torch.float64 if x.device.type in ("cpu", "cuda") else wide
+        norms = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=widest)
+        divisor = norms.clamp(min=SMALLEST_NORM).to(wide)
     return torch.div(x, divisor, out=out) if out is not None else torch.div(x, divisor).to(x.dtype)
 
 
@@ -42,9 +43,9 @@ def scaled_array(x: Any, bound: float | None, out: Any = None) -> Any:
     module = sys.modules["cupy"] if type(x).__module__.startswith("cupy") else np
     divisor: Any = bound
     if bound is None:
+        squares = module.square(x, dtype=np.float64).sum(axis=(-2, -1), keepdims=True)
         wide = np.promote_types(x.dtype, np.float32)
-        squares = module.square(x, dtype=wide).sum(axis=(-2, -1), keepdims=True)
-        divisor = module.maximum(module.sqrt(squares), wide.type(SMALLEST_NORM))
+        divisor = module.maximum(module.sqrt(squares), SMALLEST_NORM).astype(wide)
     if out is not None:
         return module.divide(x, divisor, out=out, casting="same_kind")
     return (x / divisor).astype(x.dtype, copy=False)

@@ -39,6 +39,15 @@ def test_muons_singular_values_come_near_one() -> None:
     assert values.min() > 0.6 and values.max() < 1.3
 
 
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [("float32", 1e30), ("float32", 1e-5), ("float64", 1e150), ("float64", 1e-5)]
+)
+def test_large_and_small_matrices_are_scaled(dtype: str, scale: float, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((24, 40))
+    found = fmm.orthogonalize((x * scale).astype(dtype))
+    np.testing.assert_allclose(found, fmm.orthogonalize(x), atol=1e-5)
+
+
 def test_zero_steps_scale_and_zero_matrices_stay_zero() -> None:
     x = np.array([[3.0, 0.0], [0.0, 4.0]])
     np.testing.assert_allclose(fmm.orthogonalize(x, 0), x / 5)

@@ -29,6 +29,16 @@ def test_results_are_those_of_the_definition(shape: tuple[int, ...], dtype: str)
     assert np.abs(found.double().numpy() - expected).max() <= 32 * torch.finfo(x.dtype).eps
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_large_matrices_are_scaled(dtype: str) -> None:
+    x = torch.randn(24, 40, dtype=torch.float64)
+    scale = 1e150 if dtype == "float64" else 2.0**100
+    kind = getattr(torch, dtype)
+    torch.testing.assert_close(
+        fmm.orthogonalize((x * scale).to(kind)), fmm.orthogonalize(x.to(kind)), rtol=0, atol=0.01
+    )
+
+
 def test_out_and_strides() -> None:
     x = random_tensor((3, 40, 60), torch.float32)[::2, ::3, 5::2]
     expected = fmm.orthogonalize(x.contiguous())
