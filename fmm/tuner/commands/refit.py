@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from fmm.hardware.datasheets import datasheet_of
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.runtime.devices import calibration_from_datasheet
+from fmm.tuner import tune
 from fmm.tuner.commands.config_file import (
     check_section,
     group_sections_by_device,
@@ -42,6 +44,7 @@ from fmm.tuner.trials.record import RecordedTuning, Trial, TrialFile, first_look
 from fmm.tuner.tune import output_path, path_argument, trials_path
 
 REFIT_PARTS = "all", "thresholds", "blocks"
+OPTIONS_OF_BOTH = "output", "json", "quiet"  # options of a tuning that a refit has too
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -54,14 +57,36 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @with_one_line_errors
 def run_refit(options: argparse.Namespace) -> int:
-    """Compute and write all sections, and print the changes; return exit code 1 if a section has too few trials."""
+    """Compute and write all sections, and print the changes; return exit code 1 if a section has too few trials.
+
+    The exit code is 2 for an option of a tuning that a refit does not have, such as --dry-run.
+    """
+    if foreign := _tuning_options(options):
+        print(f"fmm-tune: --refit measures nothing and fits every type; leave out {', '.join(foreign)}", file=sys.stderr)
+        return 2
     path = output_path(None if options.refit == Path() else options.refit)
     refit = {"all": refit_section, "thresholds": refit_thresholds, "blocks": refit_block_model}[options.refit_part]
     into = path if options.output is None else output_path(options.output)
-    results = list(_write_results(path, into, refit, options.json))
-    beside = _copy_trials(path, into)
-    print(json.dumps([x.json_fields for x in results], indent=1) if options.json else f"written to {into}{beside}")
+    results = list(_write_results(path, into, refit, options.json or options.quiet))
+    is_written = any(x.section is not None for x in results)
+    where = f"written to {into}{_copy_trials(path, into)}" if is_written else "nothing was written"
+    if options.json:
+        print(json.dumps([x.json_fields for x in results], indent=1))
+    elif not options.quiet:
+        print(where)
     return int(any(x.section is None for x in results))
+
+
+def _tuning_options(options: argparse.Namespace) -> list[str]:
+    """Return the options on the command line, such as "--dtype", that a tuning has and a refit does not have."""
+    parser = argparse.ArgumentParser()
+    tune.add_options(parser)
+    defaults = vars(parser.parse_args([]))
+    return [
+        f"--{name.replace('_', '-')}"
+        for name, default in defaults.items()
+        if name not in OPTIONS_OF_BOTH and getattr(options, name) != default
+    ]
 
 
 @dataclass(frozen=True)

@@ -146,9 +146,27 @@ def test_without_trials_nothing_is_written(folder: Path, tmp_path: Path, capsys:
     )
     before = path.read_text(encoding="utf-8")
     assert main(["--refit", str(path)]) == 1
-    assert (
-        "unchanged, there are no trials of it" in capsys.readouterr().out and path.read_text(encoding="utf-8") == before
-    )
+    first, last = capsys.readouterr().out.splitlines()
+    assert "unchanged, there are no trials of it" in first and last == "nothing was written"
+    assert path.read_text(encoding="utf-8") == before
+
+
+@pytest.mark.parametrize("options", ["--dry-run", "--dtype float32", "--resume", "--device cpu --time-limit 5"])
+def test_an_option_that_a_refit_does_not_have_is_refused_and_nothing_is_written(
+    options: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    into = tmp_path / "other.json"
+    assert main(["--refit", str(folder), *options.split(), "--output", str(into)]) == 2
+    printed = capsys.readouterr()
+    named = ", ".join(word for word in options.split() if word.startswith("--"))
+    assert printed.err == f"fmm-tune: --refit measures nothing and fits every type; leave out {named}\n"
+    assert not printed.out and not into.exists()
+
+
+def test_a_quiet_refit_prints_nothing(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    into = tmp_path / "other.json"
+    assert main(["--refit", str(folder), "--refit-part", "blocks", "--quiet", "--output", str(into)]) == 0
+    assert capsys.readouterr().out == "" and into.exists()
 
 
 RECORDED = sorted((ROOT / "results").glob("*/**/config.json"))
