@@ -486,8 +486,8 @@ def prepare(x: Any = REQUIRED_ARGUMENT, /, *, side: Side = "right", **unknown: A
     Parameters
     ----------
     x : array
-        A NumPy or CuPy array or a torch tensor. A product with a prepared tensor has a gradient for the other operand,
-        and none for the prepared tensor.
+        A NumPy or CuPy array or a torch tensor: a matrix, a stack or a vector. A product with a prepared tensor has a
+        gradient for the other operand, and none for the prepared tensor.
     side : {"left", "right"}, optional
         "left" if the matrix is the first operand of the products, "right" if the matrix is the second operand.
 
@@ -501,7 +501,7 @@ def prepare(x: Any = REQUIRED_ARGUMENT, /, *, side: Side = "right", **unknown: A
     Raises
     ------
     ValueError
-        x is no matrix, or requires gradients.
+        x is no array, has no dimensions, or requires gradients.
 
     Notes
     -----

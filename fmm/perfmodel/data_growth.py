@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from math import prod, sqrt
+from math import isfinite, prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,12 @@ def error_growth_on_data(
     """Return the ratio of the plan's expected error on NumPy matrices A and B to the classical product's error.
 
     `partial_sum_terms` is the number of terms in a partial sum of the vendor's product; 0 if all k terms are one sum.
+    Raise ValueError if A and B are no finite matrices with equal inner sides.
     """
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    a, b = (_scaled_to_one(np.asarray(x)) for x in (a, b))
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise ValueError(f"A and B must be matrices with equal inner sides, not of the shapes {a.shape} and {b.shape}")
     stages = data_transforms_of_plan(plan)
     m, k, n = (prod(s.size[axis] for s in stages if s) for axis in range(3))
     a, b = a[: len(a) // m * m, : a.shape[1] // k * k], b[: len(b) // k * k, : b.shape[1] // n * n]
@@ -47,6 +51,14 @@ def error_growth_on_data(
     whole = _variance_of_error((), a, b, partial_sum_terms, rng)
     own = plan.leaf_use.leaf.relative_error * prod(x.error_growth for x in plan.levels if not _multiplies_real_parts(x))
     return own * sqrt(_variance_of_error(stages, a, b, partial_sum_terms, rng) / whole) if whole else own
+
+
+def _scaled_to_one(x: Array) -> Array:
+    """Return the array divided by its largest magnitude, since squares of large numbers would overflow."""
+    largest = float(abs(x).max(initial=0))
+    if not isfinite(largest):
+        raise ValueError("the error growth of inf and NaN is not defined")
+    return x / largest if largest else x
 
 
 def data_transforms_of_plan(plan: Plan) -> tuple[DataTransform, ...]:

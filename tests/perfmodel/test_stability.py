@@ -381,6 +381,17 @@ def test_numbers_of_one_sign_decide_where_they_have_more() -> None:
     assert expected_error_growth(strassen) == pytest.approx(scheme("strassen").error_growth ** 2)
 
 
+def test_data_of_any_scale_and_kind_have_a_growth(rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((2, 64, 64))
+    expected = error_growth_on_data("winograd > vendor", a, b)
+    assert error_growth_on_data("winograd > vendor", (1e300 * a).tolist(), 1e-300 * b) == pytest.approx(
+        expected, rel=1e-9
+    )
+    for x in (np.ones(64), np.full((64, 64), np.inf), np.ones((63, 64))):
+        with pytest.raises(ValueError, match=r"matrices with equal inner sides|inf and NaN"):
+            error_growth_on_data("winograd > vendor", a, x)
+
+
 @pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("text", ["strassen > vendor", "winograd > winograd > vendor", "laderman > vendor"])
 @pytest.mark.parametrize("data", ["normal", "positive", "kaporin"])
