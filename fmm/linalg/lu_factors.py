@@ -167,6 +167,8 @@ def row_orders_after_exchanges(library: NumpySolvers, pivots: Any) -> Any:
     n = pivots.shape[-1]
     if pivots.ndim == 1:
         return _row_order_after_exchanges(library, pivots, n)
+    if 0 in pivots.shape:
+        return library.cast(pivots, "int64")
     orders = [_row_order_after_exchanges(library, pivots[i], n) for i in np.ndindex(*pivots.shape[:-1])]
     return library.module.stack(orders).reshape(tuple(pivots.shape))
 

@@ -56,6 +56,8 @@ def refine_solution(
     library: NumpySolvers, a: Any, b: Any, assume_a: str, limit: float | None
 ) -> tuple[Any | None, RefinementReport]:
     """Return solutions refined from float32 factors, and a report; the solutions are None if they do not converge."""
+    if assume_a == "pos":  # the residuals are those of the lower triangle, which is the only one that is factored
+        a = library.module.tril(a) + library.transpose(library.module.tril(a, -1))
     single = library.cast(a, "float32")
     norm = library.element_as_float(abs(single).sum(-1).max())
     precondition = _factor_in_float32(library, single, assume_a, limit) if norm < np.inf else None

@@ -10,7 +10,7 @@ from fmm.linalg.cholesky_recursion import cholesky_block_side
 from fmm.linalg.lu_factors import solve_systems
 from fmm.linalg.lu_recursion import lu_panel_width
 from fmm.linalg.refinement import RefinementReport, refine_solution
-from fmm.linalg.solver_library import NUMPY_SOLVERS, NumpySolvers
+from fmm.linalg.solver_library import NUMPY_SOLVERS, NumpySolvers, TorchSolvers
 
 SYSTEM_KINDS = ("gen", "pos", "sym")
 
@@ -32,11 +32,12 @@ def solve(
     a : array
         A square matrix, or a stack of square matrices, of NumPy, CuPy or torch.
     b : array
-        The right-hand sides: a vector, a matrix, or a stack of matrices. The stacks of a and b are broadcast.
+        The right-hand sides: a vector, a matrix, or a stack of matrices. The stacks of a and b are broadcast. For torch
+        also a stack of vectors, as in torch.linalg.solve: b of the shape of a without its last dimension.
     assume_a : {"gen", "pos", "sym"}, optional
-        "pos" for a Hermitian positive definite matrix: its Cholesky factor is computed. "sym" for a symmetric matrix:
-        SciPy's own solver is called for NumPy arrays for which no gain is predicted, and other matrices are factored by
-        LU, as with "gen".
+        "pos" for a Hermitian positive definite matrix: its Cholesky factor is computed, and only the lower triangle of
+        a is read. "sym" for a symmetric matrix: SciPy's own solver is called for NumPy arrays for which no gain is
+        predicted, and other matrices are factored by LU, as with "gen".
     refine : bool, optional
         If True, factor a float64 matrix in float32, and refine the solution to the backward error of float64. See
         `refined_solve`, which also returns the number of steps.
@@ -122,14 +123,17 @@ def refined_solve(
 
 
 def _check_system(a: Any, b: Any, assume_a: str) -> tuple[NumpySolvers, Any, Any, bool]:
-    """Return the functions of the arrays' library, a, b as a matrix or a stack, and True if b was a vector."""
+    """Return the functions of the arrays' library, a, b as a matrix or a stack, and True if b was a vector.
+
+    For torch, b may also be a stack of vectors: NumPy 2 takes the same b for a matrix.
+    """
     if assume_a not in SYSTEM_KINDS:
         raise ValueError(f"unknown assume_a {assume_a!r}; valid: {', '.join(SYSTEM_KINDS)}")
     library, (a, b) = common_arrays(a, b)
     check_square(a)
-    is_vector = b.ndim == 1
+    is_vector = b.ndim == 1 or (isinstance(library, TorchSolvers) and b.shape == a.shape[:-1])
     if is_vector:
-        b = b[:, None]
+        b = b[..., None]
     check_right_sides(a, b)
     return library, a, b, is_vector
 

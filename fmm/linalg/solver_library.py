@@ -219,9 +219,16 @@ class NumpySolvers:
         return scipy_linalg("lu_factor").lu_factor(a, check_finite=False)  # type: ignore[no-any-return]
 
     def solve(self, a: Any, b: Any, assume_a: str) -> Any:
-        """Return the solutions of a x = b by the library's own function; b has two dimensions at least."""
+        """Return the solutions of a x = b by the library's own function; b has two dimensions at least.
+
+        For "pos", only the lower triangle of a is read.
+        """
         if assume_a != "gen" and has_scipy() and a.ndim == b.ndim == 2 and a.size and b.size:
-            return scipy_linalg("solve").solve(a, b, assume_a=assume_a, check_finite=False)
+            lower = assume_a == "pos"
+            return scipy_linalg("solve").solve(a, b, assume_a=assume_a, lower=lower, check_finite=False)
+        if assume_a == "pos":
+            factor = self.cholesky(a)
+            return self.module.linalg.solve(self.adjoint(factor), self.module.linalg.solve(factor, b))
         return self.module.linalg.solve(a, b)
 
     def det(self, a: Any) -> Any:

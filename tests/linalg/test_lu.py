@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.linalg import refinement
+from fmm.linalg import refinement, solver_library
 from fmm.linalg.refinement import gmres_corrections
 from fmm.linalg.solver_library import NUMPY_SOLVERS
 from tests.support.solver_matrices import (
@@ -118,6 +119,15 @@ def test_a_vector_is_solved_for_each_factor_of_a_stack() -> None:
     np.testing.assert_allclose(x, np.linalg.solve(stack, b), rtol=1e-8)
 
 
+def test_empty_stacks_are_solved() -> None:
+    stack, b = np.empty((0, 9, 9)), np.ones((9, 2))
+    assert fmm.linalg.lu_solve(fmm.linalg.lu_factor(stack), b).shape == (0, 9, 2)
+    for trans in "NTC":
+        assert fmm.linalg.lu_solve(fmm.linalg.lu_factor(stack), b[:, 0], trans).shape == (0, 9)
+    for kind in ("gen", "pos"):
+        assert fmm.linalg.solve(stack, b, assume_a=kind).shape == (0, 9, 2)
+
+
 @pytest.mark.parametrize("shape", [(8,), (10,), (10, 2), (8, 2), (3, 10, 2), ()])
 def test_right_sides_need_the_rows_of_the_factors(shape: tuple[int, ...]) -> None:
     factors = fmm.linalg.lu_factor(random_matrix(9, 9, "float64"))
@@ -200,6 +210,25 @@ def test_assume_a_names_the_solver() -> None:
         fmm.linalg.solve(a, np.ones(19))
     with pytest.raises(ValueError, match="square"):
         fmm.linalg.solve(np.ones((2, 3)), np.ones(2))
+
+
+@pytest.mark.parametrize("with_scipy", [True, False])
+@pytest.mark.parametrize("by_products", [True, False])
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_only_the_lower_triangle_of_positive_definite_systems_is_read(
+    dtype: str, by_products: bool, with_scipy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not by_products:
+        monkeypatch.setattr(sys.modules["fmm.linalg.solve"], "cholesky_block_side", lambda *_: 0)
+    if not with_scipy:
+        monkeypatch.setattr(solver_library, "has_scipy", lambda: False)
+    a, b = positive_matrices(20, dtype)["normal"], random_matrix(20, 2, dtype)
+    for matrix in (a, np.stack([a, 2 * a])):
+        for refine in (False, True):
+            x = fmm.linalg.solve(np.tril(matrix), b, assume_a="pos", refine=refine)
+            np.testing.assert_allclose(x, np.linalg.solve(matrix, b), rtol=1e-8, atol=1e-10)
+        with pytest.raises(np.linalg.LinAlgError):
+            fmm.linalg.solve(-matrix, b, assume_a="pos")
 
 
 # ---- refinement

@@ -223,6 +223,15 @@ def test_general_systems_are_solved_as_by_torch(n: int, dtype: str) -> None:
     assert_close(found.logabsdet, expected_pair.logabsdet, 12)
 
 
+@pytest.mark.parametrize("batch", [(), (3,), (2,), (2, 3), (0,)])
+@pytest.mark.parametrize("kind", ["gen", "pos"])
+def test_stacks_of_vectors_are_solved_as_by_torch(kind: Any, batch: tuple[int, ...]) -> None:
+    a = tensor(positive_matrices(3, "float64")["normal"]).expand(*batch, 3, 3)
+    b = tensor(random_matrix(3, 6, "float64")).reshape(-1)[: int(np.prod(batch)) * 3].reshape(*batch, 3)
+    for right in (b, b[..., None], tensor(np.arange(1.0, 4))):
+        assert_close(fmm.linalg.solve(a, right, assume_a=kind), torch.linalg.solve(a, right), 26)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_gradients_of_solutions_are_torchs(dtype: str) -> None:
     a, b = tensor(random_matrix(9, 9, dtype)), tensor(random_matrix(9, 3, dtype, seed=1))
