@@ -9,13 +9,17 @@ import numpy as np
 from fmm.linalg.solver_library import NUMPY_SOLVERS, NumpySolvers, TorchSolvers, solver_library
 
 SOLVER_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "complex64", "complex128"))
+# The types in which scipy.linalg computes with arrays of other types, by the types' characters in NumPy.
+SCIPY_DTYPES = {char: np.dtype(name) for char, name in (("e", "f"), ("g", "d"), ("G", "D"), ("O", "d"))}
 TRANS_CODES = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
 
 
-def common_arrays(*arrays: Any) -> tuple[NumpySolvers, list[Any]]:
+def common_arrays(*arrays: Any, as_in_scipy: bool = False) -> tuple[NumpySolvers, list[Any]]:
     """Return the functions of the arrays' library, and the arrays in one element type.
 
-    Lists are converted to NumPy arrays, and integers to float64, as in NumPy. Tensors of torch are not converted.
+    Lists are converted to NumPy arrays. Integers count as float64, as in numpy.linalg; if `as_in_scipy` is True,
+    integers beside other types are promoted as by numpy.result_type, and types that LAPACK does not compute are
+    converted, as in scipy.linalg. Tensors of torch are not converted.
     """
     library = solver_library(*arrays)
     if isinstance(library, TorchSolvers):
@@ -25,8 +29,11 @@ def common_arrays(*arrays: Any) -> tuple[NumpySolvers, list[Any]]:
     if first in SOLVER_DTYPES and all(type(x) is plain and getattr(x, "dtype", None) == first for x in arrays):
         return library, list(arrays)
     converted: list[Any] = [np.asarray(x) for x in arrays] if library is NUMPY_SOLVERS else list(arrays)
-    dtype = np.result_type(*(x.dtype for x in converted))
-    dtype = np.dtype(np.float64) if dtype.kind in "biu" else dtype
+    dtypes = [x.dtype for x in converted]
+    if as_in_scipy and any(dtype.kind not in "biu" for dtype in dtypes):
+        dtype = np.result_type(*(SCIPY_DTYPES.get(dtype.char, dtype) for dtype in dtypes))
+    else:
+        dtype = np.result_type(*(np.float64 if dtype.kind in "biu" else dtype for dtype in dtypes))
     return library, [x.astype(dtype, copy=False) for x in converted]
 
 

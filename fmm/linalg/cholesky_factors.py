@@ -99,7 +99,7 @@ def cho_solve(c_and_lower: tuple[Any, bool], b: Any, *, out: Any = None, max_err
     array([1., 2.])
     """
     c, lower = c_and_lower
-    library, (c, b) = common_arrays(c, b)
+    library, (c, b) = common_arrays(c, b, as_in_scipy=True)
     x = b[:, None] if b.ndim == 1 else b
     for trans in ("N", "C") if lower else ("C", "N"):
         x = solve_triangular(c, x, trans, bool(lower), max_error_growth=max_error_growth)

@@ -41,7 +41,7 @@ def explain_solve_triangular(
     max_error_growth: float | None = None,
 ) -> SolverDecision:
     """Return the decision for a call of solve_triangular."""
-    library, (a, b) = common_arrays(a, b)
+    library, (a, b) = common_arrays(a, b, as_in_scipy=True)
     check_square(a)
     n, columns = a.shape[-1], 1 if b.ndim == 1 else b.shape[-1 if left else -2]
     blocks = DiagonalBlocks(0, False)

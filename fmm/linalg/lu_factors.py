@@ -132,7 +132,7 @@ def lu_solve(
     array([1., 2.])
     """
     lu, pivots = lu_and_pivots
-    library, (lu, b) = common_arrays(lu, b)
+    library, (lu, b) = common_arrays(lu, b, as_in_scipy=True)
     check_square(lu)
     column = b[:, None] if b.ndim == 1 else b
     check_right_sides(lu, column)

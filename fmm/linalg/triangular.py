@@ -69,7 +69,7 @@ def solve_triangular(
     >>> fmm.linalg.solve_triangular(np.array([[2.0, 0.0], [1.0, 4.0]]), np.array([2.0, 9.0]), lower=True)
     array([1., 2.])
     """
-    library, (a, b) = common_arrays(a, b)
+    library, (a, b) = common_arrays(a, b, as_in_scipy=True)
     check_square(a)
     if (op := checked_trans_option(trans)) != "N":
         a, lower = (library.transpose if op == "T" else library.adjoint)(a), not lower

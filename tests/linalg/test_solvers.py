@@ -136,6 +136,24 @@ def test_lists_and_integers_become_float64() -> None:
     assert fmm.linalg.solve_triangular(np.eye(2, dtype=np.float32), np.ones(2)).dtype == np.float64
 
 
+@pytest.mark.parametrize("of_a", ["?", "h", "f", "d", "F", "D"])
+@pytest.mark.parametrize("of_b", ["?", "h", "f", "d", "F", "D"])
+def test_solutions_have_numpys_types(of_a: str, of_b: str) -> None:
+    a, b = np.eye(2).astype(of_a), np.ones(2).astype(of_b)
+    assert fmm.linalg.solve(a, b).dtype == np.linalg.solve(a, b).dtype
+    assert fmm.linalg.lstsq(a, b).solution.dtype == np.linalg.lstsq(a, b, rcond=None)[0].dtype
+
+
+@pytest.mark.parametrize("of_a", ["e", "f", "d", "g", "F", "D", "G"])
+@pytest.mark.parametrize("of_b", ["l", "e", "f", "d", "g", "F", "D", "G"])
+def test_solutions_from_factors_have_scipys_types(of_a: str, of_b: str) -> None:
+    a, b = np.eye(2).astype(of_a), np.ones(2).astype(of_b)
+    assert fmm.linalg.solve_triangular(a, b).dtype == scipy_linalg.solve_triangular(a, b).dtype
+    assert fmm.linalg.cho_solve((a, True), b).dtype == scipy_linalg.cho_solve((a, True), b).dtype
+    factors = a, np.arange(2, dtype=np.int32)
+    assert fmm.linalg.lu_solve(factors, b).dtype == scipy_linalg.lu_solve(factors, b).dtype
+
+
 # ---- Cholesky
 
 
