@@ -112,6 +112,8 @@ def _fallback_reason(a: Any, b: Any, out: Any) -> str:
         return "a transform, forward gradients or a mode is active"
     if any(x.device != a.device for x in tensors.values()):
         return f"the tensors are on {' and '.join(dict.fromkeys(str(x.device) for x in tensors.values()))}"
+    if out is not None and (out.is_conj() or out.is_neg()):
+        return "out has torch's conjugate or negative bit"
     if out is not None and not is_writable_out(out, a):
         return "out requires gradients, overlaps itself or cannot be written"
     if is_any_autocast_enabled() and torch.is_autocast_enabled(a.device.type):

@@ -121,11 +121,13 @@ MIN_PLAN_SIDE = 1024
 
 
 def _may_be_faster_by_plans(x: Any) -> bool:
-    """Return True if fmm's products may be faster than torch's own products, and no gradient is recorded."""
+    """Return True if fmm's products may be faster than torch's own products, and torch only multiplies."""
+    from fmm.arrays.torch_calls import is_plain_call
+
     torch = sys.modules["torch"]
-    records = torch.is_grad_enabled() and x.requires_grad
-    is_wide_type = x.dtype in (torch.float32, torch.float64)
-    return is_wide_type and not records and min(x.shape[-2:]) >= MIN_PLAN_SIDE
+    if x.dtype not in (torch.float32, torch.float64) or min(x.shape[-2:]) < MIN_PLAN_SIDE:
+        return False
+    return is_plain_call(x, x, None) and not (torch.is_grad_enabled() and x.requires_grad)
 
 
 def _copy_to_out(result: Any, out: Any) -> Any:

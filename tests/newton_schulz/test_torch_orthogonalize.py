@@ -61,10 +61,29 @@ def test_large_matrices_may_be_multiplied_by_plans(monkeypatch: pytest.MonkeyPat
         np.testing.assert_allclose(fmm.orthogonalize(x).numpy(), expected_result(x.numpy()), atol=1e-10)
 
 
-def test_a_compiled_program_has_no_graph_break() -> None:
-    x = random_tensor((2, 24, 40), torch.bfloat16)
+def test_calls_that_torch_records_or_transforms_are_torchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fmm.newton_schulz.orthogonalization.MIN_PLAN_SIDE", 1)
+    x = random_tensor((2, 9, 14), torch.float64)
+    expected = fmm.orthogonalize(x)
+    torch.testing.assert_close(torch.vmap(fmm.orthogonalize)(x), expected)
+    torch.use_deterministic_algorithms(True)
+    found = fmm.orthogonalize(x)
+    torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(found, expected)
+    with torch.autograd.forward_ad.dual_level():
+        torch.testing.assert_close(fmm.orthogonalize(x), expected)
+    assert fmm.orthogonalize(x.as_subclass(type("Subclass", (torch.Tensor,), {}))).shape == x.shape
+    with torch.autocast("cpu"):
+        assert fmm.orthogonalize(x.float()).shape == x.shape
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_a_compiled_program_has_no_graph_break(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = random_tensor((2, 24, 40), getattr(torch, dtype))
+    monkeypatch.setattr("fmm.newton_schulz.orthogonalization.MIN_PLAN_SIDE", 1)
     compiled = torch.compile(lambda y: fmm.orthogonalize(y), backend="eager", fullgraph=True)
-    assert torch.equal(compiled(x), fmm.orthogonalize(x))
+    found = compiled(x)
+    torch.testing.assert_close(found, fmm.orthogonalize(x))
 
 
 def test_invalid_arrays() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -108,11 +110,84 @@ def test_calls_that_torch_records_or_transforms() -> None:
     x = tensor((3, 6, 4))
     torch.testing.assert_close(torch.func.vmap(fmm.gram)(x), x.mT @ x)
     torch.testing.assert_close(torch.func.vmap(lambda a: fmm.gram(a, rows=True, fill="lower"))(x), (x @ x.mT).tril())
-    with pytest.raises(TypeError, match="neither out nor plan"):
+    with pytest.raises(fmm.PlanError, match=r"gram > vendor cannot run here: .*a transform"):
         torch.func.vmap(lambda a: fmm.gram(a, plan="gram > vendor"))(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert fmm.gram(x.float()).dtype == torch.bfloat16
         assert "torch multiplies" in fmm.explain_gram(x.float()).reason
+
+
+@contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+class FunctionMode(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined, misc]
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+class DispatchMode(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[name-defined, misc]
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+class Subclass(torch.Tensor):  # type: ignore[name-defined, misc]
+    pass
+
+
+MODES = {
+    "deterministic algorithms": deterministic_algorithms,
+    "autocast": lambda: torch.autocast("cpu"),
+    "forward gradients": torch.autograd.forward_ad.dual_level,
+    "function mode": FunctionMode,
+    "dispatch mode": DispatchMode,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
+@pytest.mark.parametrize(
+    ("fill", "alpha", "beta"), [("full", 1, 0), ("lower", 0.5, 2), ("upper", 2, 1), ("full", 0, 3)]
+)
+@pytest.mark.parametrize("mode", [*MODES, "compiled", "subclass", "conjugate bit"])
+def test_out_of_calls_that_torch_computes(mode: str, fill: Any, alpha: float, beta: float) -> None:
+    """The values are those of a plain call."""
+    x = tensor((6, 5), torch.complex128 if mode == "conjugate bit" else torch.float64)
+    old = x.mH @ x + 1
+    expected = fmm.gram(x, out=old.clone(), fill=fill, alpha=alpha, beta=beta)
+
+    def gram(x: Any, out: Any) -> Any:
+        return fmm.gram(x, out=out, fill=fill, alpha=alpha, beta=beta)
+
+    out = old.clone()
+    if mode == "conjugate bit":
+        out = old.conj().resolve_conj().conj()
+        assert out.is_conj() and "negative bit" in fmm.explain_gram(x, out=out).reason
+        gram(x, out)
+    elif mode == "compiled":
+        torch.compile(gram, backend="eager")(x, out)
+    elif mode == "subclass":
+        gram(x.as_subclass(Subclass), out)
+    else:
+        with MODES[mode]():
+            assert gram(x, out) is out
+    torch.testing.assert_close(out, expected)
+
+
+def test_an_out_that_torch_rejects() -> None:
+    """The error is torch's, or fmm's if the shapes do not match."""
+    x = tensor((6, 5), torch.float32)
+    for out, message in (
+        (torch.ones(1, 5).expand(5, 5), "single memory location"),
+        (torch.ones(5, 5, requires_grad=True), "automatic differentiation"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            fmm.gram(x, out=out)
+        assert (out == 1).all()
+    with torch.autocast("cpu"), pytest.raises(ValueError, match=r"out is \(1, 5\), the product \(5, 5\)"):
+        fmm.gram(x, out=torch.ones(1, 5))
 
 
 def test_it_is_explained() -> None:

@@ -173,37 +173,37 @@ def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill:
 
 def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Any:
     """Return the result of fmm.gram, computed by torch's own functions, which torch can trace and transform."""
-    if out is not None or constraints.plan not in (None, VENDOR):
-        _decide_gram_fallback(a, b, out, constraints)  # raises TypeError with the reason
+    if constraints.forbids_vendor:
+        _decide_fallback(explain_torch_fallback(a, a if b is None else b, out), constraints)  # raises PlanError
     left, right = (a, b) if b is not None else (a, a.mH) if params.rows else (a.mH, a)
     if params.alpha == 0:  # as in BLAS, the operands are not read if alpha is 0
         left, right = left[..., :0], right[..., :0, :]
-    c = TORCH.vendor_product(left, right) * params.alpha
+    if out is None:
+        c = TORCH.vendor_product(left, right) * params.alpha
+        if params.fill == "full":
+            return c.tril() + c.tril(-1).mH
+        return c.tril() if params.fill == "lower" else c.triu()
+    # into a new tensor of the type of `out`: as in torch.matmul with `out`, torch raises an error for another type
+    c = TORCH.vendor_product(left, right, out.new_empty(0)) * params.alpha
+    if c.shape != out.shape:
+        raise ValueError(f"out is {tuple(out.shape)}, the product {tuple(c.shape)}")
+    c = c + out * params.beta if params.beta else c
     if params.fill == "full":
-        return c.tril() + c.tril(-1).mH
-    return c.tril() if params.fill == "lower" else c.triu()
+        return torch.add(c.tril(), c.tril(-1).mH, out=out)
+    if params.fill == "lower":
+        return torch.add(c.tril(), out.triu(1), out=out)
+    return torch.add(c.triu(), out.tril(-1), out=out)
 
 
 def explain_gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Decision:
     """Return the decision that `gram_tensors` makes; nothing is computed."""
     other = a if b is None else b
     if not is_plain_call(a, other, out):
-        return _decide_gram_fallback(a, b, out, constraints)
+        return _decide_fallback(explain_torch_fallback(a, other, out), constraints)
     a, other = resolve_conj_and_neg_bits(a, other)
     b = None if b is None else other
     decision: Decision = array_gram.explain_gram(torch_library_of(a), a, b, out, params, constraints)
     return decision
-
-
-def _decide_gram_fallback(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
-    """Return the decision for a fmm.gram call that torch's own functions compute.
-
-    Raise TypeError if `out` or a plan was passed.
-    """
-    reason = explain_torch_fallback(a, a if b is None else b, out)
-    if out is not None or constraints.plan not in (None, VENDOR):
-        raise TypeError(f"fmm.gram takes neither out nor plan here: {reason}")
-    return _decide_fallback(reason, constraints)
 
 
 class Gram(torch.autograd.Function):  # type: ignore[misc]
