@@ -5,10 +5,12 @@ If the config already has a section for the device and type, its entries of othe
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -22,9 +24,16 @@ from fmm.config.schema import Entry, empty_section, read_entry
 STREAM_PATHS = tuple(("/", "dev", name) for name in ("stdin", "stdout", "stderr", "fd"))
 
 
+def check_writable(path: Path) -> None:
+    """Raise ConfigError or OSError if no section can be written into this config; leave the config unchanged."""
+    path = _link_target(path)
+    with writer_lock(path), tempfile.TemporaryFile(dir=path.parent):
+        _read_undamaged_devices(path)
+
+
 def merge_section(path: Path, device: str, dtype: str, section: dict[str, JsonValue]) -> None:
     """Write a section into a config; keep the old section's entries of other shapes, and replace its other fields."""
-    path = path.resolve()  # write to the target of a symbolic link, and keep the link
+    path = _link_target(path)  # keep the link
     with writer_lock(path):
         _remove_partial_files(path)
         devices = _read_devices(path)
@@ -35,7 +44,7 @@ def merge_section(path: Path, device: str, dtype: str, section: dict[str, JsonVa
 
 def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
     """Write one entry into the section of a device and type; a missing section is created without a calibration."""
-    path = path.resolve()
+    path = _link_target(path)
     with writer_lock(path):
         types = _read_devices(path).get(identity.key, {})
         old = types.get(dtype)
@@ -68,17 +77,27 @@ def _read_devices(path: Path) -> dict[str, dict[str, JsonValue]]:
     A damaged config file is renamed to *.damaged, and is then treated as missing. ConfigError is raised for the file of
     a later version of fmm.
     """
-    if not path.exists():
-        return {}
-    try:
-        return read_config(path)
-    except ConfigError as error:
-        if "later fmm" in str(error) or not path.is_file():
-            raise ConfigError(f"{path}: {error}; name another file") from None
+    devices, damage = _read_undamaged_devices(path)
+    if damage:
         backup = path.with_name(path.name + ".damaged")
         os.replace(path, backup)
-        print(f"fmm: {path} was damaged ({error}); it is kept as {backup.name}", file=sys.stderr)
-        return {}
+        print(f"fmm: {path} was damaged ({damage}); it is kept as {backup.name}", file=sys.stderr)
+    return devices
+
+
+def _read_undamaged_devices(path: Path) -> tuple[dict[str, dict[str, JsonValue]], str]:
+    """Return the devices in a config file, and the damage of the file as text; both are empty for a missing file.
+
+    ConfigError is raised for the file of a later version of fmm.
+    """
+    if not path.exists():
+        return {}, ""
+    try:
+        return read_config(path), ""
+    except ConfigError as error:
+        if "later fmm" in str(error):
+            raise ConfigError(f"{path}: {error}; name another file") from None
+        return {}, str(error)
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -92,7 +111,7 @@ def write_file(path: Path, content: str | bytes) -> None:
         with open(path, "ab") as file:
             file.write(data)
         return
-    target = path.resolve()
+    target = _link_target(path)
     partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.partial")
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # the system applies the umask
     try:
@@ -110,6 +129,14 @@ def write_file(path: Path, content: str | bytes) -> None:
             error.filename = str(path)  # the error of a full disk has no file name: add the name for the message
         raise
     _sync_folder(target.parent)
+
+
+def _link_target(path: Path) -> Path:
+    """Return the path of the file to which a symbolic link points; raise OSError for a link that points to itself."""
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return target
 
 
 def _is_device_or_pipe(path: Path) -> bool:
@@ -142,7 +169,12 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def writer_lock(path: Path) -> Iterator[None]:
-    """Hold the lock that admits one writer at a time; the system releases the lock if the process ends."""
+    """Hold the lock that admits one writer at a time; the system releases the lock if the process ends.
+
+    ConfigError is raised for a folder, a device or a pipe, which no config can replace.
+    """
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: it is no file; name another file")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(f".{path.name}.lock"), "a+b") as file:
         if sys.platform == "win32":

@@ -122,15 +122,22 @@ def run_tune(options: argparse.Namespace) -> int:
         _warn_of_slow_blas(getattr(options, "ignored_variables", {}))
     results = dict[DeviceAndType, dict[str, Any]]()
     try:
-        with store.writer_lock(path):
-            pass  # a path that cannot be written ends the command before the measurements
-        files.suppress_missing_config_warning(path)
+        store.check_writable(path)  # a path that cannot be written ends the command before the measurements
+    except schema.ConfigError as error:
+        print(f"fmm-tune: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        return _report_write_error(path, error)
+    files.suppress_missing_config_warning(path)
+    try:
         try:
             return run_jobs(jobs, path, options, results)
         finally:
             if options.json:
                 print(json.dumps(list(results.values()), indent=1))
     except OSError as error:
+        if error.filename is None:
+            raise  # an OSError without a file name is an error of stdout, which `main` reports
         return _report_write_error(path, error)
 
 

@@ -62,7 +62,8 @@ def run_refit(options: argparse.Namespace) -> int:
     The exit code is 2 for an option of a tuning that a refit does not have, such as --dry-run.
     """
     if foreign := _tuning_options(options):
-        print(f"fmm-tune: --refit measures nothing and fits every type; leave out {', '.join(foreign)}", file=sys.stderr)
+        message = f"--refit measures nothing and fits every type; leave out {', '.join(foreign)}"
+        print(f"fmm-tune: {message}", file=sys.stderr)
         return 2
     path = output_path(None if options.refit == Path() else options.refit)
     refit = {"all": refit_section, "thresholds": refit_thresholds, "blocks": refit_block_model}[options.refit_part]

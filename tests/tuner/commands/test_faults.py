@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -196,6 +197,8 @@ def test_only_the_same_tuning_is_resumed(more: list[str], fake: SimulatedDevice,
 
 # ---- disks
 
+LATER_CONFIG = '{"schema": 9, "devices": {}}'
+
 
 def unwritable() -> str:
     """A folder in which nobody can make a file, root included."""
@@ -211,6 +214,45 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(
     assert printed.err.startswith("fmm-tune: cannot write /proc/self/config.json: ")
     assert "--output PATH names another file" in printed.err and printed.err.count("\n") == 1
     assert fake.samples_taken == 0
+
+
+def make_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def lock_folder(path: Path) -> None:
+    for name in (".config.json.lock", "trials.jsonl"):
+        path.with_name(name).touch()
+    path.parent.chmod(0o500)
+
+
+UNWRITABLE: list[tuple[Callable[[Path], object], str]] = [
+    (os.mkfifo, "{}: it is no file; name another file"),
+    (lambda path: path.symlink_to("/dev/null"), "/dev/null: it is no file; name another file"),
+    (lambda path: path.write_text(LATER_CONFIG), "{}: its schema is 9, of a later fmm; this one reads 1; name another"),
+    (make_loop, "cannot write {}: Too many levels of symbolic links; --output PATH names another file"),
+    (lock_folder, "cannot write {}: Permission denied; --output PATH names another file"),
+]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs pipes and links")
+@pytest.mark.parametrize(("make", "message"), UNWRITABLE, ids=["pipe", "device", "later", "loop", "locked"])
+def test_what_cannot_become_the_config_is_said_before_anything_is_measured(
+    make: Callable[[Path], object],
+    message: str,
+    fake: SimulatedDevice,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if make is lock_folder and os.geteuid() == 0:
+        pytest.skip("root writes into every folder")
+    path = tmp_path / "config.json"
+    make(path)
+    assert main(["--dtype", "float64", "--quiet", "--output", str(path)]) == 1
+    tmp_path.chmod(0o700)
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"fmm-tune: {message.format(path)}") and printed.err.count("\n") == 1
+    assert fake.samples_taken == 0 and not Path("/dev/.null.lock").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -268,9 +310,32 @@ def test_a_disk_that_fills_up_under_the_trials(
     assert "trials.jsonl: No space left on device" in said and "Traceback" not in said
 
 
-# ---- the store
+@pytest.mark.parametrize(
+    ("number", "code", "message"),
+    [(errno.EPIPE, 141, ""), (errno.ENOSPC, 1, "fmm-tune: cannot write the output: No space left on device\n")],
+)
+def test_an_error_of_stdout_is_none_of_the_config(
+    number: int,
+    code: int,
+    message: str,
+    fake: SimulatedDevice,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(text: str) -> int:
+        raise OSError(number, os.strerror(number))
 
-LATER_CONFIG = '{"schema": 9, "devices": {}}'
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "write", fail)
+    monkeypatch.setattr(sys, "stdout", stream)
+    arguments = ["--dtype", "float64", "--effort", "coarse", "--time-limit", "0.01", "--json"]
+    assert main([*arguments, "--output", str(tmp_path)]) == code
+    said = capsys.readouterr().err
+    assert said.endswith(message) and "cannot write" not in said.replace(message, "")
+
+
+# ---- the store
 
 
 def test_a_damaged_config_is_kept_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
