@@ -90,6 +90,6 @@ def solve_tall_system(library: NumpySolvers, a: Any, b: Any, limit: float | None
     x = solve_triangular(passes.r, projected, max_error_growth=limit)
     rest = abs(sides - api.matmul(a, x, max_error_growth=limit))
     n = a.shape[1]
-    singular_values = (rest * rest)[:0, 0]
+    singular_values = (rest * rest).reshape(-1)[:0]
     residuals = (rest * rest).sum(0) if a.shape[0] > n else singular_values
     return LeastSquares(x[:, 0] if b.ndim == 1 else x, residuals, library.rank(n, a), singular_values)

@@ -15,7 +15,7 @@ from fmm.linalg.arguments import (
     write_result,
 )
 from fmm.linalg.lu_recursion import factor_matrix, lu_panel_width
-from fmm.linalg.solver_library import LuFactors, NumpySolvers
+from fmm.linalg.solver_library import NUMPY_SOLVERS, LuFactors, NumpySolvers, TorchSolvers
 from fmm.linalg.triangular import solve_triangular
 
 
@@ -134,10 +134,17 @@ def lu_solve(
     lu, pivots = lu_and_pivots
     library, (lu, b) = common_arrays(lu, b, as_in_scipy=True)
     check_square(lu)
+    pivots = np.asarray(pivots) if library is NUMPY_SOLVERS else pivots
+    if (shape := tuple(np.shape(pivots))) != tuple(lu.shape[:-1]):
+        raise ValueError(f"shapes of the factors {tuple(lu.shape)} and pivots {shape} are incompatible")
     column = b[:, None] if b.ndim == 1 else b
     check_right_sides(lu, column)
-    factors = LuFactors(lu, library.cast(pivots, "int32") - library.first_pivot)
-    x = solve_by_factors(library, factors, column, max_error_growth, checked_trans_option(trans))
+    trans = checked_trans_option(trans)
+    if isinstance(library, TorchSolvers) and not (library.is_plain(lu, b) and library.is_plain(pivots)):
+        x = library.lu_solve(LuFactors(lu, pivots), column, trans)
+    else:
+        factors = LuFactors(lu, library.cast(pivots, "int32") - library.first_pivot)
+        x = solve_by_factors(library, factors, column, max_error_growth, trans)
     return write_result(library, out, x[..., 0] if b.ndim == 1 else x)
 
 

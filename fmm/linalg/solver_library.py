@@ -533,6 +533,13 @@ class TorchSolvers(DeviceSolvers):
         """Return L and U in one matrix, and the pivots, by torch.linalg.lu_factor."""
         return tuple(self.module.linalg.lu_factor(a))
 
+    def lu_solve(self, factors: LuFactors, b: Any, trans: str) -> Any:
+        """Return the solutions of op(a) x = b by torch.linalg.lu_solve, from factors whose pivots count from 1."""
+        if trans == "T":  # the conjugate of op(a) x = b has the adjoint of a
+            b = b.conj()
+        x = self.module.linalg.lu_solve(*factors, b, adjoint=trans != "N")
+        return x.conj() if trans == "T" else x
+
     def solve(self, a: Any, b: Any, assume_a: str) -> Any:
         """Return the solutions of a x = b by torch.linalg.solve; b has two dimensions at least."""
         if a.ndim == b.ndim == 2:

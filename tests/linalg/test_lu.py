@@ -119,6 +119,14 @@ def test_a_vector_is_solved_for_each_factor_of_a_stack() -> None:
     np.testing.assert_allclose(x, np.linalg.solve(stack, b), rtol=1e-8)
 
 
+def test_pivots_may_be_a_list_with_one_number_for_each_row() -> None:
+    a, b = random_matrix(9, 9, "float64"), np.ones(9)
+    lu, pivots = fmm.linalg.lu_factor(a)
+    np.testing.assert_array_equal(fmm.linalg.lu_solve((lu, pivots.tolist()), b), fmm.linalg.lu_solve((lu, pivots), b))
+    with pytest.raises(ValueError, match=r"factors \(9, 9\) and pivots \(8,\) are incompatible"):
+        fmm.linalg.lu_solve((lu, pivots[:8]), b)
+
+
 def test_empty_stacks_are_solved() -> None:
     stack, b = np.empty((0, 9, 9)), np.ones((9, 2))
     assert fmm.linalg.lu_solve(fmm.linalg.lu_factor(stack), b).shape == (0, 9, 2)

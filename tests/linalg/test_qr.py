@@ -175,6 +175,8 @@ def test_least_squares_are_as_accurate_as_numpys(dtype: str) -> None:
             np.testing.assert_allclose(found.solution, own[0], rtol=tolerance, atol=tolerance)
             np.testing.assert_allclose(found.residuals, own[1], rtol=1e-3)
             assert found.residuals.dtype == own[1].dtype and found.rank == 13 and found.singular_values.shape == (0,)
+        empty = fmm.linalg.lstsq(a, b[:, :0])
+        assert empty.solution.shape == (13, 0) and empty.residuals.shape == (0,) and empty.rank == 13
     square = fmm.linalg.lstsq(random_matrix(9, 9, dtype) + 9 * np.eye(9, dtype=dtype), np.ones(9, dtype))
     assert square.residuals.shape == (0,)
 

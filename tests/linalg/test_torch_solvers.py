@@ -200,6 +200,23 @@ def test_traces_and_transforms_are_torchs() -> None:
     assert_close(tangent, torch.linalg.cholesky(a) / 2, 40)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")  # of torch's own forward derivatives
+@pytest.mark.parametrize("trans", "NTC")
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_solutions_from_factors_under_transforms_are_torchs(dtype: str, trans: str) -> None:
+    a, b = tensor(random_matrix(9, 9, dtype)), tensor(random_matrix(9, 3, dtype, seed=1))
+    stack = torch.stack([a, 2 * a.mT])
+    op: Any = {"N": lambda x: x, "T": lambda x: x.mT, "C": lambda x: x.mH}[trans]
+    for right in (b, b[:, 0]):
+        by_fmm: Any = lambda x, y=right: fmm.linalg.lu_solve(torch.linalg.lu_factor(x), y, trans)  # noqa: E731
+        by_torch: Any = lambda x, y=right: torch.linalg.solve(op(x), y)  # noqa: E731
+        assert_close(torch.func.vmap(by_fmm)(stack), torch.func.vmap(by_torch)(stack), 30)
+        found, expected = (torch.func.jvp(f, (a,), (a.mT.contiguous(),))[1] for f in (by_fmm, by_torch))
+        assert_close(found, expected, 26)
+        found, expected = (torch.func.grad(lambda x, f=f: f(x).abs().sum())(a) for f in (by_fmm, by_torch))
+        assert_close(found, expected, 26)
+
+
 # ---- general systems
 
 
