@@ -123,18 +123,15 @@ def run_tune(options: argparse.Namespace) -> int:
     results = dict[DeviceAndType, dict[str, Any]]()
     try:
         store.check_writable(path)  # a path that cannot be written ends the command before the measurements
-    except schema.ConfigError as error:
-        print(f"fmm-tune: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        return _report_write_error(path, error)
-    files.suppress_missing_config_warning(path)
-    try:
+        files.suppress_missing_config_warning(path)
         try:
             return run_jobs(jobs, path, options, results)
         finally:
             if options.json:
                 print(json.dumps(list(results.values()), indent=1))
+    except schema.ConfigError as error:
+        print(f"fmm-tune: {error}", file=sys.stderr)
+        return 1
     except OSError as error:
         if error.filename is None:
             raise  # an OSError without a file name is an error of stdout, which `main` reports
@@ -534,7 +531,7 @@ def tune_job(
 def _load_first_look(job: TuningJob, trials: TrialFile, header: TuningHeader) -> tuple[Trial, ...]:
     """Return the trials of the first look before this tuning; an empty tuple if the file of trials cannot be read."""
     if job.effort != FIRST_LOOK_EFFORT:
-        with suppress(OSError):
+        with suppress(OSError, schema.ConfigError):
             return first_look_trials(trials.read_tunings(), header)
     return ()
 

@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from fmm.config import certification, environment, files
+from fmm.config.reader import ConfigError
 from fmm.dtypes import FLOAT_TYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits, default_error_growth_limit
@@ -88,7 +89,7 @@ def recorded_search_gains(device: TunableDevice) -> list[SearchGain]:
     """Return the gains by Optuna in the searches of this device, from the trials of the configs that fmm reads."""
     paths = dict.fromkeys(map(trials_path, files.search_path(environment.environment_value("FMM_CONFIG"))))
     for path in paths:
-        with suppress(OSError):  # a trials file that cannot be read has no searches
+        with suppress(OSError, ConfigError):  # a trials file that cannot be read has no searches
             if found := search_gains_of_device(TrialFile(path).read_tunings(), device.identity.key):
                 return found
     return []

@@ -110,7 +110,12 @@ class RecordedSection:
             return RecordedDevice(identity, guess, header.conditions, datasheet_chip(datasheet_of(guess.name)))
         if calibration is None or calibration.batches:
             raise ConfigError(f"{self.key}, {self.dtype}: there is no datasheet of {name}; tune it again")
-        threads = int(header.conditions.get("threads") or self.key.rpartition("-")[2].rstrip("t"))
+        try:
+            threads = int(header.conditions.get("threads") or self.key.rpartition("-")[2].rstrip("t"))
+        except (TypeError, ValueError, OverflowError):
+            raise ConfigError(
+                f"{self.key}, {self.dtype}: the trials have no number of threads; tune it again"
+            ) from None
         start = with_concurrent_products(cpu_calibration(threads), calibration.lanes)
         return RecordedDevice(identity, start, header.conditions)
 

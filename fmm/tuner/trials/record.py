@@ -6,6 +6,7 @@ file trials.jsonl.gz, its lines are read first.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -100,16 +101,18 @@ class TrialFile:
         """Append a line of JSON to the file, by a single system call.
 
         Since the line is written by a single call, concurrent tunings cannot mix parts of their lines, and a killed
-        process truncates at most the last line.
+        process truncates at most the last line. OSError is raised for a pipe.
         """
         line = json.dumps({kind: record}, allow_nan=False).encode() + b"\n"
         if self._handle < 0:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.is_fifo():  # opening a pipe would wait for a reader
+                raise OSError(errno.EINVAL, "it is a pipe", str(self.path))
             truncated = self._is_last_line_truncated()
             self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             line = b"\n" * truncated + line
         if os.write(self._handle, line) != len(line):
-            raise OSError(28, f"no space left for {self.path}")
+            raise OSError(errno.ENOSPC, f"no space left for {self.path}")
 
     def add_header(self, header: TuningHeader) -> None:
         """Append the header of a tuning."""
@@ -172,28 +175,27 @@ class TrialFile:
 
     def _read_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (kind, JSON fields) of every complete line; the kind is "tuning", "trial" or "finished"."""
-        for line in (*_gzip_lines(self.gzip_path), *_plain_lines(self.path)):
+        for line in (*_file_lines(self.gzip_path), *_file_lines(self.path)):
             try:
                 ((kind, record),) = json.loads(line).items()
-            except (ValueError, AttributeError):
-                continue  # the line is incomplete: its writer was killed
+            except (ValueError, AttributeError, RecursionError):
+                continue  # the line is damaged, or incomplete: its writer was killed
             if isinstance(record, dict):
                 yield kind, record
 
 
-def _plain_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file; none if the path is no regular file, since reading a pipe may never end."""
-    return path.read_bytes().splitlines() if path.is_file() else []
+def _file_lines(path: Path) -> list[bytes]:
+    """Return the lines of a file, decompressed if its name ends in .gz; ConfigError if the file cannot be read.
 
-
-def _gzip_lines(path: Path) -> list[bytes]:
-    """Return the lines of a gzip file; no lines if the file does not exist."""
-    try:
-        return gzip.decompress(path.read_bytes()).splitlines()
-    except FileNotFoundError:
+    No lines are returned if the path is no regular file, since reading a pipe may never end.
+    """
+    if not path.is_file():
         return []
-    except (EOFError, zlib.error) as error:
-        raise OSError(f"{path} is damaged: {error}") from None
+    try:
+        content = path.read_bytes()
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).splitlines()
+    except (OSError, EOFError, zlib.error) as error:  # gzip raises an OSError for a file that is not compressed
+        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def first_look_trials(tunings: Sequence[RecordedTuning], header: TuningHeader) -> tuple[Trial, ...]:

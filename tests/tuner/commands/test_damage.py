@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 from collections.abc import Iterator
 from itertools import islice
@@ -121,6 +122,7 @@ def test_damaged_trials_are_skipped(
     with open(file.path, "a", encoding="utf-8") as out:
         for record in damaged_trials():
             out.write(json.dumps(record) + "\n")
+        out.write('{"trial": ' + "[" * 100_000 + "\n")
     (found,) = TrialFile(file.path).read_tunings()
     assert found.header == whole[0].header and found.trials == whole[0].trials[:20]
     assert caplog.text.count("damaged lines of") == 1
@@ -128,3 +130,16 @@ def test_damaged_trials_are_skipped(
     assert main(["export", str(tmp_path), "--trials"]) in (0, 1)
     assert main(["export", str(tmp_path), "--format", "t4"]) == 0
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"garbage", gzip.compress(b"a line")[:-4]], ids=["garbage", "truncated"])
+@pytest.mark.parametrize("command", [["--refit"], ["export", "--trials"], ["export", "--format", "t4"]], ids=" ".join)
+def test_damaged_compressed_trials_are_named(
+    command: list[str], content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_bytes(RECORDED.read_bytes())
+    (tmp_path / "trials.jsonl.gz").write_bytes(content)
+    assert main([*command, str(tmp_path)]) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"fmm-tune: {tmp_path / 'trials.jsonl.gz'} cannot be read: ")
+    assert printed.err.count("\n") == 1 and not printed.out

@@ -310,6 +310,26 @@ def test_a_disk_that_fills_up_under_the_trials(
     assert "trials.jsonl: No space left on device" in said and "Traceback" not in said
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs pipes")
+def test_trials_that_are_pipes_keep_nobody_waiting(
+    fake: SimulatedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("trials.jsonl", "trials.jsonl.gz"):
+        os.mkfifo(tmp_path / name)
+    assert TrialFile(tmp_path / "trials.jsonl").read_tunings() == ()
+    assert main(["--dtype", "float64", "--quiet", "--output", str(tmp_path)]) == 1
+    assert f"{tmp_path / 'trials.jsonl'}: it is a pipe" in capsys.readouterr().err and fake.samples_taken == 0
+
+
+def test_damaged_trials_cannot_be_resumed(
+    fake: SimulatedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trials.jsonl.gz").write_bytes(b"garbage")
+    assert main(["--dtype", "float64", "--resume", "--output", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"fmm-tune: {tmp_path / 'trials.jsonl.gz'} cannot be read: ") and said.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("number", "code", "message"),
     [(errno.EPIPE, 141, ""), (errno.ENOSPC, 1, "fmm-tune: cannot write the output: No space left on device\n")],

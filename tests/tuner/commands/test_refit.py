@@ -151,6 +151,21 @@ def test_without_trials_nothing_is_written(folder: Path, tmp_path: Path, capsys:
     assert path.read_text(encoding="utf-8") == before
 
 
+@pytest.mark.parametrize("threads", ["two", [2]])
+def test_trials_with_a_damaged_number_of_threads_are_refused(
+    threads: Any, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = older(folder, tmp_path)
+    trials = tmp_path / "trials.jsonl"
+    header, *rest = trials.read_text(encoding="utf-8").splitlines()
+    record = json.loads(header)
+    record["tuning"]["conditions"]["threads"] = threads
+    trials.write_text("\n".join([json.dumps(record), *rest]), encoding="utf-8")
+    assert main(["--refit", str(path)]) == 1
+    name = f"{SIMULATED_IDENTITY.key}, float64"
+    assert capsys.readouterr().err == f"fmm-tune: {name}: the trials have no number of threads; tune it again\n"
+
+
 @pytest.mark.parametrize("options", ["--dry-run", "--dtype float32", "--resume", "--device cpu --time-limit 5"])
 def test_an_option_that_a_refit_does_not_have_is_refused_and_nothing_is_written(
     options: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
