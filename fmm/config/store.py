@@ -11,7 +11,7 @@ import secrets
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -33,12 +33,18 @@ def check_writable(path: Path) -> None:
 
 def merge_section(path: Path, device: str, dtype: str, section: dict[str, JsonValue]) -> None:
     """Write a section into a config; keep the old section's entries of other shapes, and replace its other fields."""
+    merge_sections(path, [(device, dtype, section)])
+
+
+def merge_sections(path: Path, sections: Iterable[tuple[str, str, dict[str, JsonValue]]]) -> None:
+    """Write all sections (device key, element type, section) into a config, as `merge_section`, or none of them."""
     path = _link_target(path)  # keep the link
     with writer_lock(path):
         _remove_partial_files(path)
         devices = _read_devices(path)
-        types = devices.setdefault(device, {})
-        types[dtype] = keep_old_section_entries(types.get(dtype), section)
+        for device, dtype, section in sections:
+            types = devices.setdefault(device, {})
+            types[dtype] = keep_old_section_entries(types.get(dtype), section)
         write_file(path, config_text(devices))
 
 

@@ -42,11 +42,12 @@ class SourceSection:
         """Merge this section with the output config's section; return what was done, as text, and the section to write.
 
         If the merged section has no calibration, its entries are added to `present`, the output config's section,
-        without other changes.
+        without other changes. ConfigError is raised if `present` is damaged.
         """
         if present is None:
             return "added", self.raw
         if self.raw["calibration"] is None:
+            check_section(self.key, self.dtype, present)
             same = present["versions"] == self.raw["versions"]
             entries = [{**entry, "verified": entry.get("verified", True) and same} for entry in self.raw["entries"]]
             return "entries added", {**present, "entries": entries}
@@ -71,7 +72,10 @@ def run_merge(options: argparse.Namespace) -> None:
     for source in sources:
         check_section(source.key, source.dtype, source.raw)
         path, raw = present.get((source.key, source.dtype), (into, None))
-        done, section = source.merged_section(raw)
+        try:
+            done, section = source.merged_section(raw)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
         if done.startswith("replaced") and not options.replace:
             raise ConfigError(
                 f"{path} and {source.path} have different tunings of {source.key}, {source.dtype}; "
@@ -79,7 +83,7 @@ def run_merge(options: argparse.Namespace) -> None:
             )
         present[source.key, source.dtype] = source.path, section
         steps.append((source, done, section))
-    for source, done, section in steps:
-        store.merge_section(into, source.key, source.dtype, section)
+    store.merge_sections(into, [(source.key, source.dtype, section) for source, _, section in steps])
+    for source, done, _ in steps:
         print(f"{source.key}, {source.dtype}: {done}, from {source.path}")
     print(f"merged into {into}")

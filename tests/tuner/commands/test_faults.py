@@ -919,6 +919,29 @@ def test_merge_replaces_nothing_silently_and_writes_all_or_nothing(
     assert main(["merge", str(two), "--output", str(into)]) == 0  # the same once more
 
 
+def test_a_merge_that_fills_the_disk_leaves_the_old_config(tmp_path: Path) -> None:
+    into = tmp_path / "into.json"
+    limited = f"ulimit -f 20; exec {sys.executable} -m fmm.tuner.cli merge {files.SHIPPED_CONFIG} --output {into}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["sh", "-c", limited], env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (1, "") and "File too large" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [".into.json.lock"]
+
+
+@pytest.mark.parametrize("damage", [[], "x", {}, {"entries": 1}], ids=str)
+def test_entries_are_not_merged_into_a_damaged_section(
+    damage: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    into, online = tmp_path / "into.json", tmp_path / "online.json"
+    into.write_text(json.dumps({"schema": 1, "devices": {"cpu-a": {"float64": damage}}}))
+    before = into.read_text()
+    tuned.write(online, "cpu-a", found=tuned.section(tuned.entry((4, 5, 6)), calibration=None))
+    assert main(["merge", str(online), "--output", str(into)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"fmm-tune: {into}: cpu-a.float64 ") and said.count("\n") == 1
+    assert into.read_text() == before
+
+
 def test_merged_entries_leave_the_model_where_it_is(tmp_path: Path) -> None:
     into, online = tmp_path / "into.json", tmp_path / "online.json"
     tuned.write(into, "cpu-a", found=tuned.section(tuned.entry((1, 2, 3))))
