@@ -264,7 +264,7 @@ def gram(
     -------
     array
         The result; `out` if it was passed. Real results are symmetric bit for bit, complex results Hermitian with a
-        real diagonal.
+        real diagonal. For torch's sparse tensors, the result is a dense tensor.
 
     Raises
     ------

@@ -327,7 +327,10 @@ def _request_with_call_key(request: RequestT, key: CallKey | None, c: Any) -> Re
     if key is None or any(x is not None and x.dtype != request.a.dtype for x in arrays):
         return request
     a, b = request.a, request.a if request.b is None else request.b
-    is_large = a.nbytes * b.nbytes >= SMALL_BYTES_PRODUCT
+    try:
+        is_large = a.nbytes * b.nbytes >= SMALL_BYTES_PRODUCT
+    except RuntimeError:  # sparse tensors have no size in bytes; no plan multiplies them
+        return request
     return request._replace(recurring=RecurringCall(key, request.params, arrays, is_large))
 
 

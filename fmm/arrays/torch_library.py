@@ -40,6 +40,9 @@ def torch_gemm(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any = None) -
 def _torch_gemm_with_factors(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
     """Return alpha A B + beta C by torch's own functions; the caller has converted alpha and beta for torch."""
     axes = a.dim()
+    if c is None and not (a.layout is b.layout is torch.strided):  # torch has no empty addend for sparse tensors
+        value = TORCH_MATMUL(a, b) * alpha
+        return value if out is None else out.copy_(value)
     if axes == 2 == b.dim():
         if alpha == 1 == beta and out is None and c is not None:
             return torch.addmm(c, a, b)  # alpha and beta are omitted: parsing them takes torch a microsecond

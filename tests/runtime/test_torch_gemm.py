@@ -134,3 +134,20 @@ def test_a_plan_runs_where_it_pays(batch: tuple[int, ...], monkeypatch: pytest.M
     small = draw((*batch, 8, 8), "float64")
     fmm.gemm(small, small)
     assert len(ran) == 2
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+def test_sparse_tensors_are_multiplied_by_torch(layout: str) -> None:
+    """fmm.gram of a sparse tensor is dense."""
+    d = draw((8, 8), "float64")
+    s = getattr(d, layout)()
+    for a, b in ((s, d), (d, s), (s, s)):
+        torch.testing.assert_close(fmm.gemm(a, b).to_dense(), d @ d)
+        torch.testing.assert_close(fmm.gemm(a, b, alpha=2).to_dense(), 2 * d @ d)
+    torch.testing.assert_close(fmm.gemm(s, d, d, alpha=2, beta=3), 2 * d @ d + 3 * d)
+    torch.testing.assert_close(fmm.gemm(s, d, transpose_a=True), d.mT @ d)
+    torch.testing.assert_close(fmm.gemm(s, d, out=torch.empty_like(d)), d @ d)
+    for with_out, fill in product((False, True), ("full", "lower")):
+        gram = fmm.gram(s, out=torch.zeros_like(d) if with_out else None, fill=fill)  # type: ignore[arg-type]
+        torch.testing.assert_close(gram, fmm.gram(d, fill=fill))  # type: ignore[arg-type]

@@ -178,13 +178,16 @@ def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: Pl
     left, right = (a, b) if b is not None else (a, a.mH) if params.rows else (a.mH, a)
     if params.alpha == 0:  # as in BLAS, the operands are not read if alpha is 0
         left, right = left[..., :0], right[..., :0, :]
+    is_sparse = not (left.layout is right.layout is torch.strided)
     if out is None:
         c = TORCH.vendor_product(left, right) * params.alpha
+        c = c.to_dense() if is_sparse else c  # torch selects no triangle of a sparse tensor
         if params.fill == "full":
             return c.tril() + c.tril(-1).mH
         return c.tril() if params.fill == "lower" else c.triu()
     # into a new tensor of the type of `out`: as in torch.matmul with `out`, torch raises an error for another type
-    c = TORCH.vendor_product(left, right, out.new_empty(0)) * params.alpha
+    c = TORCH.vendor_product(left, right, None if is_sparse else out.new_empty(0)) * params.alpha
+    c = c.to_dense() if is_sparse else c
     if c.shape != out.shape:
         raise ValueError(f"out is {tuple(out.shape)}, the product {tuple(c.shape)}")
     c = c + out * params.beta if params.beta else c
