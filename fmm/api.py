@@ -209,7 +209,8 @@ def explain(
     """
     if callable(a):
         if (explain_call := getattr(a, "explain_call", None)) is None:
-            raise TypeError(f"explain() takes arrays, or a function of fmm.linalg and its operands, not {a!r}")
+            solvers = "solve_triangular, cholesky, inv, qr or lstsq of fmm.linalg"
+            raise TypeError(f"explain() takes arrays, or the function {solvers} and its operands, not {a!r}")
         options = more | ({} if max_error_growth is None else {"max_error_growth": max_error_growth})
         operands = (b, out) if out is not None else (b,)
         solver_decision: Decision = explain_call(*operands, **options)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fmm.linalg.solver_library import NUMPY_SOLVERS, NumpySolvers, TorchSolvers, solver_library
+from fmm.request import check_error_growth
 
 SOLVER_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "complex64", "complex128"))
 # The types in which scipy.linalg computes with arrays of other types, by the types' characters in NumPy.
@@ -37,6 +39,18 @@ def common_arrays(*arrays: Any, as_in_scipy: bool = False) -> tuple[NumpySolvers
     return library, [x.astype(dtype, copy=False) for x in converted]
 
 
+def check_limit(max_error_growth: Any) -> None:
+    """Raise ValueError unless the limit on the error growth is None or a number above 0, as fmm.matmul does."""
+    if max_error_growth is not None:
+        check_error_growth(max_error_growth)
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise ValueError unless the value of the argument `name` is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"unknown {name} {value!r}; valid: {', '.join(choices)}")
+
+
 def check_square(a: Any) -> None:
     """Raise ValueError unless the last two dimensions of an array are equal."""
     if not is_square(a):
@@ -57,7 +71,7 @@ def check_right_sides(a: Any, b: Any, axis: int = -2) -> None:
 def checked_trans_option(trans: Any) -> str:
     """Return "N", "T" or "C" for a value of SciPy's parameter `trans`; raise ValueError for any other value."""
     # isinstance gets a tuple, since `int | str` would create a union of types in each call
-    if not isinstance(trans, (int, str)) or trans not in TRANS_CODES:
+    if not isinstance(trans, (int, np.integer, str)) or trans not in TRANS_CODES:
         raise ValueError(f"unknown trans {trans!r}; valid: 0, 1, 2, 'N', 'T', 'C'")
     return TRANS_CODES[trans]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fmm.linalg.arguments import common_arrays, write_result
+from fmm.linalg.arguments import check_limit, common_arrays, write_result
 from fmm.linalg.cholesky_recursion import cholesky_block_side, cholesky_of_stacks
 from fmm.linalg.triangular import solve_triangular
 
@@ -49,6 +49,7 @@ def cholesky(a: Any, /, *, upper: bool = False, out: Any = None, max_error_growt
     array([[2., 0.],
            [1., 2.]])
     """
+    check_limit(max_error_growth)
     library, (a,) = common_arrays(a)
     if not cholesky_block_side(library, a, max_error_growth) or not library.is_plain(a):
         factor = library.cholesky(a, upper)

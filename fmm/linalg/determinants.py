@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fmm.linalg.arguments import common_arrays, is_square
+from fmm.linalg.arguments import check_limit, common_arrays, is_square
 from fmm.linalg.lu_factors import lu_of_stacks
 from fmm.linalg.lu_recursion import lu_panel_width
 from fmm.linalg.solver_library import LuFactors, NumpySolvers
@@ -39,6 +39,7 @@ def det(a: Any, /, *, max_error_growth: float | None = None) -> Any:
     >>> print(fmm.linalg.det(np.array([[0.0, 1.0], [1.0, 0.0]])))
     -1.0
     """
+    check_limit(max_error_growth)
     library, (a,) = common_arrays(a)
     if (factors := _lu_factors_of_matrix(library, a, max_error_growth)) is None:
         return library.det(a)
@@ -70,6 +71,7 @@ def slogdet(a: Any, /, *, max_error_growth: float | None = None) -> SlogdetResul
     >>> print(sign, logarithm)
     -1.0 0.0
     """
+    check_limit(max_error_growth)
     library, (a,) = common_arrays(a)
     if (factors := _lu_factors_of_matrix(library, a, max_error_growth)) is None:
         return SlogdetResult(*library.slogdet(a))

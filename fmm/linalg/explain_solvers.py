@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fmm.linalg.arguments import check_square, checked_trans_option, common_arrays
+from fmm.linalg.arguments import check_choice, check_limit, check_square, checked_trans_option, common_arrays
 from fmm.linalg.cholesky_qr import step_conditions
 from fmm.linalg.cholesky_recursion import cholesky_block_side, inverted_block_side
-from fmm.linalg.inverse import LU_INVERTED_SIDE, inverse_panel_width, positive_definite_block_side
+from fmm.linalg.inverse import LU_INVERTED_SIDE, MATRIX_KINDS, inverse_panel_width, positive_definite_block_side
 from fmm.linalg.least_squares import is_solved_by_cholesky_qr
-from fmm.linalg.qr_factors import prefers_cholesky_qr
+from fmm.linalg.qr_factors import QR_MODES, prefers_cholesky_qr
 from fmm.linalg.qr_steps import cholesky_qr_steps
 from fmm.linalg.recursion_steps import (
     BlocksOfSystem,
@@ -75,6 +75,7 @@ def explain_inv(
     a: Any, /, *, assume_a: str = "gen", out: Any = None, max_error_growth: float | None = None
 ) -> SolverDecision:
     """Return the decision for a call of inv."""
+    check_choice("assume_a", assume_a, MATRIX_KINDS)
     library, (a,) = common_arrays(a)
     check_square(a)
     n, limit, vendor = a.shape[-1], max_error_growth, Step("inv", a.shape[-1], a.shape[-1], a.shape[-1])
@@ -92,6 +93,7 @@ def explain_inv(
 
 def explain_qr(a: Any, /, mode: str = "reduced", *, max_error_growth: float | None = None) -> SolverDecision:
     """Return the decision for a call of qr."""
+    check_choice("mode", mode, QR_MODES)
     library, (a,) = common_arrays(a)
     is_product = prefers_cholesky_qr(library, a, mode == "reduced", max_error_growth)
     return tall_qr_decision("qr", library, a, max_error_growth, is_product, mode == "reduced")
@@ -108,6 +110,8 @@ def tall_qr_decision(
     function: str, library: NumpySolvers, a: Any, limit: float | None, by_products: bool, with_q: bool
 ) -> SolverDecision:
     """Return the decision for a call of qr or lstsq, which factor tall matrices."""
+    if a.ndim < 2:
+        raise ValueError(f"expected a matrix or a stack of matrices, not the shape {tuple(a.shape)}")
     m, n = a.shape[-2:]
     vendor = Step("qr", m, n, n)
     conditions = step_conditions(library, a, limit)
@@ -134,6 +138,7 @@ def solver_decision(
     function: str, library: NumpySolvers, a: Any, limit: float | None, steps: Iterator[Step], vendor: Step
 ) -> SolverDecision:
     """Return the decision for a call that consists of these steps."""
+    check_limit(limit)
     return SolverDecision(function, tuple(a.shape), step_conditions(library, a, limit), tuple(steps), vendor)
 
 

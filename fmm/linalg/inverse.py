@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fmm import api
-from fmm.linalg.arguments import common_arrays, is_square, write_result
+from fmm.linalg.arguments import check_choice, check_limit, common_arrays, is_square, write_result
 from fmm.linalg.cholesky_factors import cholesky
 from fmm.linalg.halving_rules import (
     INVERSE_SIDES,
@@ -81,8 +81,8 @@ def inv(
     array([[0.5 , 0.  ],
            [0.  , 0.25]])
     """
-    if assume_a not in MATRIX_KINDS:
-        raise ValueError(f"unknown assume_a {assume_a!r}; valid: {', '.join(MATRIX_KINDS)}")
+    check_choice("assume_a", assume_a, MATRIX_KINDS)
+    check_limit(max_error_growth)
     library, (a,) = common_arrays(a)
     gains = is_square(a) and is_inverse_faster_by_products(library, a, assume_a, max_error_growth)
     if not gains or not library.is_plain(a) or library.needs_gradient(a):

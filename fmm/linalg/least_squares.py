@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmm import api
-from fmm.linalg.arguments import common_arrays
+from fmm.linalg.arguments import check_limit, common_arrays
 from fmm.linalg.cholesky_factors import cho_solve
 from fmm.linalg.cholesky_qr import run_cholesky_qr_passes
 from fmm.linalg.qr_factors import prefers_cholesky_qr
@@ -62,6 +62,7 @@ def lstsq(a: Any, b: Any, /, *, max_error_growth: float | None = None) -> LeastS
     >>> np.round(x, 12)
     array([3., 2.])
     """
+    check_limit(max_error_growth)
     library, (a, b) = common_arrays(a, b)
     if not is_solved_by_cholesky_qr(library, a, b, max_error_growth):
         return LeastSquares(*library.lstsq(a, b))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fmm.linalg.arguments import (
+    check_limit,
     check_right_sides,
     check_square,
     checked_trans_option,
@@ -60,6 +61,7 @@ def lu_factor(a: Any, /, *, out: Any = None, max_error_growth: float | None = No
     array([[4.  , 4.  ],
            [0.25, 1.  ]])
     """
+    check_limit(max_error_growth)
     library, (a,) = common_arrays(a)
     factors = None
     if (
@@ -131,6 +133,7 @@ def lu_solve(
     >>> fmm.linalg.lu_solve(factors, np.array([5.0, 12.0]))
     array([1., 2.])
     """
+    check_limit(max_error_growth)
     lu, pivots = lu_and_pivots
     library, (lu, b) = common_arrays(lu, b, as_in_scipy=True)
     check_square(lu)

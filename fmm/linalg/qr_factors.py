@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from fmm.linalg.arguments import common_arrays
+from fmm.linalg.arguments import check_choice, check_limit, common_arrays
 from fmm.linalg.cholesky_qr import qr_of_tall_stacks, step_conditions
 from fmm.linalg.qr_steps import is_cholesky_qr_faster
 from fmm.linalg.solver_library import NumpySolvers
@@ -54,8 +54,8 @@ def qr(a: Any, /, mode: Literal["reduced", "r"] = "reduced", *, max_error_growth
     >>> np.allclose(q @ r, [[3, 1], [4, 2], [0, 2]])
     True
     """
-    if mode not in QR_MODES:
-        raise ValueError(f"unknown mode {mode!r}; valid: {', '.join(QR_MODES)}")
+    check_choice("mode", mode, QR_MODES)
+    check_limit(max_error_growth)
     library, (a,) = common_arrays(a)
     if not prefers_cholesky_qr(library, a, mode == "reduced", max_error_growth):
         return library.qr(a, mode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from fmm.linalg.arguments import check_right_sides, check_square, common_arrays, write_result
+from fmm.linalg.arguments import check_choice, check_limit, check_right_sides, check_square, common_arrays, write_result
 from fmm.linalg.cholesky_factors import cho_solve, cholesky
 from fmm.linalg.cholesky_recursion import cholesky_block_side
 from fmm.linalg.lu_factors import solve_systems
@@ -72,7 +72,7 @@ def solve(
     if refine:
         x, _ = refined_solve(a, b, assume_a=assume_a, max_error_growth=max_error_growth)
         return write_result(common_arrays(a, b)[0], out, x)
-    library, a, b, is_vector = _check_system(a, b, assume_a)
+    library, a, b, is_vector = _check_system(a, b, assume_a, max_error_growth)
     x = solve_columns(library, a, b, assume_a, max_error_growth)
     return write_result(library, out, x[..., 0] if is_vector else x)
 
@@ -111,7 +111,7 @@ def refined_solve(
     >>> x, report.factors
     (array([1., 2.]), 'float32')
     """
-    library, a, b, is_vector = _check_system(a, b, assume_a)
+    library, a, b, is_vector = _check_system(a, b, assume_a, max_error_growth)
     x, report = None, RefinementReport("", 0, 0, float("nan"))
     is_refinable = a.ndim == b.ndim == 2 and 0 not in (*a.shape, *b.shape) and library.is_plain(a, b)
     if is_refinable and library.type_name(a) == "float64" and not library.needs_gradient(a, b):
@@ -122,13 +122,13 @@ def refined_solve(
     return x[..., 0] if is_vector else x, report
 
 
-def _check_system(a: Any, b: Any, assume_a: str) -> tuple[NumpySolvers, Any, Any, bool]:
+def _check_system(a: Any, b: Any, assume_a: str, limit: float | None) -> tuple[NumpySolvers, Any, Any, bool]:
     """Return the functions of the arrays' library, a, b as a matrix or a stack, and True if b was a vector.
 
     For torch, b may also be a stack of vectors: NumPy 2 takes the same b for a matrix.
     """
-    if assume_a not in SYSTEM_KINDS:
-        raise ValueError(f"unknown assume_a {assume_a!r}; valid: {', '.join(SYSTEM_KINDS)}")
+    check_choice("assume_a", assume_a, SYSTEM_KINDS)
+    check_limit(limit)
     library, (a, b) = common_arrays(a, b)
     check_square(a)
     is_vector = b.ndim == 1 or (isinstance(library, TorchSolvers) and b.shape == a.shape[:-1])

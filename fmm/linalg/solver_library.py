@@ -161,7 +161,7 @@ class NumpySolvers:
     def cholesky(self, a: Any, upper: bool = False) -> Any:
         """Return the Cholesky factor by the library's own function; only one triangle of a is read."""
         factor = self.module.linalg.cholesky
-        return self.adjoint(factor(self.adjoint(a))) if upper else factor(a)
+        return self.adjoint(factor(self.adjoint(a))) if upper and a.ndim > 1 else factor(a)
 
     def cholesky_block(self, a: Any) -> tuple[Any, Any]:
         """Return (lower Cholesky factor, None) of a block; raise `linalg_error` if the block has no factor.

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from fmm.linalg.arguments import check_right_sides, check_square, checked_trans_option, common_arrays, write_result
+from fmm.linalg.arguments import (
+    check_limit,
+    check_right_sides,
+    check_square,
+    checked_trans_option,
+    common_arrays,
+    write_result,
+)
 from fmm.linalg.solver_library import NumpySolvers, TorchSolvers
 from fmm.linalg.triangular_recursion import TriangularForm, solve_triangular_without_gradient, triangular_block_side
 
@@ -69,6 +76,7 @@ def solve_triangular(
     >>> fmm.linalg.solve_triangular(np.array([[2.0, 0.0], [1.0, 4.0]]), np.array([2.0, 9.0]), lower=True)
     array([1., 2.])
     """
+    check_limit(max_error_growth)
     library, (a, b) = common_arrays(a, b, as_in_scipy=True)
     check_square(a)
     if (op := checked_trans_option(trans)) != "N":

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fmm
+from fmm.linalg.explain_solvers import EXPLANATIONS
 from fmm.linalg.solver_decision import SolverDecision
 from fmm.linalg.solver_steps import VENDOR_COSTS, Step, StepConditions
 from tests.support.solver_matrices import positive_matrices, random_matrix, solve_everything_by_products
@@ -108,8 +109,18 @@ def test_wrong_calls_raise() -> None:
         fmm.explain(fmm.linalg.cholesky, S, unknown=1)
     with pytest.raises(ValueError, match="square"):
         fmm.explain(fmm.linalg.cholesky, B)
-    with pytest.raises(TypeError, match=r"a function of fmm\.linalg and its operands, not <built-in"):
+    with pytest.raises(TypeError, match=r"cholesky, inv, qr or lstsq of fmm\.linalg and its operands, not <built-in"):
         fmm.explain(len, B)
+    with pytest.raises(TypeError, match=f"the function {', '.join(EXPLANATIONS)}".replace(", lstsq", " or lstsq")):
+        fmm.explain(LINALG.solve, S, B)
+    with pytest.raises(ValueError, match="unknown assume_a 'zzz'; valid: gen, pos"):
+        fmm.explain(LINALG.inv, S, assume_a="zzz")
+    with pytest.raises(ValueError, match="unknown mode 'full'; valid: reduced, r"):
+        fmm.explain(LINALG.qr, S, "full")
+    with pytest.raises(ValueError, match=r"a matrix or a stack of matrices, not the shape \(45,\)"):
+        fmm.explain(LINALG.qr, B[:, 0])
+    with pytest.raises(ValueError, match="max_error_growth must be a number above 0, not -1"):
+        fmm.explain(LINALG.cholesky, S, max_error_growth=-1)
 
 
 def test_types_without_products_print_one_line() -> None:

@@ -130,6 +130,23 @@ def test_wrong_arguments_are_named() -> None:
         fmm.linalg.inv(a, assume_a="sym")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("limit", [0, -1, "x", np.nan, True])
+@pytest.mark.parametrize(
+    "name", ["cholesky", "inv", "qr", "det", "slogdet", "lu_factor", "solve", "refined_solve", "lstsq", "lu_solve"]
+)
+def test_limits_of_the_error_growth_are_numbers_above_zero(name: str, limit: Any) -> None:
+    operands: dict[str, Any] = {name: (np.eye(2), np.ones(2)) for name in ("solve", "refined_solve", "lstsq")}
+    operands["lu_solve"] = (np.eye(2), np.arange(2)), np.ones(2)
+    with pytest.raises(ValueError, match="max_error_growth must be a number above 0, not"):
+        getattr(fmm.linalg, name)(*operands.get(name, (np.eye(2),)), max_error_growth=limit)
+
+
+def test_options_of_transposes_may_be_numpys_integers() -> None:
+    a, b = np.array([[2.0, 1.0], [0.0, 4.0]]), np.ones(2)
+    found = fmm.linalg.solve_triangular(a, b, np.int64(1))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(found, scipy_linalg.solve_triangular(a, b, 1))
+
+
 def test_lists_and_integers_become_float64() -> None:
     x = fmm.linalg.solve_triangular([[2, 0], [1, 4]], [2, 9], lower=True)
     assert x.dtype == np.float64 and x.tolist() == [1, 2]
@@ -217,6 +234,9 @@ def test_a_matrix_that_is_not_square_raises_numpys_exception() -> None:
     for function in (fmm.linalg.cholesky, fmm.linalg.inv):
         with pytest.raises(np.linalg.LinAlgError, match="square"):
             function(np.ones((2, 3)))
+    for upper in (False, True):
+        with pytest.raises(np.linalg.LinAlgError, match="at least two-dimensional"):
+            fmm.linalg.cholesky(np.ones(3), upper=upper)
 
 
 @pytest.mark.quick_cases()
