@@ -183,8 +183,8 @@ def explain(
     Parameters
     ----------
     a, b, out, casting, order, dtype, plan, max_error_growth, workspace, componentwise, reproducible, device, progress
-        The options of fmm.matmul with these names. If `a` is solve_triangular, cholesky, inv, qr or lstsq of fmm.linalg,
-        the operands and options of that function follow.
+        The options of fmm.matmul with these names. If `a` is solve_triangular, cholesky, inv, qr or lstsq of
+        fmm.linalg, the operands and options of that function follow.
 
     Returns
     -------
