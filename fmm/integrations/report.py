@@ -358,10 +358,10 @@ def report_at_exit(name: str = STDERR_FILE_NAME) -> None:
 
 
 def _write_report_at_exit(name: str) -> None:
-    """Write the report to a file or to stderr. A forked process writes no report to stderr."""
+    """Write the report to a file, or to stderr unless it is closed. A forked process writes no report to stderr."""
     if name:
         write_report(Path(name.replace(PROCESS_ID_MARK, str(os.getpid()))))
-    elif _report_files[STDERR_FILE_NAME] == os.getpid():
+    elif _report_files[STDERR_FILE_NAME] == os.getpid() and sys.stderr is not None:  # print(file=None) means stdout
         print(report(), file=sys.stderr)
 
 

@@ -31,13 +31,14 @@ from fmm.version import __version__
 USAGE_TEXT = """python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m module | -c code | -) [its arguments]
        python -m fmm --version [--verbose | --json]"""
 
+EXIT_BROKEN_PIPE = 128 + 13  # the exit code that a shell reports for a process killed by SIGPIPE
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program on the command line as Python itself would, or print the version."""
     options, program, rest = _parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
     if options.version:
-        _print_version(options)
-        return 0
+        return _print_version(options)
     if options.report is not None:
         report_at_exit(options.report)
         if PROCESS_ID_MARK in options.report:  # else child processes would overwrite the file
@@ -60,14 +61,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _print_version(options: argparse.Namespace) -> None:
-    """Print the version of fmm; with --verbose or --json, print all information that a bug report needs."""
-    if options.json:
-        print(json.dumps(config_facts(), indent=1))
-    elif options.verbose:
-        show_config()
-    else:
-        print(f"fmm {__version__}")
+def _print_version(options: argparse.Namespace) -> int:
+    """Print the version of fmm, with --verbose or --json all that a bug report needs; return the exit code."""
+    try:
+        if options.json:
+            print(json.dumps(config_facts(), indent=1))
+        elif options.verbose:
+            show_config()
+        else:
+            print(f"fmm {__version__}")
+        print(end="", flush=True)
+    except OSError as error:
+        # Python would write the buffered text again when the interpreter exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # the process that reads stdout, for example `head`, has ended
+            return EXIT_BROKEN_PIPE
+        print(f"fmm: cannot write the output: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _traceback_without_fmm_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -95,7 +106,8 @@ def _prepare_program(options: argparse.Namespace, program: str, rest: list[str])
     sys.argv = [program, *rest]
     if program == "-":
         _set_first_sys_path("")
-        return partial(_run_source, _create_main_module("<stdin>"), sys.stdin.read(), "<stdin>")
+        source = sys.stdin.read() if sys.stdin else ""  # sys.stdin is None if the shell has closed stdin
+        return partial(_run_source, _create_main_module("<stdin>"), source, "<stdin>")
     return _prepare_script_or_archive(program)
 
 

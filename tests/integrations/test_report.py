@@ -344,6 +344,9 @@ def test_the_environment_asks_for_one_too(tmp_path: Path) -> None:
     assert not done.stderr and json.loads((tmp_path / "told.json").read_text())["calls"] == 1
     done = python(tmp_path, "-c", "import fmm", FMM_REPORT="no/such/folder/told.txt")
     assert "fmm: the report is not written to" in done.stderr and "No such file" in done.stderr
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    done = python(tmp_path, "-c", "import fmm", FMM_REPORT="loop.json")
+    assert "symbolic links" in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -89,6 +89,24 @@ def test_the_version_is_printed_in_three_ways(capsys: pytest.CaptureFixture[str]
     assert type(np.dot).__name__ == "_ArrayFunctionDispatcher"
 
 
+CLOSED_STREAMS = [
+    ("--version --json | true", 141, "", ""),
+    ("--version > /dev/full", 1, "", "fmm: cannot write the output: No space left on device\n"),
+    ("--version >&-", 0, "", ""),
+    ("--install numpy - <&-", 0, "", ""),
+    ("--report --install numpy -c 'print(1)' 2>&-", 0, "1\n", ""),
+]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(("line", "code", "out", "err"), CLOSED_STREAMS, ids=[line for line, *_ in CLOSED_STREAMS])
+def test_closed_and_full_streams_show_no_traceback(line: str, code: int, out: str, err: str) -> None:
+    command = f'set -o pipefail; "{sys.executable}" -u -m fmm {line}'
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "FMM_TUNING_MODE": "off"}
+    done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, out, err)
+
+
 @pytest.mark.slow
 def test_the_environment_installs_when_fmm_is_loaded_and_for_children(program: Path) -> None:
     code = "import fmm, numpy as np; print(type(np.dot).__name__)"
