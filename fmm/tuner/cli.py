@@ -31,7 +31,7 @@ def main(
     for stream in ("stdout", "stderr"):  # sys.stdout is None if the shell has closed stdout, as in `fmm-tune show >&-`
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    code = 0
+    code, options = 0, None
     try:
         options = parse_arguments(arguments)
         options.ignored_variables, options.began = ignored, began
@@ -40,7 +40,8 @@ def main(
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        print("fmm-tune: interrupted; finished results are written", file=sys.stderr)
+        note = "; finished results are written" if options is not None and options.command is None else ""
+        print(f"fmm-tune: interrupted{note}", file=sys.stderr)
         return tune.EXIT_INTERRUPTED
     except BrokenPipeError:  # the process that reads stdout, for example `head`, has ended
         _redirect_stdout_to_null()

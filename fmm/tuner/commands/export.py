@@ -72,11 +72,20 @@ def run_export(options: argparse.Namespace) -> int:
         else:
             table.to_csv(sys.stdout, index=False, lineterminator="\n")
         if table.empty:
-            print(f"fmm-tune export: {path} has no certified entries: the model decides all sizes", file=sys.stderr)
+            print(f"fmm-tune export: {path} has no certified entries{_who_decides(path, wanted)}", file=sys.stderr)
     except ModuleNotFoundError as error:
         print(f"fmm-tune export: {error.name} is not installed; pip install 'fmm-tune[tune]'", file=sys.stderr)
         return 1
     return 0
+
+
+def _who_decides(path: Path, wanted: SectionFilter) -> str:
+    """Return a text that says how fmm decides without certified entries: by the models, unless one is not trusted."""
+    sections = checked_sections(path, wanted)
+    untrusted = [f"{key} {dtype}" for (key, dtype), found in sections.items() if found.trusted_calibration is None]
+    if untrusted:
+        return f"; fmm decides as without a tuning, since the model is rejected or missing: {', '.join(untrusted)}"
+    return ": the model decides all sizes"
 
 
 class SectionFilter(NamedTuple):

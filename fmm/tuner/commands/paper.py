@@ -42,11 +42,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run_paper(options: argparse.Namespace) -> int:
     """Print the named tables, all tables, or the list of tables; return the exit code."""
     try:
-        names = (
-            list(PAPER_TABLES)
-            if options.tables == ["all"]
-            else [find_table_name(name, PAPER_TABLES) for name in options.tables]
-        )
+        names = [
+            found
+            for name in options.tables
+            for found in (PAPER_TABLES if name == "all" else [find_table_name(name, PAPER_TABLES)])
+        ]
         tables = [computed_table(name) for name in dict.fromkeys(names)] or [inventory_table()]
     except UnknownTableError as error:
         print(f"fmm-tune paper: {error}", file=sys.stderr)

@@ -26,6 +26,8 @@ from fmm.integrations.report import ProductKind
 from fmm.runtime.decisions.early_declines import MIN_PLAN_SIDE, is_small_on_device
 from fmm.tuner.stages.shapes import Size
 
+MAX_SIDE = 1 << 40  # largest side of a shape
+
 
 class ShapesFileError(ValueError):
     """Raised if a file of shapes cannot be read."""
@@ -69,7 +71,7 @@ class ShapesFile:
 def read_shapes_file(path: Path) -> ShapesFile:
     """Return the shapes in a file; for a damaged file, raise ShapesFileError with the name of the file and the line."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # without a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise ShapesFileError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     if text.lstrip().startswith("{"):
@@ -97,10 +99,14 @@ def _shapes_by_work(work: Counter[RecordedShape]) -> tuple[RecordedShape, ...]:
 def _parse_listed_shape(words: list[str], where: str) -> ListedShape:
     try:
         m, k, n = (int(word) for word in words[:3])
-        if min(m, k, n) < 1 or len(words) > 4 or (len(words) == 4 and words[3] not in FLOAT_TYPES):
+        if (
+            not 1 <= min(m, k, n) <= max(m, k, n) <= MAX_SIDE
+            or len(words) > 4
+            or (len(words) == 4 and words[3] not in FLOAT_TYPES)
+        ):
             raise ValueError
     except ValueError:
-        valid = f"M K N, three whole numbers of 1 or more, optionally a type: {', '.join(FLOAT_TYPES)}"
+        valid = f"M K N, three whole numbers from 1 to {MAX_SIDE}, optionally a type: {', '.join(FLOAT_TYPES)}"
         raise ShapesFileError(
             f"{where}; a line is {valid}; or the file is PyTorch's tunableop_untuned*.csv or a report in JSON"
         ) from None
@@ -112,7 +118,9 @@ def _parse_listed_shape(words: list[str], where: str) -> ListedShape:
 TUNABLE_OP_PATTERN = re.compile(r"\s*(Scaled)?Gemm")
 # A line of TunableOp's file has two fields, separated by a comma: the operator with its type and layouts, and the
 # layouts with the sizes n, m and k. TunableOp may append leading dimensions and PyTorch's tuning result to a line.
-TUNABLE_OP_FIELDS = re.compile(r"\s*\w*?TunableOp_(?P<type>.+?)_[NTC]{2},[ntc]{2}_(\d+)_(\d+)_(\d+)(?=[_,]).*")
+TUNABLE_OP_FIELDS = re.compile(
+    r"\s*\w*?TunableOp_(?P<type>.+?)_[NTC]{2},[ntc]{2}_(\d{1,13})_(\d{1,13})_(\d{1,13})(?=[_,]).*"
+)
 TUNABLE_OP_TYPES = MappingProxyType(
     {
         "double": "float64",
@@ -130,7 +138,8 @@ TUNABLE_OP_TYPES = MappingProxyType(
 def _parse_tunable_op_line(line: str, where: str) -> RecordedShape | None:
     """Return the shape that a line of TunableOp's file records; None for 8-bit floats, which fmm does not multiply."""
     fields = TUNABLE_OP_FIELDS.fullmatch(line)
-    if fields is None or 0 in (sizes := [int(x) for x in fields.group(2, 3, 4)]):
+    sizes = [int(x) for x in fields.group(2, 3, 4)] if fields else [0]
+    if fields is None or not 1 <= min(sizes) <= max(sizes) <= MAX_SIDE:
         raise ShapesFileError(f"{where}; a line of TunableOp is like GemmTunableOp_float_TN,tn_N_M_K_ld_...")
     if fields["type"].startswith("Float8"):
         return None
@@ -178,7 +187,7 @@ def _read_product(product: Any) -> dict[str, Any]:
 def _check_sides(value: Any, where: str) -> list[int]:
     if not isinstance(value, list) or not value:
         raise wrong_value_error(where, "a list of sides", value)
-    return [integer_check(0, 1 << 40)(side, where) for side in value]
+    return [integer_check(0, MAX_SIDE)(side, where) for side in value]
 
 
 PRODUCT_FIELD_CHECKS: dict[str, JsonCheck] = {

@@ -17,8 +17,9 @@ import fmm
 from fmm.config import files
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.stability import has_componentwise_bound
-from fmm.tuner import cli
+from fmm.tuner import cli, tune
 from fmm.tuner.cli import main
+from fmm.tuner.commands import report
 from tests.support import ROOT, configs
 
 # ---- arguments
@@ -59,6 +60,12 @@ def test_an_export_without_entries_says_so(tmp_path: Path, capsys: pytest.Captur
     printed, told = capsys.readouterr()
     assert printed.startswith("device,dtype,m,k,n,plan,") and printed.count("\n") == 1
     assert told == f"fmm-tune export: {path} has no certified entries: the model decides all sizes\n"
+    configs.write(path, "cpu-x-2t", found=configs.section(doubts=["noisy"]))
+    assert main(["export", str(path)]) == 0
+    assert capsys.readouterr().err == (
+        f"fmm-tune export: {path} has no certified entries; fmm decides as without a tuning, since the model is "
+        "rejected or missing: cpu-x-2t float64\n"
+    )
 
 
 WRITERS = (["merge", "x"], ["report"], ["verify"])
@@ -278,6 +285,19 @@ sys.exit({function}())
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "fmm-tune: interrupted before it began\n"
+
+
+@pytest.mark.parametrize(("arguments", "note"), [(["report"], ""), ([], "; finished results are written")])
+def test_ctrl_c_promises_results_of_a_tuning_alone(
+    arguments: list[str], note: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> Path:
+        raise KeyboardInterrupt
+
+    for module in (tune, report):
+        monkeypatch.setattr(module, "output_path", interrupt)
+    assert main(arguments) == 130
+    assert capsys.readouterr().err == f"fmm-tune: interrupted{note}\n"
 
 
 @pytest.mark.slow

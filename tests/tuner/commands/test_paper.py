@@ -139,7 +139,7 @@ def check_json(found: dict[str, Any], table: PaperTable) -> None:
 
 def test_all_as_text(run: Run) -> None:
     separately = [run("paper", name) for name in PAPER_TABLES]
-    assert run("paper", "all") == "\n".join(separately)
+    assert run("paper", "all") == "\n".join(separately) == run("paper", "all", "li-fig17")
 
 
 def test_all_as_json_is_one_list(run: Run) -> None:

@@ -36,7 +36,10 @@ def test_a_list_is_read_by_type(tmp_path: Path) -> None:
     assert found.shapes_of_type("float32", on_gpu=True) == [(100, 200, 300), (4, 5, 6)]
 
 
-@pytest.mark.parametrize("line", ["1 2", "1 2 x", "0 1 2", "1 2 3 int8", "1 2 3 float32 5", "-1 2 3", "1.5 2 3"])
+MALFORMED = ["1 2", "1 2 x", "0 1 2", "1 2 3 int8", "1 2 3 float32 5", "-1 2 3", "1.5 2 3", f"1 2 {10**30}"]
+
+
+@pytest.mark.parametrize("line", MALFORMED)
 def test_a_malformed_line_is_named(line: str, tmp_path: Path) -> None:
     file = write(tmp_path / "shapes", f"5 5 5\n{line}\n")
     with pytest.raises(ShapesFileError, match=r"shapes, line 2: .*M K N, three whole numbers.*float64"):
@@ -86,11 +89,13 @@ DAMAGED_RECORDS = {
     "GemmTunableOp_float_TN,tn_4096_40": "like GemmTunableOp_float_TN,tn_N_M_K_ld",
     "GemmTunableOp_float_TN,tn_4096_4096_6": "like GemmTunableOp_float_TN,tn_N_M_K_ld",  # 6 may be cut off from 64
     "GemmTunableOp_float_TN,tn_0_4096_64_ld_1_1_1": "like GemmTunableOp_float_TN,tn_N_M_K_ld",
+    f"GemmTunableOp_float_TN,tn_4096_{2 * 10**12}_64_ld_1_1_1": "like GemmTunableOp_float_TN,tn_N_M_K_ld",
+    f"GemmTunableOp_float_TN,tn_4096_{'9' * 5000}_64_ld_1_1_1": "like GemmTunableOp_float_TN,tn_N_M_K_ld",
     "GemmTunableOp_quad_TN,tn_4096_4096_64_ld_1_1_1": "a type of TunableOp is double, float, ",
 }
 
 
-@pytest.mark.parametrize("line", DAMAGED_RECORDS)
+@pytest.mark.parametrize("line", DAMAGED_RECORDS, ids=lambda line: line[:60])
 def test_a_damaged_record_is_named(line: str, tmp_path: Path) -> None:
     file = write(tmp_path / "untuned.csv", f"{RECORDED.splitlines()[1]}\n{line}\n")
     with pytest.raises(ShapesFileError, match=rf"untuned.csv, line 2: .*{DAMAGED_RECORDS[line]}"):
@@ -172,6 +177,13 @@ def test_a_damaged_report_is_one_line_with_the_file_and_the_line(
     assert not printed and told.count("\n") == 1 and told.startswith(f"fmm-tune: {path}, ")
     with pytest.raises(ShapesFileError, match=message):
         read_shapes_file(path)
+
+
+@pytest.mark.parametrize("text", ["1000 1000 1000 float32\n", json.dumps(Report(PROGRAM.products[:1]).fields)])
+def test_a_byte_order_mark_changes_nothing(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "shapes"
+    path.write_text(text, encoding="utf-8-sig")
+    assert read_shapes_file(path).shapes_of_type("float32", on_gpu=False) == [(1000, 1000, 1000)]
 
 
 def test_a_report_as_text_is_refused_with_the_formats(tmp_path: Path) -> None:
