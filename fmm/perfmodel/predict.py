@@ -66,7 +66,10 @@ class Prediction:
 
     @property
     def effective_flops(self) -> float:
-        """The effective rate 2mkn / T in flop/s; the rate exceeds the device's peak if the plan saves enough flops."""
+        """The rate in flop/s: 2mkn / T, or 8mkn / T for complex numbers.
+
+        The rate exceeds the device's peak if the plan saves enough flops.
+        """
         return self.problem.flops / self.predicted_seconds if self.predicted_seconds else 0.0
 
     def __str__(self) -> str:

@@ -133,7 +133,8 @@ INVENTORY_ROWS: Final = (
     PaperFigure(
         DALBERTO_POSTS, "Brent's Strassen", "the equations, with their slips", "runs", "the scheme strassen, proved"
     ),
-    PaperFigure(DALBERTO_POSTS, "Equations 1 to 7", "Brent's bound and its 4^l", "computed", "dalberto-bounds"),
+    PaperFigure(DALBERTO_POSTS, "Equations 2 and 7", "Brent's bound and its 4^l", "computed", "dalberto-bounds"),
+    PaperFigure(DALBERTO_POSTS, "Equations 1, 3 to 6", "the recurrence of the bound", "runs", "error_bound, proved"),
     PaperFigure(
         DALBERTO_POSTS, "Adaptive Winograd", "a schedule with S, T, P, U", "runs", "the step table adaptive-winograd"
     ),
@@ -206,7 +207,7 @@ INVENTORY_COLUMNS: Final = ("source", "figure", "what it shows", "done", "see", 
 INVENTORY_NOTES: Final = (
     "measured: results/ has samples, and `python -m benchmarks papers NAME --measure` takes new samples. measurable: "
     "the command can measure the figure, but results/ has no samples yet. computed: `fmm-tune paper NAME` prints "
-    "numbers that follow from the model. runs: the figure is an algorithm or a kernel that any plan may name.",
+    "numbers that follow from the model. runs: fmm has the figure's algorithm, kernel or rule, and tests prove it.",
     "in part: only some sizes or codes were measured; `python -m benchmarks papers missing` lists incomplete "
     "experiments.",
 )

@@ -54,7 +54,7 @@ def sforza_stop() -> PaperTable:
     notes = (
         "Algorithm 1 prints stop <- (mm + nn) <= 2 with mm = CUTOFF/m2 and nn = CUTOFF/n2. mm and nn grow as the "
         "blocks shrink: by the printed condition, the largest matrices are never divided, and small matrices are "
-        "divided without end. The correct condition is >= 2.",
+        "divided down to the last level. The correct condition is >= 2.",
     )
     return PaperTable("sforza-stop", f"Algorithm 1's cutoff criteria, CUTOFF = {EXAMPLE_CUTOFF}", columns, rows, notes)
 

@@ -60,13 +60,13 @@ def find_table_name(name: str, known: Mapping[str, object]) -> str:
 
     Raise UnknownTableError if no table shows the figure.
     """
-    if name in known:
+    if name in known or name in table_names():
         return name
     if (shown := table_name_of_figure(name)) is not None:
         return shown
     near = get_close_matches(name.lower(), known, 1, 0.8)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    raise UnknownTableError(f"unknown table {name!r}{hint}; the tables are {', '.join(known)}, all")
+    raise UnknownTableError(f"unknown table {name!r}{hint}; the tables are {', '.join(known)}")
 
 
 def computed_table(name: str) -> PaperTable:

@@ -350,7 +350,7 @@ def _decision_text(found: dict[str, Any]) -> str:
     numbers = {
         "time by the model" if found["measured"] else "time": f"{best['seconds']:.4g} s",
         f"speedup over {found['library']}": f"{best['speedup']:.2f}",
-        "effective rate (2mkn / time)": f"{best['tflops']:.3g} TFLOPS",
+        "effective rate (flops / time)": f"{best['tflops']:.3g} TFLOPS",
         "limited by": best["dominant"],
         "memory traffic of sums and of products' operands": format_bytes(best["traffic"]),
         "starts of products and sums (a batch counts as one)": str(best["launches"]),
