@@ -164,7 +164,7 @@ def test_json_before_the_command(run: Run) -> None:
 def test_an_unknown_table(name: str, refused: Run) -> None:
     message = refused("paper", name)
     assert repr(name) in message
-    assert all(known in message for known in (*PAPER_TABLES, "all"))
+    assert all(known in message for known in PAPER_TABLES)
 
 
 def test_csv_and_json_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
