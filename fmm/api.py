@@ -502,7 +502,7 @@ def prepare(x: Any = REQUIRED_ARGUMENT, /, *, side: Side = "right", **unknown: A
     Raises
     ------
     ValueError
-        x is no array, has no dimensions, or requires gradients.
+        x has no dimensions, or requires gradients.
 
     Notes
     -----

@@ -20,8 +20,8 @@ def install(client: Any, *names: str) -> Any:
     client : distributed.Client
         An open client of the cluster.
     *names : str
-        Names as for `fmm.install`. The default is each of torch, CuPy and NumPy that is installed on a worker. Workers
-        that are threads of this process (`processes=False`) share this process's libraries.
+        Names as for `fmm.install`. The default is each of torch, CuPy, NumPy and SciPy that is installed on a worker.
+        Workers that are threads of this process (`processes=False`) share this process's libraries.
 
     Returns
     -------

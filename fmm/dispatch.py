@@ -379,7 +379,7 @@ def _find_device(device: str | int, number: int) -> devices.Device:
     try:
         return devices.get_device("cpu" if _is_cpu_name(device) else "cuda", number)
     except ModuleNotFoundError as error:
-        needed = f"device={device!r} needs CuPy: pip install 'fmm-tune[cuda13]' (or cuda12)"
+        needed = f"device={device!r} needs CuPy: pip install '.[cuda13]' (or cuda12) in fmm's clone"
         raise ModuleNotFoundError(needed) from error
     except ImportError as error:
         raise ImportError(f"device={device!r} needs CuPy, which does not load: {error}") from error

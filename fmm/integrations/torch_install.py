@@ -45,7 +45,7 @@ def install_on_cuda() -> UndoFunction:
     if torch.cuda.device_count() == 0:
         raise CannotInstallError("this torch finds no CUDA device (its products on the host: 'torch-cpu')")
     if find_spec("cupy") is None:
-        raise CannotInstallError("fmm's kernels need CuPy: pip install 'fmm-tune[cuda13]' (or cuda12)")
+        raise CannotInstallError("fmm's kernels need CuPy: pip install '.[cuda13]' (or cuda12) in fmm's clone")
     return install_at_key("CUDA")
 
 

@@ -38,10 +38,10 @@ def orthogonalize(
     steps : int, optional
         Number of steps.
     coefficients : str or sequence, optional
-        "muon": the same polynomial in each step; singular values end between about 0.7 and 1.2. "polar-express":
-        polynomials that converge to 1 for singular values above 0.001 times the norm. Otherwise three numbers (a, b, c)
-        for all steps, or a sequence of three numbers for each step; the last three are used again if there are more
-        steps.
+        "muon": the same polynomial in each step; singular values above 0.01 times the norm end between about 0.7 and
+        1.2. "polar-express": polynomials that converge to 1 for singular values above 0.001 times the norm. Otherwise
+        three numbers (a, b, c) for all steps, or a sequence of three numbers for each step; the last three are used
+        again if there are more steps.
     bound : float, optional
         An upper bound of the largest singular value; x is divided by the bound. By default each matrix is divided by
         its Frobenius norm.

@@ -527,7 +527,7 @@ def _reason_text(best: Candidate, candidates: tuple[Candidate, ...], calibration
     if limits.forbids_vendor:
         limit = f"an error growth of at most {limits.error_growth:g}"
         if best.plan == VENDOR:
-            return f"the vendor answers, since no plan has {limit} within the other limits ({calibration.source})"
+            return f"the vendor answers, since no candidate has {limit} within the other limits ({calibration.source})"
         return f"the fastest plan with {limit}: {best.time:.3f} of the vendor's time ({calibration.source})"
     if not any(c.beats_vendor for c in candidates if c.plan != VENDOR):
         least = min((c.margin for c in candidates if c.plan != VENDOR), default=calibration.margin)

@@ -116,7 +116,7 @@ def run_tune(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _print_dry_run(jobs, path, options)
     if missing := [name for name in REQUIRED_PACKAGES if find_spec(name) is None]:
-        print(f"fmm-tune: {missing[0]} is not installed; pip install 'fmm-tune[tune]'", file=sys.stderr)
+        print(f"fmm-tune: {missing[0]} is not installed; pip install '.[tune]' in fmm's clone", file=sys.stderr)
         return 1
     if any(job.device.identity.key.startswith("cpu") for job in jobs):
         _warn_of_slow_blas(getattr(options, "ignored_variables", {}))

@@ -209,7 +209,7 @@ class Decision:
         """Return the line with the expected error growth; the line says whether the growth is measured or predicted."""
         text, origin = format_error_growth(self.error_growth), " (root mean square, by the model)"
         if is_error_measured(self.plan):
-            text, origin = f"at most {text}", " (no measured error is larger; in the Frobenius norm)"
+            text, origin = f"about {text}", " (measured, in the Frobenius norm)"
         line = ", ".join([f"expected error: {text} times the vendor's", *notes])
         return line if self.plan == VENDOR else f"{line}{origin}"
 

@@ -74,7 +74,7 @@ def run_export(options: argparse.Namespace) -> int:
         if table.empty:
             print(f"fmm-tune export: {path} has no certified entries{_who_decides(path, wanted)}", file=sys.stderr)
     except ModuleNotFoundError as error:
-        print(f"fmm-tune export: {error.name} is not installed; pip install 'fmm-tune[tune]'", file=sys.stderr)
+        print(f"fmm-tune export: {error.name} is not installed; pip install '.[tune]' in fmm's clone", file=sys.stderr)
         return 1
     return 0
 

@@ -332,7 +332,7 @@ def _exceeded_limits(candidate: Candidate, limits: Limits) -> list[str]:
 def _error_text(candidate: dict[str, Any]) -> str:
     """Return a plan's expected error growth as text, which says whether the error was measured or predicted."""
     growth, basis = format_error_growth(candidate["error_growth"]), candidate["error_basis"]
-    texts = {"measured": f"at most {growth} (no measured error is larger)", "model": f"{growth} (by the model)"}
+    texts = {"measured": f"about {growth} (measured)", "model": f"{growth} (by the model)"}
     return texts.get(basis, growth)
 
 

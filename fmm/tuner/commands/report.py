@@ -68,7 +68,7 @@ def run_report(options: argparse.Namespace) -> int:
             raise schema.ConfigError(f"{path}: nothing to draw: no section has a calibration and trials beside it")
         written = write_report(found, getattr(options, "output", None) or path.parent)
     except ModuleNotFoundError as error:
-        print(f"fmm-tune report: {error.name} is not installed; pip install 'fmm-tune[tune]'", file=sys.stderr)
+        print(f"fmm-tune report: {error.name} is not installed; pip install '.[tune]' in fmm's clone", file=sys.stderr)
         return 1
     except (schema.ConfigError, PlanError, OSError) as error:
         print(f"fmm-tune report: {error}", file=sys.stderr)

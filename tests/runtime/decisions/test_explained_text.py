@@ -32,11 +32,11 @@ def decided(plan: str = "", dtype: str = "float32", workspace: int = LARGE, grow
         ("vendor", "1.0 times the vendor's"),
         (
             "residues(8) > bytes",
-            "at most 0.020 times the vendor's (no measured error is larger; in the Frobenius norm)",
+            "about 0.020 times the vendor's (measured, in the Frobenius norm)",
         ),
         (
             "residues(7) > bytes",
-            "at most 0.30 times the vendor's (no measured error is larger; in the Frobenius norm)",
+            "about 0.30 times the vendor's (measured, in the Frobenius norm)",
         ),
         ("strassen > f16x3", "1.7 times the vendor's (root mean square, by the model)"),
     ],

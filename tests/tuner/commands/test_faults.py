@@ -749,7 +749,7 @@ def test_a_package_that_is_missing_is_named_before_anything_is_measured(
 ) -> None:
     monkeypatch.setattr(commands_tune, "find_spec", lambda name: None if name == missing else name)
     assert main(["--output", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"fmm-tune: {missing} is not installed; pip install 'fmm-tune[tune]'\n"
+    assert capsys.readouterr().err == f"fmm-tune: {missing} is not installed; pip install '.[tune]' in fmm's clone\n"
     assert not fake.samples_taken and not list(tmp_path.iterdir())
 
 

@@ -274,7 +274,7 @@ def check_row(row: dict[str, Any], problem: Problem, name: str) -> None:
 def error_line(plan: dict[str, Any]) -> str:
     growth = format_error_growth(plan["error_growth"])
     texts = {"vendor": growth, "model": f"{growth} (by the model)"}
-    texts["measured"] = f"at most {growth} (no measured error is larger)"
+    texts["measured"] = f"about {growth} (measured)"
     return f"expected error, as a multiple of cuBLAS's: {texts[plan['error_basis']]}"
 
 
