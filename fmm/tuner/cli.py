@@ -67,6 +67,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         commands.choices.get(options.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+    if options.refit_part is not None and options.refit is None:
+        parser.error("--refit-part is an option of --refit")
     if options.command is None and options.refit is not None:
         options.run = refit.run_refit
     return options

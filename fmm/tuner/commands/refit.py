@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = "fit CONFIG (the one that fmm reads) again from its trials; write it, or --output; measure nothing"
     parser.add_argument("--refit", nargs="?", type=path_argument, const=Path(), metavar="CONFIG", help=what)
     parts = "what to fit again: all, the thresholds of the present model, or the block model and its tiles"
-    parser.add_argument("--refit-part", choices=REFIT_PARTS, default="all", help=parts)
+    parser.add_argument("--refit-part", choices=REFIT_PARTS, help=parts)
 
 
 @with_one_line_errors
@@ -66,7 +66,8 @@ def run_refit(options: argparse.Namespace) -> int:
         print(f"fmm-tune: {message}", file=sys.stderr)
         return 2
     path = output_path(None if options.refit == Path() else options.refit)
-    refit = {"all": refit_section, "thresholds": refit_thresholds, "blocks": refit_block_model}[options.refit_part]
+    functions = {"all": refit_section, "thresholds": refit_thresholds, "blocks": refit_block_model}
+    refit = functions[options.refit_part or "all"]
     into = path if options.output is None else output_path(options.output)
     results = list(_write_results(path, into, refit, options.json or options.quiet))
     is_written = any(x.section is not None for x in results)

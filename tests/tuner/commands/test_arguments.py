@@ -29,6 +29,12 @@ def test_an_unknown_type_is_an_error_and_nothing_is_measured(types: str, capsys:
     assert f"unknown dtype {types.split(',')[-1]!r}; valid: float32, float64, " in message
 
 
+def test_a_part_of_a_refit_starts_no_tuning(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--refit-part", "thresholds"])
+    assert ended.value.code == 2 and "--refit-part is an option of --refit" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_page_named_by_its_file(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
