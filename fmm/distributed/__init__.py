@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fmm.arrays.detect import type_name
 from fmm.distributed.decide_sharing import ShardingQuery, SharedDecision, decide_sharing
 from fmm.distributed.layout import MeshLayout
 from fmm.distributed.quadrants import parse_outer_level
@@ -16,6 +17,7 @@ from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import datasheet_of as datasheet_row
 from fmm.hardware.links import Network, default_network, link_by_name
 from fmm.kernels.plans.plan import Plan
+from fmm.request import check_error_growth, check_side
 from fmm.runtime.devices import gpu_from_description
 
 __all__ = ["SharedDecision", "explain", "matmul", "plan"]
@@ -174,9 +176,14 @@ def plan(
     >>> 1.5 < decision.speedup < 2.1
     True
     """
-    sides = (mesh,) if isinstance(mesh, int) else tuple(mesh)
+    m, k, n = check_side("m", m), check_side("k", k), check_side("n", n)
+    sides = tuple(check_side("a side of the mesh", x) for x in (mesh if isinstance(mesh, Sequence) else (mesh,)))
     if not 1 <= len(sides) <= 2 or min(sides) < 1 or min(m, k, n) < 1:
         raise ValueError(f"a product of positive sizes on a mesh of one or two dimensions, not {(m, k, n)} on {sides}")
+    dtype = type_name(dtype)
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
+    growth = None if max_error_growth is None else check_error_growth(max_error_growth)
     row = datasheet_row(device)
     network = default_network(row.capability, together)
     if links is not None:
@@ -186,5 +193,5 @@ def plan(
     layout = MeshLayout(m, k, n, sides, cuts, cuts, cuts)
     operands = sum(holdings.block_of_rank(0).size for holdings in layout.blocks_held.values())
     memory_limit = row.memory_gb * 1e9 - (operands + m * n / layout.process_count) * DTYPES[dtype].itemsize
-    query = ShardingQuery(max(memory_limit, 0.0), max_error_growth, None if plan is None else parse_outer_level(plan))
+    query = ShardingQuery(max(memory_limit, 0.0), growth, None if plan is None else parse_outer_level(plan))
     return decide_sharing(layout, dtype, gpu, network, query)

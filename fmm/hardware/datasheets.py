@@ -148,7 +148,7 @@ class Datasheet:
 
 def datasheet_of(name: str) -> Datasheet:
     """Return the datasheet of a device by name, in any case and spacing: "h200", "RTX4090", "gtx-1050"."""
-    found = _device_table().get(normalized_name(name))
+    found = _device_table().get(normalized_name(name)) if isinstance(name, str) else None
     if found is None:
         raise ValueError(f"unknown device {name!r}; the devices are {', '.join(datasheet_names())}")
     return found

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
 import fmm.distributed
@@ -46,6 +49,23 @@ def test_what_is_no_product_on_a_mesh() -> None:
             fmm.distributed.plan(8, 8, 8, **bad)
     with pytest.raises(PlanError):
         fmm.distributed.plan(8, 8, 8, mesh=2, plan="3m")
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"dtype": "foo"}, "unknown dtype 'foo'; valid: "),
+        ({"max_error_growth": float("nan")}, "max_error_growth must be a number above 0, not nan"),
+        ({"max_error_growth": 0}, "max_error_growth must be a number above 0, not 0"),
+        ({"mesh": 1.5}, "a side of the mesh must be a whole number, 0 or more, not 1.5"),
+        ({"mesh": (2, 1.5)}, "a side of the mesh must be a whole number, 0 or more, not 1.5"),
+        ({"m": 10.5}, "m must be a whole number, 0 or more, not 10.5"),
+        ({"device": None}, "unknown device None; the devices are "),
+    ],
+)
+def test_an_invalid_argument_is_named(bad: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        fmm.distributed.plan(**{"m": 8, "k": 8, "n": 8, "mesh": 2} | bad)
 
 
 def test_what_is_too_large_is_not_chosen() -> None:
