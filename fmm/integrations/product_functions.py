@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial, update_wrapper
 from math import prod
+from types import MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +45,11 @@ class ReplacementFunction:
 
     def __call__(self, *operands: Any, **options: Any) -> Any:
         return self._answer(*operands, **options)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Return a method of `instance` if the library's own function, in a class, would be a method."""
+        binds = instance is not None and hasattr(type(self.__wrapped__), "__get__")
+        return MethodType(self, instance) if binds else self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)

@@ -389,6 +389,16 @@ def test_if_one_cannot_be_put_none_is() -> None:
     assert owner.product == "first"
 
 
+@pytest.mark.parametrize("name", ["dot", "matmul", "tensordot"])
+def test_a_class_binds_a_replacement_as_it_binds_the_original(name: str) -> None:
+    """numpy.dot becomes a method, but numpy.matmul, a ufunc, does not."""
+    own = getattr(np, name)
+    replaced = ReplacementFunction(own, lambda *operands: operands)
+    theirs, ours = (type("Holder", (), {"product": function})() for function in (own, replaced))
+    assert vars(type(ours))["product"] is getattr(type(ours), "product") is replaced  # noqa: B009
+    assert ours.product(1) == ((ours, 1) if hasattr(theirs.product, "__self__") else (1,))
+
+
 def test_a_replaced_function_is_like_the_one_it_stands_for() -> None:
     replaced = ReplacementFunction(np.matmul, lambda *operands: "ours")
     assert replaced(1, 2) == "ours" and replaced.nin == np.matmul.nin and replaced.__name__ == "matmul"
