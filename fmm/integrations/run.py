@@ -177,7 +177,7 @@ def _parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, str, lis
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     parser.add_argument("-c", dest="code", action="store_true", help="the program is this text")
     parser.add_argument("program", nargs=argparse.REMAINDER)
-    options = parser.parse_args(_with_report_file(arguments, parser))
+    options = parser.parse_args(_separated_words(arguments, parser))
     if options.version:
         return options, "", []
     if options.verbose or options.json:
@@ -197,8 +197,11 @@ def _split_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _with_report_file(arguments: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Add an empty file name to `--report` without a file: argparse would take the program's name as the file name."""
+def _separated_words(arguments: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Return the arguments as argparse needs them: `--report` with a file name, and `-mNAME` as two words.
+
+    Without a file name, argparse would take the program's name as the file name of `--report`.
+    """
     words, i = list(arguments), 0
     while i < len(words) and words[i].startswith("--"):
         if words[i] == "--report=":
@@ -206,4 +209,6 @@ def _with_report_file(arguments: Sequence[str], parser: argparse.ArgumentParser)
         if words[i] == "--report":
             words[i] = f"--report={STDERR_FILE_NAME}"
         i += 2 if words[i] == "--install" else 1
+    if i < len(words) and words[i][:2] in ("-m", "-c") and len(words[i]) > 2:  # joined, as Python accepts the options
+        words[i : i + 1] = [words[i][:2], words[i][2:]]
     return words

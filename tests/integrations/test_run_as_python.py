@@ -88,6 +88,8 @@ CASES = {
     "compiled": (["compiled.pyc"], ""),
     "stdin": (["-", "a"], "import sys\nprint(__name__, sys.argv, repr(sys.path[0]), sorted(vars()))\n1 / 0\n"),
     "text": (["-c", "import sys; print(sys.argv, repr(sys.path[0]), sorted(vars()))", "-x", "-c"], ""),
+    "text joined": (["-cimport sys; print(sys.argv)", "-m"], ""),
+    "a module joined": (["-mpackage", "-c"], ""),
     "pdb inside": (["debugged.py"], "p x\nc\n"),
     "pdb": (["-m", "pdb", "debugged.py"], "n\np x\nc\nc\nq\n"),
     "future": (["future.py"], ""),
