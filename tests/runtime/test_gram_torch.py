@@ -176,6 +176,20 @@ def test_out_of_calls_that_torch_computes(mode: str, fill: Any, alpha: float, be
     torch.testing.assert_close(out, expected)
 
 
+@pytest.mark.parametrize("fill", ["full", "lower", "upper"])
+def test_diagonals_that_torch_computes_are_real(fill: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's product may leave imaginary parts there, as this simulated one does."""
+    from fmm.arrays.torch_library import TORCH
+
+    x = tensor((6, 5), torch.complex128)
+    monkeypatch.setattr(TORCH, "vendor_product", lambda a, b, out=None: a @ b + 1e-9j)
+    with FunctionMode():
+        found = fmm.gram(x, fill=fill)
+        out = fmm.gram(x, fill=fill, out=torch.zeros_like(found))
+    for c in (found, out):
+        assert not c.diagonal().imag.any() and c.diagonal().real.all()
+
+
 def test_an_out_that_torch_rejects() -> None:
     """The error is torch's, or fmm's if the shapes do not match."""
     x = tensor((6, 5), torch.float32)

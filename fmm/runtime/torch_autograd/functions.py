@@ -181,7 +181,7 @@ def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: Pl
     is_sparse = not (left.layout is right.layout is torch.strided)
     if out is None:
         c = TORCH.vendor_product(left, right) * params.alpha
-        c = c.to_dense() if is_sparse else c  # torch selects no triangle of a sparse tensor
+        c = _with_real_diagonal(c.to_dense() if is_sparse else c)  # torch selects no triangle of a sparse tensor
         if params.fill == "full":
             return c.tril() + c.tril(-1).mH
         return c.tril() if params.fill == "lower" else c.triu()
@@ -190,12 +190,19 @@ def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: Pl
     c = c.to_dense() if is_sparse else c
     if c.shape != out.shape:
         raise ValueError(f"out is {tuple(out.shape)}, the product {tuple(c.shape)}")
-    c = c + out * params.beta if params.beta else c
+    c = _with_real_diagonal(c + out * params.beta if params.beta else c)
     if params.fill == "full":
         return torch.add(c.tril(), c.tril(-1).mH, out=out)
     if params.fill == "lower":
         return torch.add(c.tril(), out.triu(1), out=out)
     return torch.add(c.triu(), out.tril(-1), out=out)
+
+
+def _with_real_diagonal(c: Any) -> Any:
+    """Return the matrices with real numbers on their diagonals, as BLAS's herk stores them."""
+    if not c.is_complex():
+        return c
+    return torch.diagonal_scatter(c, c.diagonal(dim1=-2, dim2=-1).real.to(c.dtype), dim1=-2, dim2=-1)
 
 
 def explain_gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Decision:
