@@ -14,13 +14,13 @@ from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
-from fmm.arrays.detect import is_complex
+from fmm.arrays.detect import is_complex, type_name
 from fmm.arrays.library import Library, product_shape
 from fmm.arrays.select_library import PLAIN_TYPES
 from fmm.config.files import current_settings
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import GemmParams
-from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import (
     MAX_DECLINED_FACTOR,
@@ -304,7 +304,7 @@ def explain_gemm(
     constraints = _add_gemm_params_to_constraints(library, operands, params, constraints)
     call = prepare_uncached(library, operands.a, operands.b, operands.target, constraints)
     if any(operands.conjugates):
-        plan = call.plan.with_conjugation(*operands.conjugates) if call.plan is not None else None
+        plan = _conjugating_plan(library, call.plan, operands) if call.plan is not None else None
         operands = operands if plan is not None else _conjugated_operands(library, operands)
         constraints = constraints if plan is None else constraints._replace(plan=plan, replaceable=True)
         call = prepare_uncached(library, operands.a, operands.b, operands.target, constraints)
@@ -495,7 +495,7 @@ def _run_conjugating_plan(
     without conjugation.
     """
     assert call.plan is not None
-    plan = call.plan.with_conjugation(*operands.conjugates)
+    plan = _conjugating_plan(library, call.plan, operands)
     if plan is None:
         return _run_planned_gemm(library, _conjugated_operands(library, operands), constraints)
     own = constraints._replace(plan=plan, replaceable=False)
@@ -510,18 +510,33 @@ def _run_conjugating_plan(
     return _run_library_gemm(library, operands, constraints) if c is None else c
 
 
+def _conjugating_plan(library: Library, plan: Plan, operands: GemmOperands) -> Plan | None:
+    """Return the plan that conjugates A and B as the call requires; None if no such plan runs on this processor."""
+    found = plan.with_conjugation(*operands.conjugates)
+    runs = found is not None and all(library.processor in use.leaf.devices for use in found.all_leaves)
+    return found if runs else None
+
+
 def _conjugated_operands(library: Library, operands: GemmOperands) -> GemmOperands:
     pairs = zip((operands.a, operands.b), operands.conjugates, strict=True)
     a, b = (library.conjugated_copy(x) if conjugate else x for x, conjugate in pairs)
     return operands._replace(a=a, b=b, conjugates=(False, False))
 
 
+def _has_one_float_type(*arrays: Any) -> bool:
+    """Return True if the arrays have the same element type, a real or complex floating-point type."""
+    first, *others = (x.dtype for x in arrays)
+    return all(x == first for x in others) and type_name(first).startswith(("float", "bfloat", "complex"))
+
+
 def _run_library_gemm(library: Library, operands: GemmOperands, constraints: PlanConstraints) -> Any:
     """Return C, computed by the library's own functions, in the target if there is one."""
     if operands.addend is not None:  # the library's functions read the addend from the target
         target, addend = operands.target, operands.addend
-        if target is None:
-            target = library.broadcast_copy(addend, tuple(addend.shape), operands.a)
+        if target is None or not _has_one_float_type(operands.a, operands.b, addend, target):
+            # a new array, since `out` of another type would round the addend, and the library may reject the types
+            shape = tuple(addend.shape if target is None else target.shape)
+            target = library.broadcast_copy(addend, shape, operands.a)
         else:
             library.copy_into(addend, target)
         operands = operands._replace(addend=None, target=target)

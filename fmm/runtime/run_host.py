@@ -221,9 +221,14 @@ class _PlanMultiplier:
 
     @property
     def can_vendor_compute_c(self) -> bool:
-        """True if the vendor can compute C by a few calls of C functions, without the old values of C."""
+        """True if the vendor can compute C by a few calls of C functions, without the old values of C.
+
+        The vendor reads A and B without conjugation, and its product is not always symmetric bit for bit.
+        """
         is_simple = self.addend is None or self.params.beta in (1, -1)
-        return is_simple and not self.in_place and not (self.writes_triangle and self.has_factors)
+        is_symmetric = self.call.setting.vendor_mirrors and not self.has_factors
+        reads_operands = not any(self.plan.conjugated_operands)
+        return is_simple and not self.in_place and reads_operands and (is_symmetric or not self.writes_triangle)
 
     def compute_product(self, a: Array, b: Array, c: Array) -> None:
         """Compute C by the plan.

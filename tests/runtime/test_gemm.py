@@ -318,6 +318,33 @@ def test_what_is_left_to_the_library_is_conjugated_too(op_a: Any, op_b: Any, rng
                 np.testing.assert_allclose(found[rows], wanted[rows])
 
 
+def test_the_vendor_conjugates_where_it_completes_a_stack(rng: np.random.Generator) -> None:
+    """The second matrix has an inf, after the plan has written the first matrix of `out`."""
+    a, b = (draw(rng, (2, 150, 150), "complex128") for _ in range(2))
+    a[1, 0, 0] = np.inf
+    with np.errstate(all="ignore"):
+        expected = turned(a, "C") @ b
+        for out in (None, np.full_like(a, np.nan)):
+            found = fmm.gemm(a, b, transpose_a="C", plan="3m > vendor", out=out)
+            np.testing.assert_allclose(found[0], expected[0])
+            np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
+
+
+def test_conjugated_operands_have_products_by_residues(rng: np.random.Generator) -> None:
+    a, b = (draw(rng, (40, 30), "complex128") for _ in range(2))
+    plan = "residues2m(15) > bytes"
+    np.testing.assert_allclose(fmm.gemm(a, b, transpose_a="C", plan=plan), a.conj().T @ b)
+    assert str(fmm.explain_gemm(a, b, transpose_a="C", plan=plan).plan) == plan
+
+
+def test_an_out_of_a_narrower_type_does_not_round_the_addend() -> None:
+    a, b, c = (np.full((1, 1), x) for x in (1.0, -1.0, 1 + 1e-9))
+    found = fmm.gemm(a, b, c, beta=1, out=np.zeros((1, 1), np.float32))
+    np.testing.assert_allclose(found, 1e-9, rtol=1e-6)
+    found = fmm.gemm(a * 1e300, b, np.full((1, 1), 1e300), beta=1, out=np.ones((1, 1), np.float32))
+    assert found == 0
+
+
 def test_no_other_plan_takes_the_place_of_one_that_conjugates(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:

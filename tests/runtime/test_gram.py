@@ -447,6 +447,19 @@ def raised(call: Callable[[], object]) -> type[BaseException] | None:
 # ---- byte orders, and alpha = 0
 
 
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_a_stack_that_the_vendor_completes_is_hermitian(dtype: str, rng: np.random.Generator) -> None:
+    """The second matrix has an inf, after the plan has written the first matrix of `out`."""
+    a = rng.standard_normal((2, 150, 150)).astype(dtype)
+    a = a + 1j * rng.standard_normal(a.shape) if dtype == "complex128" else a
+    a[1, 0, 0] = np.inf
+    out = np.full_like(a, np.nan)
+    with np.errstate(all="ignore"):
+        fmm.gram(a, out=out, plan="gram > strassen > vendor")
+    np.testing.assert_array_equal(out[0], out[0].conj().T)
+    np.testing.assert_allclose(out[0], a[0].conj().T @ a[0], atol=1e-9)
+
+
 @pytest.mark.parametrize("kind", [">f4", ">f8", ">c16"])
 @pytest.mark.parametrize("shape", [(16, 59), (59, 16), (200, 150)])
 @pytest.mark.parametrize("rows", [True, False])
