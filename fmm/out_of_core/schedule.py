@@ -257,7 +257,9 @@ class _ScheduleBuilder:
         last: bool,
     ) -> None:
         after = [self.places[tile.name].load[tile] for tile in (left, right)]
-        after += self.stores.pop(slots[2], []) if first else []
+        # The later bands run after the first band. Waiting for the store of the first band would delay them.
+        if first and rows[0] == left.rows[0]:
+            after += self.stores.pop(slots[2], [])
         number = len(self.steps)
         step = MultiplyStep(left, right, slots, rows, not first, tuple(after))
         self.steps.append(step)

@@ -28,6 +28,7 @@ CUTS = [
     ProductCut(40, 60, (50,), (40,), (2, 2, 2)),
     ProductCut(40, 60, (7, 30), (16, 8), (1, 1, 1)),  # nowhere to load ahead
     ProductCut(100, 30, (16, 64), (50, 25), (9, 3, 2)),  # A stays
+    ProductCut(40, 60, (1000,), (16, 8), (2, 2, 1)),  # an uncut inner dimension, in bands
 ]
 
 
@@ -144,6 +145,16 @@ def test_times_are_those_of_the_lane_that_is_last() -> None:
     found = halves.predict_times(rates, lambda size: 5.0 * size[0] * size[1] / 32)
     # Two seconds to load, 2.5 for the first piece, beside which the second comes; 1.25 for a band; two stores of two.
     assert (found.seconds, found.computing) == (2.0 + 2.5 + 1.25 + 2.0 + 2.0, 5.0)
+
+
+def test_bands_of_an_uncut_inner_dimension_are_stored_beside_the_next_band() -> None:
+    """Four seconds to load; four bands of a second, and a store of one second after each."""
+    schedule = build_schedule((8, 8, 4), 1, ProductCut(4, 4, (8,), (1,), (2, 1, 1)))
+    times = schedule.predict_times(CopyRates(16.0, 4.0), lambda size: float(size[0]))
+    # The second block uses the slot of the first block: its first band waits for the four stores of the first block.
+    assert (times.seconds, times.computing, times.storing) == (4.0 + 4.0 + 1.0 + 4.0 + 1.0, 8.0, 8.0)
+    waits = [any(isinstance(schedule.steps[i], StoreStep) for i in step.after) for step in schedule.multiply_steps]
+    assert waits == [False, False, False, False, True, False, False, False]
 
 
 def seconds_by_work(workspace: int) -> object:
