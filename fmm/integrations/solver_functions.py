@@ -171,7 +171,7 @@ def make_solver_replacement(own: Any, solver: SolverFunction, array_type: type) 
         running_solver.on = True
         try:
             result = solver(*operands, **options)
-        except (TypeError, ValueError, np.linalg.LinAlgError):
+        except (RuntimeError, MemoryError, TypeError, ValueError, np.linalg.LinAlgError):
             result = None  # the library's own function raises its own exception
         finally:
             running_solver.on = False

@@ -49,9 +49,13 @@ def cholesky_ex(library: TorchSolvers, a: Any, *, upper: bool = False, check_err
 def solve_triangular(
     library: TorchSolvers, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Any:
-    """Return the result of torch's operator linalg_solve_triangular; None if no speedup is predicted."""
-    columns = b.shape[-1 if left else -2]
-    if not triangular_halving_count(library, a, columns, None):
+    """Return the result of torch's operator linalg_solve_triangular.
+
+    Return None if no speedup is predicted, or if the shapes do not match: torch's own kernel raises the error.
+    """
+    if not is_square(a) or b.dim() < 2 or b.shape[-2 if left else -1] != a.shape[-1]:
+        return None
+    if not triangular_halving_count(library, a, b.shape[-1 if left else -2], None):
         return None
     return column_major_copy(
         solve_triangular_without_gradient(library, a, b, TriangularForm(not upper, unitriangular, left), None)
@@ -146,5 +150,5 @@ def run_solver(solver: SolverFunction, operands: tuple[Any, ...], options: dict[
     with torch.no_grad(), bypass_fmm():
         try:
             return solver(library, *operands, **options) if library.is_plain(*tensors) else None
-        except library.linalg_error:  # torch's own kernel returns the error as a number
-            return None
+        except (RuntimeError, MemoryError, TypeError, ValueError):
+            return None  # torch's own kernel raises its own exception, or returns the error as a number

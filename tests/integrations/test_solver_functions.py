@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fmm
+from fmm import linalg
 from fmm.integrations import solver_functions
 from fmm.integrations.product_functions import replace_attributes
 from fmm.integrations.solver_functions import CUPY_SOLVER_FUNCTIONS, NUMPY_SOLVER_FUNCTIONS, SCIPY_SOLVER_FUNCTIONS
@@ -99,6 +100,21 @@ def test_exceptions_are_the_librarys(call: Call) -> None:
     with fmm.installed("numpy", "scipy"):
         assert outcome(call) == expected
     assert isinstance(expected, str)
+
+
+@pytest.mark.usefixtures("by_products")
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError], ids=lambda x: x.__name__)
+def test_a_call_that_fails_is_repeated_by_the_library(
+    error: type[Exception], products: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(a: Any) -> None:
+        raise error("for the test")
+
+    expected = np.linalg.inv(S)
+    monkeypatch.setattr(linalg, "inv", fail)
+    with fmm.installed("numpy"):
+        np.testing.assert_array_equal(np.linalg.inv(S), expected)
+    assert not products
 
 
 def test_uninstalling_restores_the_very_functions() -> None:

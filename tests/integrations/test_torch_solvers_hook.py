@@ -115,3 +115,41 @@ def test_transforms_are_torchs(solved: list[str]) -> None:
     torch.testing.assert_close(torch.func.vmap(torch.linalg.cholesky)(stack), expected)
     _, tangent = torch.func.jvp(torch.linalg.cholesky, (a,), (a,))
     torch.testing.assert_close(tangent, torch.linalg.cholesky(a) / 2)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "left"),
+    [
+        ((9, 9), (12, 4), True),
+        ((9, 9), (4, 12), False),
+        ((9, 7), (9, 4), True),
+        ((9, 7), (7, 4), True),
+        ((9, 9), (9,), True),
+        ((2, 9, 9), (3, 9, 4), True),
+    ],
+)
+def test_wrong_shapes_of_triangular_systems_are_torchs_errors(
+    a: tuple[int, ...], b: tuple[int, ...], left: bool, solved: list[str]
+) -> None:
+    def error() -> str:
+        with pytest.raises(RuntimeError) as raised:
+            torch.linalg.solve_triangular(torch.ones(a), torch.ones(b), upper=False, left=left)
+        return str(raised.value)
+
+    expected = error()
+    fmm.install("torch-cpu")
+    assert error() == expected and not solved
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError, ValueError], ids=lambda x: x.__name__)
+def test_a_call_that_fails_is_repeated_by_torch(
+    error: type[Exception], solved: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*operands: Any) -> None:
+        raise error("for the test")
+
+    a = torch.tensor(positive_matrices(9, "float64")["normal"])
+    expected = torch.linalg.inv(a)
+    monkeypatch.setattr(torch_solvers, "invert_stacks", fail)
+    fmm.install("torch-cpu")
+    assert torch.equal(torch.linalg.inv(a), expected) and not solved
