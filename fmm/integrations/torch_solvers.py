@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -92,10 +93,23 @@ def solve_ex(library: TorchSolvers, a: Any, b: Any, *, left: bool = True, check_
     Return None if the right-hand sides are vectors, if `left` is False, or if no speedup is predicted.
     """
     matches = left and is_square(a) and a.dim() == b.dim() and a.shape[:-1] == b.shape[:-1]
-    if not matches or (factors := lu_of_stacks(library, a, None)) is None:
+    transposed = a.is_contiguous() and not a.is_complex() and solve_ex_factors_transpose()
+    if not matches or (factors := lu_of_stacks(library, a.mT if transposed else a, None)) is None:
         return None
-    x = solve_by_factors(library, factors, b, None)
+    x = solve_by_factors(library, factors, b, None, "T" if transposed else "N")
     return column_major_copy(x), column_major_copy(factors.lu), factors.pivots + library.first_pivot, zero_info_array(a)
+
+
+@cache
+def solve_ex_factors_transpose() -> bool:
+    """Return True if torch's _linalg_solve_ex factors the transpose of a real contiguous matrix, as older versions do.
+
+    torch's formulas of gradients expect these factors. The convention is the same on all devices.
+    """
+    a = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64, device="cpu")
+    with bypass_fmm():
+        _, lu, _, _ = torch.ops.aten._linalg_solve_ex(a, a)
+    return bool(lu[0, 0] == 2)  # the first pivot is the largest entry of the first row of a; 3 in the first column
 
 
 TORCH_SOLVERS: dict[str, SolverFunction] = {

@@ -53,6 +53,10 @@ def results(dtype: str) -> list[Any]:
     lu, pivots = torch.linalg.lu_factor(a)
     x = torch.linalg.solve(a, b)
     found += [lu, pivots, x, *torch.autograd.grad((x.abs() ** 2).sum() + lu.abs().sum(), [a, b])]
+    skew = torch.tensor(random_matrix(9, 9, dtype)).requires_grad_()
+    for matrix in (skew, skew.mT):
+        x = torch.linalg.solve(matrix, b[0])
+        found += [x, *torch.autograd.grad((x.abs() ** 2).sum(), [skew, b])]
     found += [torch.linalg.solve(a, b[..., 0]), torch.linalg.solve(a, b.mT, left=False)]
     q, r = torch.linalg.qr(tall)
     loss = ((q @ q.mH @ tall.detach()[:, :3].flip(0)).abs() ** 2).sum() + r.abs().sum()
@@ -153,3 +157,26 @@ def test_a_call_that_fails_is_repeated_by_torch(
     monkeypatch.setattr(torch_solvers, "invert_stacks", fail)
     fmm.install("torch-cpu")
     assert torch.equal(torch.linalg.inv(a), expected) and not solved
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_factors_of_solve_ex_are_those_that_torchs_gradients_expect(
+    dtype: str, transposed: bool, solved: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions of torch that factor the transpose of a real contiguous matrix are simulated."""
+    a, b = torch.tensor(random_matrix(9, 9, dtype)), torch.tensor(random_matrix(9, 4, dtype))
+    solve_ex: Any = torch.ops.aten._linalg_solve_ex
+    if transposed == torch_solvers.solve_ex_factors_transpose():
+        expected = [solve_ex(x, b) for x in (a, a.mT)]
+    else:
+        factored = a.mT if transposed and dtype == "float64" else a
+        expected = [(torch.linalg.solve(a, b), *torch.linalg.lu_factor_ex(factored))]
+    monkeypatch.setattr(torch_solvers, "solve_ex_factors_transpose", lambda: transposed)
+    fmm.install("torch-cpu")
+    found = [solve_ex(x, b) for x in (a, a.mT)]
+    assert solved == ["_linalg_solve_ex"] * 2
+    for results_here, results_there in zip(found, expected, strict=False):
+        for x, y in zip(results_here, results_there, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-11)
+            assert x.stride() == y.stride()
