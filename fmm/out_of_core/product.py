@@ -16,8 +16,9 @@ from mmap import mmap
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
-from fmm.arrays.library import product_shape
+from fmm.arrays.library import Operand, product_shape
 from fmm.arrays.numpy_library import NumpyLibrary
 from fmm.config.environment import is_emulation_allowed
 from fmm.config.files import current_settings
@@ -66,9 +67,7 @@ def streamed_matmul(
     dtype, shape = _product_type(library, a, b, out), product_shape(a.shape, b.shape)
     if not dtype or shape is None:
         return library.vendor_product(a, b, out)
-    target = _as_ndarray(out)
-    if out is None or any(may_share_elements(x, target) for x in (a, b)):
-        target = library.new_array(library.describe_result(a, b, shape, dtype))
+    target = _out_or_new_array(library, a, b, out, shape, dtype, library.new_array)
     with show_progress(progress) as shown:
         if progress:
             # The predicted time of a stack assumes that every product takes as long as the first product.
@@ -97,9 +96,10 @@ def explain_streamed_matmul(
         return Decision(
             VENDOR, None, f"NumPy multiplies: {library.product_setting(a, b, out).refusal or 'nothing to multiply'}"
         )
-    stack = list(split_stack(a, b, np.broadcast_to(np.zeros((), dtype), shape)))
-    (m, k), n = stack[0][0].shape, stack[0][1].shape[1]
-    streaming = _plan_streamed_product((m, k, n), dtype, machine, constraints, usable_memory_bytes(machine))
+    stack = list(split_stack(a, b, _out_or_new_array(library, a, b, out, shape, dtype, _array_of_layout)))
+    x, y, z = _transpose_for_row_major_result(*stack[0])
+    size = x.shape[0], x.shape[1], y.shape[1]
+    streaming = _plan_streamed_product(size, dtype, machine, constraints, usable_memory_bytes(machine))
 
     largest = max(
         (size for step in streaming.schedule.multiply_steps for size in streaming.tile_launch_sizes(step.product_size)),
@@ -109,12 +109,36 @@ def explain_streamed_matmul(
     decision = matmul.decide_without_arrays(Problem(*largest, dtype), limits, machine.device, constraints.plan)
     memory = streaming.schedule.total_slot_bytes + _largest_workspace_bytes(streaming, machine.device, constraints)
     lines = list(_schedule_text_lines(streaming, machine.copy_rates, memory))
+    if z is not stack[0][2]:
+        lines.append("the result is column-major: C, A and B are the transposes of the result, of b and of a")
     if len(stack) > 1:
         lines.append(f"repeated {len(stack)} times, for each product of the stack")
     if any(map(_is_memory_mapped, (a, b, out))):
         lines.append("not predicted: reading and writing the mapped files of the arrays")
     reason = f"for the largest of {len(streaming.schedule.multiply_steps)} products of tiles: {decision.reason}"
     return replace(decision, reason=reason, kernels=(*lines, *decision.kernels))
+
+
+def _out_or_new_array(
+    library: NumpyLibrary,
+    a: Array,
+    b: Array,
+    out: Any,
+    shape: tuple[int, ...],
+    dtype: str,
+    new_array: Callable[[Operand], Array],
+) -> Array:
+    """Return `out` as a NumPy array; return a new array if `out` is None or shares elements with an operand."""
+    target = _as_ndarray(out)
+    if out is None or any(may_share_elements(x, target) for x in (a, b)):
+        return new_array(library.describe_result(a, b, shape, dtype))
+    return target  # type: ignore[no-any-return]
+
+
+def _array_of_layout(result: Operand) -> Array:
+    """Return an array with the shape and the strides of a result; only its first entry has memory."""
+    entry = np.empty((), result.dtype)
+    return as_strided(entry, result.shape, [step * entry.itemsize for step in result.strides or ()])
 
 
 def _as_ndarray(x: Any) -> Any:

@@ -127,6 +127,45 @@ def test_vectors_and_stacks(left: tuple[int, ...], right: tuple[int, ...]) -> No
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
 
 
+STACK_OF_COLUMNS = np.zeros((4, 60, 40)).swapaxes(1, 2)
+EXPLAINED: list[tuple[tuple[int, ...], tuple[int, ...], Any, dict[str, Any]]] = [
+    ((4, 40, 50), (50, 60), None, {}),  # one product of 160 rows
+    ((4, 40, 50), (50, 60), np.zeros((4, 40, 60)), {}),
+    ((4, 40, 50), (50, 60), STACK_OF_COLUMNS, {}),  # four products, each with a column-major result
+    ((4, 40, 50), (4, 50, 60), None, {}),
+    ((90, 130), (130, 70), None, {}),
+    ((90, 130), (130, 70), np.zeros((90, 70), order="F"), {}),
+    ((90, 130), (130, 70), None, {"order": "F"}),
+]
+
+
+@pytest.mark.parametrize(("left", "right", "out", "options"), EXPLAINED)
+def test_explaining_describes_the_products_that_run(
+    left: tuple[int, ...], right: tuple[int, ...], out: Any, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, run, ran = matrix(left, "float64"), matrix(right, "float64", 1), out_of_core._run_schedule, []
+
+    def run_recorded(streaming: Any, *rest: Any) -> None:
+        ran.append(streaming.schedule.size)
+        run(streaming, *rest)
+
+    monkeypatch.setattr(out_of_core, "_run_schedule", run_recorded)
+    adapter, machine = NUMPY.adapter_for_matmul_options(options), HostMachine(10**9)
+    said = str(out_of_core.explain_streamed_matmul(adapter, a, b, out, machine, NO_CONSTRAINTS))
+    streamed(a, b, out, machine=machine, **options)
+    ((m, _, n),) = set(ran)
+    assert f"streamed: C of {m} x {n} " in said
+    assert said.count("repeated") == (len(ran) > 1) and (len(ran) == 1 or f"repeated {len(ran)} times" in said)
+    assert ("column-major" in said) == (n == left[-2])
+
+
+def test_explaining_allocates_no_result() -> None:
+    """The result would have 16 TiB."""
+    a = np.broadcast_to(np.float32(0), (1 << 21, 8))
+    said = str(out_of_core.explain_streamed_matmul(NUMPY, a, a.T, None, HostMachine(1 << 37), NO_CONSTRAINTS))
+    assert f"C of {1 << 21} x {1 << 21} " in said
+
+
 def test_types_are_numpys() -> None:
     a, b = matrix((60, 70), "float32"), matrix((70, 50), "float64", 1)
     close(streamed(a, b), a, b)
