@@ -10,11 +10,13 @@ from typing import Any, Protocol
 
 from fmm.arrays.select_library import cupy_library
 from fmm.out_of_core.schedule import CopyRates
-from fmm.out_of_core.transfers import CopyThreads, DeviceEngine, measure_copy_rates
+from fmm.out_of_core.transfers import PROBE_BYTES, CopyThreads, DeviceEngine, measure_copy_rates
 from fmm.runtime import matmul
 from fmm.runtime.decisions.limits import PlanConstraints, count_gpu_processes
 from fmm.runtime.devices import Device, cuda_device
 from fmm.runtime.gemm import BlasGemmParams, run_gemm
+
+PROBE_MEMORY_SHARE = 1 / 4  # largest share of the device's free memory with which copy rates are measured
 
 
 class StreamingDevice(Protocol):
@@ -76,10 +78,12 @@ def _multiply_tiles(
 
 @lru_cache(maxsize=16)
 def _measured_cuda_rates(number: int) -> CopyRates:
-    with CudaStreamingDevice(number).open_engine(PlanConstraints()) as engine:
+    machine = CudaStreamingDevice(number)
+    nbytes = min(PROBE_BYTES, int(machine.free_bytes() * PROBE_MEMORY_SHARE))
+    with machine.open_engine(PlanConstraints()) as engine:
         transfers = CopyThreads(engine)
         try:
-            return measure_copy_rates(engine, transfers, time.perf_counter)
+            return measure_copy_rates(engine, transfers, time.perf_counter, nbytes)
         finally:
             engine.wait_until_idle()
             transfers.close()

@@ -232,8 +232,11 @@ PROBE_BYTES, PROBE_ROUNDS = 512 << 20, 4
 def measure_copy_rates(
     engine: DeviceEngine, transfers: CopyThreads, clock: Callable[[], float], nbytes: int = PROBE_BYTES
 ) -> CopyRates:
-    """Measure the copy rate in each direction without concurrent work; return the best of PROBE_ROUNDS measurements."""
-    host = np.ones((nbytes >> 16, 1 << 13))
+    """Measure the copy rate in each direction without concurrent work; return the best of PROBE_ROUNDS measurements.
+
+    A measurement copies `nbytes` bytes, rounded down to a multiple of 64 KiB, and at least 64 KiB.
+    """
+    host = np.ones((max(nbytes >> 16, 1), 1 << 13))
     address, memory = engine.allocate_memory(host.nbytes)
     place, loads, stores = DeviceLocation(address, host.shape[1], host.dtype), [1.0], [1.0]
     for _ in range(PROBE_ROUNDS):

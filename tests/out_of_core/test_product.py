@@ -15,8 +15,10 @@ import pytest
 import fmm
 from fmm.arrays.numpy_library import NUMPY, NumpyLibrary
 from fmm.kernels.plans.plan import Plan
+from fmm.out_of_core import machine as streaming_device
 from fmm.out_of_core import product as out_of_core
 from fmm.out_of_core.choose_schedule import TilesDoNotFitError
+from fmm.out_of_core.machine import CudaStreamingDevice
 from fmm.out_of_core.transfers import (
     BUFFERS_PER_THREAD,
     MAX_COPY_THREADS,
@@ -432,6 +434,19 @@ def test_rates_are_measured_there_and_back() -> None:
     finally:
         transfers.close()
     assert rates == (2.0**20, 2.0**20)
+
+
+@pytest.mark.parametrize(("free", "copied"), [(1 << 30, 1 << 20), (1 << 21, 1 << 19), (100_000, 1 << 16)])
+def test_rates_are_measured_with_a_fourth_of_the_free_memory_at_most(
+    free: int, copied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = HostMachine(free)
+    monkeypatch.setattr(streaming_device, "PROBE_BYTES", 1 << 20)
+    monkeypatch.setattr(CudaStreamingDevice, "free_bytes", lambda self: host.free_bytes())
+    monkeypatch.setattr(CudaStreamingDevice, "open_engine", lambda self, constraints: host.open_engine(constraints))
+    streaming_device._measured_cuda_rates.cache_clear()
+    assert min(CudaStreamingDevice(0).copy_rates) > 0 and host.made.allocated == [copied]
+    streaming_device._measured_cuda_rates.cache_clear()
 
 
 # ---- the public face
