@@ -107,6 +107,13 @@ def test_what_torch_itself_answers() -> None:
     )
 
 
+def test_an_addend_that_beta_excludes_is_not_explained() -> None:
+    a, c = draw((600, 600), "float64"), torch.ones((600, 600), dtype=torch.float32)
+    expected = str(fmm.explain_gemm(a, a, plan="winograd > vendor"))
+    assert str(fmm.explain_gemm(a, a, c, beta=0, plan="winograd > vendor")) == expected
+    assert fmm.gemm(a, a, c, beta=0, plan="winograd > vendor").dtype == a.dtype
+
+
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_a_plan_runs_where_it_pays(batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """As for NumPy's arrays: the sides decide, not the class of the operands."""

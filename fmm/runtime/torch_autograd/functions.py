@@ -274,6 +274,7 @@ def explain_gemm_tensors(
     a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints
 ) -> Decision:
     """Return the decision that `gemm_tensors` makes; nothing is computed."""
+    c = c if params.beta else None
     if not _is_plain_gemm(a, b, c, out):
         return _decide_fallback(_explain_gemm_fallback(a, b, c, out), constraints, TORCH.gemm_name)
     a, b, params = _conjugate_marks_as_ops(a, b, params)
