@@ -357,7 +357,7 @@ def plan_without_arrays(
         workspace = default_workspace_bytes(NUMPY if on_cpu else cupy_library(), number)
     growth = found.error_growth if constraints.error_growth is None else constraints.error_growth
     limits: Limits = limits_without_arrays(op, dtype, workspace, growth)
-    problem = Problem(*size, dtype, op=op, componentwise=limits.componentwise)
+    problem = Problem(*size, dtype, op=op, componentwise=limits.componentwise and op == "product")
     return matmul.decide_without_arrays(problem, limits, found, constraints.plan)
 
 

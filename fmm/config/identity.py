@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -66,6 +66,15 @@ def _alphanumeric_words(name: str) -> list[str]:
 def processor_name() -> str:
     """Return the processor's name as the operating system reports it."""
     return cpuinfo_field("model name") or platform.processor() or platform.machine()
+
+
+def model_rejection_reasons(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """Yield the reasons against a model that was fitted with the versions `then`, if the versions are `now`."""
+    if then.get(SUMS_VERSION_NAME) == COMPILED_SUMS != now.get(SUMS_VERSION_NAME, COMPILED_SUMS):
+        yield "it was tuned with compiled sums, and llvmlite is installed no more"
+    for name in (PROCESSOR_MODEL, BLAS_KERNEL):
+        if (before := then.get(name)) != (here := now.get(name, before)) and before is not None:
+            yield f"it was tuned with the {name} {before}; the {name} is now {here}"
 
 
 def processor_model() -> str:

@@ -30,7 +30,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fmm.config.environment import log_once, vendor_arithmetic
-from fmm.config.identity import BLAS_KERNEL, COMPILED_SUMS, PROCESSOR_MODEL, SUMS_VERSION_NAME, Identity
+from fmm.config.identity import Identity, model_rejection_reasons
 from fmm.config.reader import (
     ConfigError,
     JsonCheck,
@@ -408,12 +408,7 @@ def read_section(raw: JsonValue, json_path: str, identity: Identity, dtype: str)
     if calibration is not None and thresholds is not None:
         calibration = replace(calibration, measured_crossovers=thresholds.measured_crossovers)
     then, now = found["versions"], identity.versions
-    diagnostics = tuple(found.get("doubts", ()))
-    if then.get(SUMS_VERSION_NAME) == COMPILED_SUMS != now.get(SUMS_VERSION_NAME, COMPILED_SUMS):
-        diagnostics += ("it was tuned with compiled sums, and llvmlite is installed no more",)
-    for name in (PROCESSOR_MODEL, BLAS_KERNEL):
-        if (before := then.get(name)) != (here := now.get(name, before)) and before is not None:
-            diagnostics += (f"it was tuned with the {name} {before}; the {name} is now {here}",)
+    diagnostics = (*found.get("doubts", ()), *model_rejection_reasons(then, now))
     return Tuning(
         identity,
         dtype,

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fmm.config.files import read_config
-from fmm.config.identity import Identity
+from fmm.config.identity import Identity, model_rejection_reasons
 from fmm.config.reader import ConfigError, JsonValue, config_text
 from fmm.config.schema import Entry, empty_section, read_entry
 
@@ -52,10 +52,16 @@ def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
     """Write one entry into the section of a device and type; a missing section is created without a calibration."""
     path = _link_target(path)
     with writer_lock(path):
-        types = _read_devices(path).get(identity.key, {})
+        _remove_partial_files(path)
+        devices = _read_devices(path)
+        types = devices.setdefault(identity.key, {})
         old = types.get(dtype)
-    new = old if isinstance(old, dict) else empty_section(identity.versions)
-    merge_section(path, identity.key, dtype, {**new, "entries": [found.json_fields]})
+        new = old if isinstance(old, dict) else empty_section(identity.versions)
+        then = new.get("versions")
+        if isinstance(then, dict) and not any(model_rejection_reasons(then, identity.versions)):
+            new = {**new, "versions": dict(identity.versions)}  # otherwise the new entry would count as an old one
+        types[dtype] = keep_old_section_entries(old, {**new, "entries": [found.json_fields]})
+        write_file(path, config_text(devices))
 
 
 def keep_old_section_entries(old: JsonValue, new: dict[str, JsonValue]) -> dict[str, JsonValue]:

@@ -75,6 +75,8 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
     there = out is not None and can_write_into_out(library, call, a, b, out)
     if call.writes_out and not there:  # `out` overlaps an operand
         call = prepare_call(library, a, b, None, constraints)
+        if call.plan is None:  # for example, since less memory is free than before
+            return _run_vendor(library, call, a, b, out, constraints)
     target = out if there else None
     c = run_with_fallback(library, call, a, b, target, constraints)
     if c is None:

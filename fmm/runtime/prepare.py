@@ -37,6 +37,7 @@ from fmm.runtime.decisions.decide import (
     decide_without_vendor,
     is_gram_faster,
     next_winning_plans,
+    peak_workspace,
 )
 from fmm.runtime.decisions.early_declines import MIN_PLAN_SIDE
 from fmm.runtime.decisions.limits import (
@@ -446,7 +447,9 @@ def _decide_launches(query: ProblemQuery, problem: Problem, limits: Limits) -> t
     first = decide_plan(problem, limits, device)
     if first.plan == VENDOR and query.setting.no_vendor_product:
         first = decide_without_vendor(first, limits, device)
-    if device.chip is None or (first.plan == VENDOR and not problem.writes_triangle):
+    if device.chip is None:
+        return _decide_within_workspace(first, problem, limits, device), None
+    if first.plan == VENDOR and not problem.writes_triangle:
         return first, None
     for plan in (first.plan, *next_winning_plans(problem, first.plan, limits, device)):
         launches = launches_on_device(plan, problem, device, False)
@@ -459,6 +462,20 @@ def _decide_launches(query: ProblemQuery, problem: Problem, limits: Limits) -> t
         )
         return replace(first, plan=plan, reason=why, trial=None), launches
     return first, None
+
+
+def _decide_within_workspace(first: Decision, problem: Problem, limits: Limits, device: Device) -> Decision:
+    """Return the decision `first`, or another one if its plan needs more workspace than the limit.
+
+    The workspace of candidates is counted for alpha = 1 and beta = 0. With other factors, a plan can need memory for
+    the product besides C.
+    """
+    if first.plan == VENDOR or not problem.has_factors or peak_workspace(first.plan, problem) <= limits.workspace:
+        return first
+    others = next_winning_plans(problem, first.plan, limits, device)
+    plan = next((x for x in others if peak_workspace(x, problem) <= limits.workspace), VENDOR)
+    why = f"with alpha and beta, {first.plan} needs more workspace than the limit; the model's next choice"
+    return replace(first, plan=plan, reason=why, trial=None)
 
 
 def _decide_stack(query: ProblemQuery, work: CallMatrices, limits: Limits) -> tuple[Decision, LaunchList | None] | None:

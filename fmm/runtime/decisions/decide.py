@@ -23,6 +23,7 @@ from fmm.kernels.plans.explain import format_error_growth, plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_plan_type, check_product_count, plan_workspace_bytes
+from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, problem_for_ranking, recurring_call_seconds, required_margin
 from fmm.perfmodel.crossovers import NO_LEVEL_BOUND, count_levels
@@ -313,6 +314,7 @@ def decide_by_tuning(
     return decide_for_unmeasured_leaf(entry.plan, problem, limits, tuned, calibration) or entry
 
 
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuning, on_cpu: bool = False) -> Decision | None:
     """Return the decision from the certified entry for exactly this shape.
@@ -342,6 +344,7 @@ def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuning, on_cpu
     return Decision(plan, problem, why, (), source, on_cpu=on_cpu, measured_speedup=speedup)
 
 
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def decide_for_unmeasured_leaf(
     certified: Plan, problem: Problem, limits: Limits, tuned: Tuning, calibration: Calibration
@@ -369,6 +372,7 @@ def decide_for_unmeasured_leaf(
 # ---- by the model
 
 
+@clear_on_registration
 @lru_cache(maxsize=4096)
 def decide_by_model(
     problem: Problem, limits: Limits, calibration: Calibration | None, is_tuned: bool, identity: Identity

@@ -75,8 +75,9 @@ class GramKey(NamedTuple):
 
 def limits_without_arrays(op: Operation, dtype: str, workspace: int, error_growth: float) -> Limits:
     """Return the limits for a decision without arrays: the caller's limits, and limits by environment variables."""
-    componentwise = is_componentwise_required() and op == "product" and not DTYPES[dtype].exact
-    return Limits(workspace, error_growth, is_emulation_allowed(), componentwise)
+    componentwise = is_componentwise_required() and not DTYPES[dtype].exact
+    may_emulate = is_emulation_allowed() and (op == "product" or not componentwise)
+    return Limits(workspace, error_growth, may_emulate, componentwise)
 
 
 # ---- the default workspace limit

@@ -46,12 +46,19 @@ class OnlineTrial:
         While one thread's product is timed, the plan computes the products of other threads without a timing.
         `wait_until_idle` waits until an asynchronous device is idle.
         """
-        if self.entry is not None:
-            return multiply(Plan.parse(self.entry.plan))
-        if self._lock.locked():
+        if (faster := self._faster_plan()) is not None:
+            return multiply(faster)
+        if not self._lock.acquire(blocking=False):
             return multiply(self.plan)
-        with self._lock:
-            return self._timed_product(multiply, wait_until_idle)
+        try:
+            faster = self._faster_plan()  # again: another thread may have timed the last product in between
+            return self._timed_product(multiply, wait_until_idle) if faster is None else multiply(faster)
+        finally:
+            self._lock.release()
+
+    def _faster_plan(self) -> Plan | None:
+        """Return the plan that was found to be faster; None before the end of the trial."""
+        return None if self.entry is None else Plan.parse(self.entry.plan)
 
     def _timed_product(self, multiply: Callable[[Plan], Any], wait_until_idle: Callable[[], None]) -> Any:
         done = len(self._seconds)
