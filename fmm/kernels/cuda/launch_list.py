@@ -171,10 +171,12 @@ class LaunchList:
         """Indices in ADDRESS_BASES of the bases that vendor calls read or write.
 
         fmm cannot change the parameters of the vendor's kernels in a captured CUDA graph. A graph with vendor calls is
-        therefore valid only while the bases of the vendor calls have the same addresses as at the capture.
+        therefore valid only while the bases of the vendor calls have the same addresses as at the capture. The
+        workspace is such a base for every vendor call, since it contains the vendor's scratch memory.
         """
         calls = (step for step in self.steps if isinstance(step, VendorCall))
-        return tuple(sorted({ADDRESS_BASES.index(x.base) for call in calls for x in call.op.operands_and_result}))
+        bases = {x.base for call in calls for x in call.op.operands_and_result}
+        return tuple(sorted(ADDRESS_BASES.index(base) for base in ({*bases, "W"} if bases else ())))
 
     @cached_property
     def needs_tf32_mode(self) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.device_code.entry_source import header_text
-from fmm.kernels.cuda.launch_list import LaunchList, StreamSync, VendorCall
+from fmm.kernels.cuda.launch_list import ADDRESS_BASES, LaunchList, StreamSync, VendorCall
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment
@@ -235,6 +235,21 @@ CASES = (
 def test_what_runs(case: Case) -> None:
     said = case.recorded().step_labels()
     assert [line[: len(start)] for line, start in zip(said, case.lines, strict=True)] == list(case.lines), said
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "op", "bases"),
+    [
+        ("vendor", "float32", "gram", "BCW"),
+        ("lt3", "float32", "product", "ABCW"),
+        ("winograd.batched > vendor", "float64", "product", "W"),
+        ("strassen.batched.pad16 > tile", "float32", "product", ""),
+    ],
+)
+def test_vendor_calls_use_scratch_memory_in_the_workspace(text: str, dtype: str, op: Any, bases: str) -> None:
+    """A graph keeps the address of cuBLAS's scratch memory, although no operand may be in the workspace."""
+    launches = Case(text, dtype, (), given=(("op", op),)).recorded()
+    assert "".join(ADDRESS_BASES[i] for i in launches.vendor_bases) == bases
 
 
 ON_DEVICE = [leaf for leaf in plan_leaves() if "cuda" in leaf.devices]
