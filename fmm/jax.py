@@ -202,7 +202,7 @@ def _batched_product(operands: Any, axes: Any, **options: Any) -> tuple[jax.Arra
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     a, b = (batching.bdim_at_front(x, axis, size) for x, axis in zip(operands, axes, strict=True))
     if axes[1] is None and operands[1].ndim == 2 and not options["transpose_a"]:
-        rows = PRODUCT_PRIMITIVE.bind(a.reshape(-1, a.shape[-1]), operands[1], **options)
+        rows = PRODUCT_PRIMITIVE.bind(a.reshape(prod(a.shape[:2]), a.shape[-1]), operands[1], **options)
         return rows.reshape(*a.shape[:2], rows.shape[-1]), 0
     return PRODUCT_PRIMITIVE.bind(a, b, **options), 0
 

@@ -117,6 +117,14 @@ def test_vmap_is_one_product_of_stacks(axes: Any, products: list[Any]) -> None:
     assert len(products) == 1
 
 
+@pytest.mark.parametrize("m_k_n", [(3, 0, 5), (0, 4, 5), (3, 4, 0)], ids=str)
+def test_vmap_of_products_without_entries(m_k_n: tuple[int, int, int]) -> None:
+    m, k, n = m_k_n
+    a, b = jnp.ones((2, m, k)), jnp.ones((k, n))
+    found = jax.vmap(fmm_jax.matmul, (0, None))(a, b)
+    np.testing.assert_array_equal(found, jnp.matmul(a, b))
+
+
 def test_scan_and_donated_arrays(products: list[Any]) -> None:
     (a,) = operands("float64", (8, 8))
 
