@@ -26,6 +26,7 @@ EMULATED_LEAF_NAME: Final = "vendor-emulated"  # the leaf for which cuBLAS runs 
 # of the counters that one launch uses.
 ADDRESS_BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
+PER_THREAD_STREAM = 2  # handle of CUDA's default stream of the calling thread: another stream in each thread
 MAX_PARAMETER_BYTES = 4096  # every driver accepts kernel parameters of this size in bytes
 STANDARD_OPTIONS = ("--std=c++17",)  # options of the compiler NVRTC
 # The architecture "device" of a kernel means that fmm itself compiles the kernel for the present device. CuPy would add

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from math import gcd
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -62,8 +62,8 @@ MathMode = Literal["ieee", "tf32", "emulated"]
 _Pointer = ctypes.c_void_p
 
 
-def vendor_call(op: GemmOp | RankUpdateOp, alignment_by_base: Mapping[str, int]) -> GemmCall:
-    """Return the vendor's call for a product.
+def vendor_call(op: GemmOp | RankUpdateOp, alignment_by_base: Mapping[str, int], device: int) -> GemmCall:
+    """Return the vendor's call for a product on the current device; `device` is the index of this device.
 
     `alignment_by_base` maps each base (A, B, C, workspace) to a power of two that divides the base's address.
     """
@@ -77,7 +77,7 @@ def vendor_call(op: GemmOp | RankUpdateOp, alignment_by_base: Mapping[str, int])
     alignments = [
         operand_column_alignment(x, element.itemsize, alignment_by_base[x.base]) for x in op.operands_and_result
     ]
-    return CublasLtCall(op, element, candidate, alignments)
+    return CublasLtCall(op, element, candidate, alignments, device)
 
 
 # ---- cuBLAS
@@ -315,8 +315,12 @@ class _LtCandidate(ctypes.Structure):
     )
 
 
-@lru_cache(maxsize=1)
-def _cublaslt_library() -> tuple[Any, ctypes.c_void_p]:
+@cache
+def _cublaslt_library(device: int) -> tuple[Any, ctypes.c_void_p]:
+    """Return the cuBLASLt library and its handle for the current device; `device` is the index of this device.
+
+    cuBLASLt ties a handle to the device that is current when the handle is created.
+    """
     library, handle = load_library("libcublasLt"), ctypes.c_void_p()
     p = ctypes.c_void_p
     library.cublasLtMatmul.argtypes = [p] * 14 + [ctypes.c_size_t, p]
@@ -335,10 +339,10 @@ class CublasLtCall:
     small and are never destroyed.
     """
 
-    def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int]) -> None:
+    def __init__(self, op: GemmOp, types: DType, number: int, alignments: Sequence[int], device: int) -> None:
         self.types, self.scratch = types, op.scratch
         self.scratch_bytes = op.leaf_use.leaf.scratch(op.m, op.k, op.n, op.count)
-        self.library, self.handle = _cublaslt_library()
+        self.library, self.handle = _cublaslt_library(device)
         self.scalars = alpha_beta_array(op, types.scalar)
         shapes = (op.m, op.k), (op.k, op.n), (op.m, op.n)
         factors = (op.left, op.right, op.dest)

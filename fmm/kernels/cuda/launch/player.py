@@ -197,7 +197,7 @@ class Player:
                 may_run_early = stream == 0 and BASES_WITHOUT_C.issuperset(slot.base for slot in step.slots)
                 yield _KernelLaunch(stream, next(calls).bind, may_run_early)
             elif isinstance(step, VendorCall):
-                yield _VendorProduct(stream, vendor_call(step.op, divides))
+                yield _VendorProduct(stream, vendor_call(step.op, divides, self.device))
             else:
                 yield step
 

@@ -16,7 +16,7 @@ from cupy_backends.cuda.api import runtime
 
 from fmm.kernels.cuda.launch.bound_calls import BoundCall
 from fmm.kernels.cuda.launch.cublas import StreamContext, create_handle
-from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
+from fmm.kernels.cuda.launch_list import PER_THREAD_STREAM, LaunchList, StreamSync
 
 
 def make_context_current(device: int) -> None:
@@ -94,9 +94,13 @@ class _StreamOwner:
         left.extend((device, stream) for device, streams in self.by_device.items() for stream in streams)
 
 
+_CounterKey = tuple[int, int, int]  # device number, stream, number of counters
+
+
 class _ThreadStreams(threading.local):
     def __init__(self) -> None:
         self.own = _StreamOwner()
+        self.counters: dict[_CounterKey, int] = {}  # addresses of the counters for launches on PER_THREAD_STREAM
 
 
 _thread_streams = _ThreadStreams()
@@ -149,15 +153,15 @@ def return_capture_stream(device: int, stream: Any) -> None:
 
 # ---- counters that order the writes of thread blocks; all counters are zero before and after every launch
 
-# (device number, stream, number of counters) -> address of the counters
-_cached_counters: dict[tuple[int, int, int], int] = {}
+_cached_counters: dict[_CounterKey, int] = {}  # addresses of the counters for launches on other streams
 
 
 def stream_counters(device: int, stream: int, count: int) -> int:
     """Return the address of a stream's counters, which all launches on the stream use one after the other."""
     key = device, stream, 1 << (count - 1).bit_length()
-    found = _cached_counters.get(key)
-    return found if found is not None else _cached_counters.setdefault(key, new_counters(key[2], stream))
+    cached = _thread_streams.counters if stream == PER_THREAD_STREAM else _cached_counters
+    found = cached.get(key)
+    return found if found is not None else cached.setdefault(key, new_counters(key[2], stream))
 
 
 def new_counters(count: int, stream: int) -> int:

@@ -6,8 +6,8 @@ so after a recomputed product the vendor computes the next products on the strea
 
 A thread owns at most MAX_FLAGS_PER_THREAD flags, one for each of its streams. A thread that needs one more flag
 abandons its oldest flag, and a thread that ends abandons all its flags. The next thread on the same stream takes an
-abandoned flag. If thousands of flags are abandoned, the host waits for the device once, and reuses the memory of these
-flags for other streams.
+abandoned flag; PER_THREAD_STREAM is another stream in each thread, so no thread takes its flags. If thousands of flags
+are abandoned, the host waits for the device once, and reuses the memory of these flags for other streams.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import cupy
 import numpy as np
 from cupy_backends.cuda.api import runtime
 
+from fmm.kernels.cuda.launch_list import PER_THREAD_STREAM
 from fmm.kernels.cuda.recompute.recompute import RecomputeBackoff
 
 FLAG_BYTES = 16  # bytes of struct Slot in nonfinite_flag.cuh, rounded up
@@ -140,9 +141,12 @@ def _acquire_flag(key: StreamKey) -> StreamFlag:
 
 
 def _reuse_abandoned_flag(key: StreamKey) -> StreamFlag | None:
-    """Remove and return an abandoned flag of a stream; return None if the stream has no abandoned flag."""
+    """Remove and return an abandoned flag of a stream; return None if the stream has no abandoned flag.
+
+    Return None for PER_THREAD_STREAM, which is another stream in each thread.
+    """
     idle = _idle_flags.get(key)
-    if not idle:
+    if not idle or key[1] == PER_THREAD_STREAM:
         return None
     found = idle.pop()
     if not idle:
@@ -153,12 +157,12 @@ def _reuse_abandoned_flag(key: StreamKey) -> StreamFlag | None:
 def _collect_abandoned_flags() -> None:
     """Move the abandoned flags into `_idle_flags`, by stream.
 
-    `_idle_flags` keeps the prepared calls of at most MAX_FLAGS_PER_THREAD streams; the flags of further streams are
-    kept without prepared calls. This limits the memory of prepared calls.
+    `_idle_flags` keeps the prepared calls of at most MAX_FLAGS_PER_THREAD streams; the flags of further streams and of
+    PER_THREAD_STREAM are kept without prepared calls. This limits the memory of prepared calls.
     """
     while _abandoned_flags:
         key, flag = _abandoned_flags.popleft()
-        if len(_idle_flags) >= MAX_FLAGS_PER_THREAD:
+        if len(_idle_flags) >= MAX_FLAGS_PER_THREAD or key[1] == PER_THREAD_STREAM:
             flag.prepared.clear()
         _idle_flags.setdefault(key, []).append(flag)
 

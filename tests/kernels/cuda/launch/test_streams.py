@@ -1,4 +1,4 @@
-"""The pool of streams as threads start and end, on a fake CuPy."""
+"""The pool of streams as threads start and end, and handles of each device, on a fake CuPy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support import numpy_cupy
+from tests.support.library_functions import Functions
 from tests.support.threads import at_once
 
 STREAMS, CUBLAS = "fmm.kernels.cuda.launch.streams", "fmm.kernels.cuda.launch.cublas"
@@ -80,3 +81,34 @@ def test_concurrent_threads_have_separate_streams(streams: Any) -> None:
 
     found = [stream for own in at_once([use] * 4) for stream in own]
     assert len(set(found)) == len(found) == 8
+
+
+def test_each_device_has_a_cublaslt_handle_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLASLt ties a handle to the device that is current when the handle is created."""
+    made: list[int] = []
+
+    def create(handle: Any) -> int:
+        made.append(len(made) + 1)
+        handle._obj.value = made[-1]
+        return 0
+
+    with numpy_cupy.in_place(CUBLAS):
+        cublas = import_module(CUBLAS)
+        monkeypatch.setattr(cublas, "load_library", lambda name: Functions(lambda function: create))
+        handles = [cublas._cublaslt_library(device)[1].value for device in (0, 1, 0, 1)]
+    assert handles == [1, 2, 1, 2]
+
+
+def test_counters_on_the_default_stream_of_each_thread_are_separate(streams: Any) -> None:
+    """CUDA gives the default stream of each thread the same handle."""
+    module, _ = streams
+    barrier = threading.Barrier(4, timeout=60)
+
+    def use(stream: int) -> int:
+        found: int = module.stream_counters(0, stream, 8)
+        barrier.wait()
+        return found
+
+    assert len(set(at_once([lambda: use(2)] * 4))) == 4
+    assert len(set(at_once([lambda: use(5)] * 4))) == 1
+    assert module.stream_counters(0, 2, 8) == module.stream_counters(0, 2, 5)

@@ -62,6 +62,15 @@ def test_successive_threads_reuse_a_flag(flags: Any) -> None:
     assert first.prepared and known(flags) == 2
 
 
+def test_the_default_stream_of_an_ended_thread_leaves_no_flag(flags: Any) -> None:
+    """CUDA gives the default stream of each thread the same handle, but launches on two of them run in any order."""
+    left = [in_a_thread(lambda: flags.stream_flag(0, flags.PER_THREAD_STREAM)) for _ in range(5)]
+    mine = flags.stream_flag(0, flags.PER_THREAD_STREAM)
+    assert len({flag.address for flag in (*left, mine)}) == 6
+    assert flags.stream_flag(0, flags.PER_THREAD_STREAM) is mine
+    assert known(flags) == 6
+
+
 @pytest.mark.slow
 def test_a_flag_stays_with_its_stream(flags: Any) -> None:
     """Launches on the old stream may still be running."""
