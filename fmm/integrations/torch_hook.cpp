@@ -32,8 +32,10 @@ int64_t now_in_milliseconds() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
 }
 
-// Products that Python declined within the last second, by a hash of all properties on which the decision depends. If
-// two threads write a slot at the same time, the slot matches no product, or its decline ends slightly too early or too
+// Products that Python declined within the last second, by a hash of the operator and of all properties of A and B on
+// which the decision depends. Properties of the result and of the addend are not in the hash: if Python declines
+// because of one of them, torch also computes the products of matrices like A and B for the rest of the second. If two
+// threads write a slot at the same time, the slot matches no product, or its decline ends slightly too early or too
 // late.
 constexpr size_t SLOTS = 1024;
 constexpr int64_t REMEMBERED_MILLISECONDS = 1000;  // time for which a decline is remembered
@@ -50,9 +52,10 @@ uint64_t mix_hash(uint64_t hash, int64_t value) {
 }
 
 uint64_t hash_of(uint64_t operator_number, const at::Tensor& a, const at::Tensor& b) {
-  uint64_t hash = mix_hash(operator_number + 1, static_cast<int64_t>(a.scalar_type()));
-  hash = mix_hash(hash, a.is_cuda() ? a.get_device() : -1);
+  uint64_t hash = mix_hash(operator_number + 1, a.is_cuda() ? a.get_device() : -1);
+  hash = mix_hash(hash, a.const_data_ptr() == b.const_data_ptr());  // plans of A A^T are not plans of A B
   for (const at::Tensor* x : {&a, &b}) {
+    hash = mix_hash(hash, static_cast<int64_t>(x->scalar_type()) * 2 + x->is_conj());
     for (const int64_t size : x->sizes()) hash = mix_hash(hash, size);
     for (const int64_t stride : x->strides()) hash = mix_hash(hash, stride);
   }

@@ -283,6 +283,13 @@ def test_what_was_declined_is_not_asked_about_again_for_a_moment(
     torch.mm(a[:32, :32], a[:32, :32])  # another shape
     torch.mm(a.mT, a)  # another layout
     assert len(requested) == 3
+    torch.mm(a, a.clone())  # B is no longer A
+    assert len(requested) == 4
+    c = torch.ones(N, N, dtype=torch.complex128)
+    for left, right in ((c, c.to(torch.complex64)), (c, a), (c.conj(), a)):
+        with pytest.raises(RuntimeError):
+            torch.mm(left, right)  # another type of B, and another conjugate bit
+    assert len(requested) == 7
 
 
 def test_a_report_counts_every_product(
