@@ -64,13 +64,14 @@ class CallMatrices:
     def batch_strides(self) -> tuple[int, int, int] | None:
         """Return the distances, in elements, between consecutive matrices of A, of B and of C.
 
-        Return None if the matrices of an operand are not equally spaced.
+        Return None if the matrices of an operand are not equally spaced, or if a distance is negative: tensor maps and
+        descriptors of batches have no negative distances.
         """
         found = []
         for x in (self.a, self.b, self.c):
             offsets = [*_matrix_byte_offsets(x, self.c.shape[:-2])]
             steps = {y - x for x, y in pairwise(offsets)}
-            if len(steps) != 1:
+            if len(steps) != 1 or min(steps) < 0:
                 return None
             found.append(steps.pop() // DTYPES[x.dtype].itemsize)
         return found[0], found[1], found[2]

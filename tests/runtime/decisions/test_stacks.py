@@ -73,6 +73,8 @@ def test_strided_and_broadcast_stacks() -> None:
     assert call.launches is not None and call.launches.problem.batch_strides == (0, 0, 1048576)
     call = prepared((8, 8, 1024, 512), strides=(10 * 524288, 524288, 512, 1))  # no constant distance
     assert call.launches is None or call.launches.problem.batch_strides is None
+    call = prepared((64, 1024, 512), strides=(-524288, 512, 1))  # x[::-1], which no tensor map describes
+    assert call.launches is None or call.launches.problem.batch_strides is None
 
 
 def test_the_vendor_multiplies_small_matrices_as_one_batch() -> None:
