@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 import cupy
@@ -173,8 +173,22 @@ def cached_code(inputs: tuple[str, ...], compile_code: Callable[[], bytes]) -> b
     code = compile_code()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=path.parent, prefix="fmm-", delete=False) as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        # The file is replaced atomically, so that another process never reads a partial file.
-        Path(file.name).replace(path)
+        _replace_file(path, hashlib.sha256(code).digest() + code)
     return code
+
+
+def _replace_file(path: Path, content: bytes) -> None:
+    """Write a file's whole content. Another process never reads a partial file, and a failure leaves no partial file.
+
+    The permissions are those of the umask, because users may share a cache folder.
+    """
+    partial = path.with_name(f"{path.stem}.{secrets.token_hex(8)}.partial")
+    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # the system applies the umask
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,6 +75,29 @@ def test_a_damaged_file_is_made_anew(damage: bytes, folder: Path, cached_code: C
     file.write_bytes(damage)
     assert cached_code(INPUTS, compiler) == b"code" and compiler.times == 2
     assert cached_code(INPUTS, compiler) == b"code" and compiler.times == 2
+
+
+def test_a_failed_write_leaves_no_file(
+    folder: Path, cached_code: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", fail)
+    assert cached_code(INPUTS, Compiler()) == b"code" and not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_users_share_a_folder_as_their_umask_permits(
+    umask: int, mode: int, folder: Path, cached_code: Callable[..., bytes]
+) -> None:
+    before = os.umask(umask)
+    try:
+        cached_code(INPUTS, Compiler())
+    finally:
+        os.umask(before)
+    (file,) = folder.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == mode
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(folder: Path, cached_code: Callable[..., bytes]) -> None:
