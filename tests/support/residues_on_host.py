@@ -197,3 +197,46 @@ def mapped_view(found: TensorMap, memory: Mapping[str, Bytes]) -> np.ndarray[Any
     shape, strides = (found.layers, found.lines, found.length), (found.layer, found.leading, 1)
     assert sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) < here.size
     return np.lib.stride_tricks.as_strided(here, shape, strides)
+
+
+DISTANT_THREADS = """
+using None = fmm::FastSums<7, 0, 0, 0>;
+extern "C" void joined_position(unsigned block, unsigned thread, int rows, int cols, int* to) {
+    blockIdx.x = block, threadIdx.x = thread;
+    fmm::residues::Result<double> c{};
+    c.block_rows = rows, c.block_cols = cols, c.layers = 1;
+    const fmm::residues::OutputBlock<None, 0, 1, 0> spot(c);
+    to[0] = spot.layer, to[1] = spot.row, to[2] = spot.at;
+}
+extern "C" void split_bytes(const fmm::Modulus* modulus, int side, unsigned block, unsigned thread, int lines,
+                            int length, const signed char* line, signed char* planes) {
+    fmm::residues::Split<signed char> p{};
+    p.moduli[0] = *modulus, p.count = 1;
+    auto& x = side ? p.right : p.left;
+    x.source = line, x.planes = planes, x.layers = 1, x.blocks = 1 << 30;
+    x.lines = x.block_lines = lines, x.length = x.block_length = length;
+    blockIdx.x = block, threadIdx.x = thread;
+    fmm::residues::split_both<None, 0, false, false>(p);
+}
+"""
+
+
+@cache
+def _distant_threads() -> Any:
+    return library(inline_headers('#include "residue_join.cuh"\n'), DISTANT_THREADS)
+
+
+def joined_position(block: int, thread: int, rows: int, cols: int) -> list[int]:
+    """Return the layer, row and column that a thread of the join computes."""
+    to = np.empty(3, np.int32)
+    _distant_threads().joined_position(block, thread, rows, cols, _pointer(to))
+    return [int(x) for x in to]
+
+
+def split_line_by_thread(side: int, block: int, thread: int, lines: int, line: Bytes, planes: Bytes) -> None:
+    """Let one thread split its four numbers of an operand; all lines of the operand are at the same address."""
+    room = np.empty(64, np.uint8)
+    begin = -room.ctypes.data % 16
+    room[begin : begin + 32] = np.frombuffer(pack_modulus(251), np.uint8)
+    modulus = ctypes.c_void_p(room.ctypes.data + begin)
+    _distant_threads().split_bytes(modulus, side, block, thread, lines, line.size, _pointer(line), _pointer(planes))

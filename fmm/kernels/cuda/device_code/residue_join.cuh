@@ -95,11 +95,13 @@ struct OutputBlock {
 
     template <class Element>
     __device__ __forceinline__ explicit OutputBlock(const Result<Element>& c) {
-        const unsigned all = blockIdx.x * JOIN_THREADS<LEVELS> + threadIdx.x;
-        const unsigned number = LEVELS == 2 ? all / 128 * 32 + all % 32 : all, words = c.block_cols / COLS;
-        at = number % words * COLS;
-        row = number / words % c.block_rows;
-        layer = number / words / c.block_rows;
+        // 64 bits, because a result may have more than 2^32 threads
+        const unsigned long long all = static_cast<unsigned long long>(blockIdx.x) * JOIN_THREADS<LEVELS> + threadIdx.x;
+        const unsigned long long number = LEVELS == 2 ? all / 128 * 32 + all % 32 : all;
+        const unsigned words = c.block_cols / COLS, lines = static_cast<unsigned>(number / words);
+        at = (static_cast<unsigned>(number) - lines * words) * COLS;
+        row = lines % c.block_rows;
+        layer = lines / c.block_rows;
         const long long plane = static_cast<long long>(c.block_rows) * c.block_cols;
         next = plane * c.layers;
         from = c.planes + layer * plane + static_cast<long long>(row) * c.block_cols + at;

@@ -440,13 +440,13 @@ __device__ __forceinline__ void store_residues(const GaussianModulus& m, const u
 // Split four numbers of every block: compute the sums of blocks for each product, and store their residues. With two
 // levels, a loop over the products of the outer level contains the inner level.
 template <class Sums, int LEVELS, bool RIGHT, bool WIDE, class Element>
-__device__ __forceinline__ void split_one(const Operand<Element>& p, const Split<Element>& split, unsigned number) {
+__device__ __forceinline__ void split_one(const Operand<Element>& p, const Split<Element>& split, unsigned long long number) {
     constexpr int OUTER = LEVELS == 2 ? Sums::PRODUCTS : 1, INNER = LEVELS ? Sums::PRODUCTS : 1, PARTS = LEVELS ? 4 : 1;
     constexpr int PLANES = COMPONENTS<Element>;
-    const unsigned words = p.block_length / 4, lines = number / words;
+    const unsigned words = p.block_length / 4, lines = static_cast<unsigned>(number / words);
     const int line = lines % p.block_lines, layer = lines / p.block_lines;
     if (layer >= p.layers) return;
-    const int at = number % words * 4;
+    const int at = (static_cast<unsigned>(number) - lines * words) * 4;
     const Blocks<Element, WIDE> blocks{p, layer, line, at};
     const long long plane = static_cast<long long>(p.block_lines) * p.block_length;
 #pragma unroll 1
@@ -496,10 +496,11 @@ __device__ __forceinline__ void split_one(const Operand<Element>& p, const Split
 template <class Sums, int LEVELS, bool LEFT_WIDE, bool RIGHT_WIDE, class Element>
 __device__ __forceinline__ void split_both(const Split<Element>& p) {
     const int block = blockIdx.x;
+    const unsigned long long threads = THREADS;  // 64 bits, because an operand may have more than 2^32 threads
     if (block < p.left.blocks)
-        split_one<Sums, LEVELS, false, LEFT_WIDE>(p.left, p, static_cast<unsigned>(block) * THREADS + threadIdx.x);
+        split_one<Sums, LEVELS, false, LEFT_WIDE>(p.left, p, block * threads + threadIdx.x);
     else
-        split_one<Sums, LEVELS, true, RIGHT_WIDE>(p.right, p, static_cast<unsigned>(block - p.left.blocks) * THREADS + threadIdx.x);
+        split_one<Sums, LEVELS, true, RIGHT_WIDE>(p.right, p, (block - p.left.blocks) * threads + threadIdx.x);
 }
 
 }  // namespace residues

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from math import prod, sqrt
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,15 @@ from tests.support.residue_products import (
     op_of,
     product_on_host,
 )
-from tests.support.residues_on_host import exponents, norm_as_on_device, play, reduced, turned_square
+from tests.support.residues_on_host import (
+    exponents,
+    joined_position,
+    norm_as_on_device,
+    play,
+    reduced,
+    split_line_by_thread,
+    turned_square,
+)
 
 ONE, FAST, FASTER = (f"residues(14){below} > bytes" for below in ("", " > strassen", " > strassen^2"))
 # Leaves for floating-point numbers: moduli, and levels below.
@@ -940,3 +949,19 @@ def test_groups_of_planes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     plan_workspace_bytes.cache_clear()
     assert 1 < len(op.modulus_groups) <= 14
     np.testing.assert_array_equal(c, expected)
+
+
+MAP_NORESERVE = 0x4000  # of Linux; pages that nothing writes need no memory
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_numbers_of_threads_have_more_than_32_bits(side: int) -> None:
+    """A thread beyond the first 2^32 joins or splits its own numbers, not those of the first threads."""
+    assert joined_position((1 << 24) + 1, 5, (1 << 16) + 1, 1 << 16) == [0, 1 << 16, 261]
+    lines, line = (1 << 24) + 1, np.full(1024, 7, np.uint8)
+    with mmap(-1, lines * line.size, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE) as memory:
+        planes = np.frombuffer(memory, np.uint8)
+        split_line_by_thread(side, lines - 1, 3, lines, line, planes)
+        last = planes[-line.size :].copy()
+        del planes
+    assert (last[12:16] == 7).all() and not last[:12].any() and not last[16:].any()
