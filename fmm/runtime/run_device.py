@@ -345,7 +345,12 @@ class _GraphReplay:
         self.graph = UpdatableGraph(graph, call.kernel_nodes(addresses, counters))
 
     def set_graph_addresses(self, addresses: Addresses) -> bool:
-        """Write these addresses into the graph's nodes; return True on success."""
+        """Write these addresses into the graph's nodes; return True on success.
+
+        A graph that cannot be updated keeps its addresses.
+        """
+        if not self.graph.is_updatable:
+            return False
         self.bases = None
         if self.graph.update_parameters(self.call.kernel_nodes(addresses, self.counters)):
             self.bases = addresses.memory_addresses

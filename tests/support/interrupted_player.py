@@ -185,6 +185,8 @@ def launched_in_order(found: list[Note], singles: list[list[Note]], ahead: int) 
 class Graph:
     """A graph whose kernels have the parameters of the last update."""
 
+    is_updatable = True
+
     def __init__(self, graph: Any, kernels: Any) -> None:
         self.executable: list[bytes] = [words_at(x.parameters, x.size) for x in kernels]
 
@@ -214,6 +216,27 @@ def interrupt_replay(every: int) -> int:
         for other in (turn, (turn + 1) % len(MOVED)):
             assert noted(partial(made.run_at_addresses, *MOVED[other])) == right[other], step
         count, step = count + 1, step + every
+
+
+class FixedGraph(Graph):
+    """A graph of an old driver, which cannot change the parameters of nodes."""
+
+    is_updatable = False
+
+    def update_parameters(self, kernels: Any) -> bool:
+        return False
+
+
+def replay_fixed_graph() -> int:
+    """Check that a graph that cannot be updated is replayed at its own addresses, also after a call at others."""
+    vars(run_device)["UpdatableGraph"] = FixedGraph
+    made = stack_call(OFFSETS[:1], True)
+    for _ in range(5):
+        made.run_at_addresses(*MOVED[0], 0)
+    turns = (MOVED[0], MOVED[1], MOVED[0])
+    found = [noted(partial(made.run_at_addresses, *bases, 0))[0][0] for bases in turns]
+    assert found == ["graph", "kernel", "graph"], found
+    return len(found)
 
 
 # ---- a call that fails
@@ -287,6 +310,8 @@ def main(what: str) -> None:
             print(fail_each_call())
         elif what == "refusals":
             print(refuse_candidates())
+        elif what == "fixed":
+            print(replay_fixed_graph())
         else:
             print(interrupt_player(int(what)), interrupt_stack(int(what)), interrupt_replay(int(what)))
 

@@ -22,7 +22,8 @@ from typing import Any, Final, NamedTuple
 # long as several calls.
 CALLS_BEFORE_CAPTURE = 3
 MAX_CAPTURES = 64  # largest total number of captures in all threads
-MAX_COUNTED_KEYS = 64  # largest number of keys in a `GraphCaptures`: keys with a capture, and keys of counted calls
+# largest number of keys of counted calls in a `GraphCaptures`, and of keys that cannot be captured
+MAX_COUNTED_KEYS = 64
 _NOT_CAPTURED: Final = object()
 
 
@@ -76,11 +77,12 @@ class GraphCaptures:
         """Create an empty cache.
 
         `capture_call` returns a call's capture, or None if the call cannot be captured. If `capture_call` has returned
-        None, later calls with the same key are not captured.
+        None, later calls with the same key are not captured, until MAX_COUNTED_KEYS other keys cannot be captured.
         """
         self.make, self.cache = capture_call, cache
         self.captured: dict[Hashable, Any] = {}  # captures by key; None for a key that cannot be captured
         self.counts: dict[Hashable, int] = {}  # number of calls for each key without a capture
+        self._not_capturable: deque[Hashable] = deque()  # keys that cannot be captured, the oldest first
 
     def find_capture(self, key: Hashable, *arguments: Any) -> Any:
         """Return the capture for this key; None if the call must be made without a graph.
@@ -94,7 +96,7 @@ class GraphCaptures:
         """Count a call whose key has no capture; capture the call when the count reaches `calls_before_capture`."""
         count = self.counts.get(key, 0) + 1
         if count < self.cache.calls_before_capture:
-            if len(self.counts) + len(self.captured) >= MAX_COUNTED_KEYS and key not in self.counts:
+            if len(self.counts) >= MAX_COUNTED_KEYS and key not in self.counts:
                 self.counts.clear()
             self.counts[key] = count
             return None
@@ -102,6 +104,9 @@ class GraphCaptures:
         self.counts.pop(key, None)
         if captured is None:
             self.captured[key] = None
+            self._not_capturable.append(key)
+            if len(self._not_capturable) > MAX_COUNTED_KEYS:
+                self.captured.pop(self._not_capturable.popleft(), None)
         else:
             self.cache.add_capture(self, key, captured)
         return captured
@@ -175,6 +180,14 @@ class UpdatableGraph:
         self.nodes = (
             None if self.driver is None else _match_kernel_nodes(_kernel_nodes(graph.graph, self.driver), kernels)
         )
+
+    @property
+    def is_updatable(self) -> bool:
+        """True if the driver can set parameters, and the nodes of all fmm's kernels were found.
+
+        False after a failed update.
+        """
+        return self.nodes is not None
 
     def update_parameters(self, kernels: Iterable[KernelNode]) -> bool:
         """Set these parameters in the graph's nodes of fmm's kernels, in launch order; return True on success.

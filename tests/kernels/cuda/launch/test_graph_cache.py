@@ -51,6 +51,18 @@ def test_what_cannot_be_captured_is_not_tried_again() -> None:
     assert made == [0]
 
 
+def test_many_keys_that_cannot_be_captured_hinder_no_other_key() -> None:
+    replays, made = capturing(GraphCache(), fails=True)
+    for key in range(3 * MAX_COUNTED_KEYS):
+        for _ in range(CALLS_BEFORE_CAPTURE):
+            find(replays, key)
+    assert len(replays.captured) <= MAX_COUNTED_KEYS
+    made.clear()
+    for _ in range(CALLS_BEFORE_CAPTURE):
+        assert find(replays, "x") is None and find(replays, "y") is None
+    assert made == ["x", "y"]
+
+
 def test_the_cache_is_bounded_and_captures_get_rarer() -> None:
     shelf = GraphCache(limit=3)
     owners = [capturing(shelf)[0] for _ in range(2)]

@@ -25,3 +25,7 @@ def test_later_launches_are_made_after_a_failure() -> None:
 def test_a_missing_candidate_is_refused_before_any_launch() -> None:
     """With and without `out`, the vendor does not multiply in its place."""
     assert int(interpreter_output("-m", "tests.support.interrupted_player", "refusals")) == 4
+
+
+def test_a_graph_that_cannot_be_updated_is_replayed_at_its_own_addresses() -> None:
+    assert int(interpreter_output("-m", "tests.support.interrupted_player", "fixed")) == 3
