@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -11,6 +13,8 @@ from typing import Any
 
 from fmm.kernels.cpu.worker_threads import ForkSafeLock
 
+LOADING_CHECK_SECONDS = 0.005
+WAITING_THREAD_NAME = "fmm-import"
 ImportCallback = Callable[[str], None]  # a callback receives the name of the imported module
 
 _waiting_callbacks: dict[str, list[ImportCallback]] = {}
@@ -27,17 +31,40 @@ def is_module_loaded(module: str) -> bool:
 
 
 def call_after_import(module: str, callback: ImportCallback) -> bool:
-    """Register a callback that runs once after the module is imported; return False if it has been imported already."""
+    """Register a callback that runs once after the module is imported; return False if it has been imported already.
+
+    If the module is being imported, its loader was perhaps found before the finder of this module was there. A thread
+    then waits for the end of the import and runs the callbacks.
+    """
     with _callbacks_lock.now:
         if module in _finished_modules and module in sys.modules:
             return False
         _finished_modules.discard(module)
         callbacks = _waiting_callbacks.setdefault(module, [])
+        is_first = not callbacks
         if callback not in callbacks:
             callbacks.append(callback)
         if _CALLBACK_FINDER not in sys.meta_path:
             sys.meta_path.insert(0, _CALLBACK_FINDER)
-        return True
+    if is_first and sys.modules.get(module) is not None:
+        waiting = threading.Thread(
+            target=_run_callbacks_when_loaded, args=(module,), name=WAITING_THREAD_NAME, daemon=True
+        )
+        waiting.start()
+    return True
+
+
+def _run_callbacks_when_loaded(module: str) -> None:
+    """Wait until the module is loaded, and run the callbacks that its loader has not run.
+
+    If the import fails, the callbacks run after the next import. This thread does not import the module, since the
+    program may have caught the error.
+    """
+    while module in _waiting_callbacks and sys.modules.get(module) is not None:
+        if is_module_loaded(module):
+            run_import_callbacks(module)
+            return
+        time.sleep(LOADING_CHECK_SECONDS)
 
 
 def _pop_callbacks_of_module(module: str) -> list[ImportCallback]:

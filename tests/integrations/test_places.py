@@ -262,9 +262,10 @@ def test_who_no_longer_wants_it_when_it_is_loaded_is_left_alone(tmp_path: Any, m
     del sys.modules["later_library"]
 
 
-def test_a_library_that_another_thread_is_loading_is_not_waited_for(tmp_path: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("name", ["installed_before", "first_installed_now"])
+def test_a_library_that_another_thread_is_loading_is_not_waited_for(name: str, tmp_path: Any, monkeypatch: Any) -> None:
     """Waiting under the lock for another thread's import would be a deadlock."""
-    (tmp_path / "slow_library.py").write_text(
+    (tmp_path / f"{name}.py").write_text(
         "import sys, threading\nsys.loading.set()\nsys.go_on.wait(10)\ndef product(): return 'its own'\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -273,13 +274,14 @@ def test_a_library_that_another_thread_is_loading_is_not_waited_for(tmp_path: An
     monkeypatch.setattr(sys, "go_on", go_on, raising=False)
 
     def get_in() -> Any:
-        library = import_module("slow_library")
+        library = import_module(name)
         return replace_attributes([(library, "product", lambda: "by fmm")])
 
     monkeypatch.setitem(sys.modules, "slow_integration", SimpleNamespace(install=get_in))
-    monkeypatch.setitem(install_targets.INSTALL_TARGETS, "slow", InstallTarget("slow_library", "slow_integration"))
-    fmm.install("slow")
-    importing = threading.Thread(target=import_module, args=("slow_library",), daemon=True)
+    monkeypatch.setitem(install_targets.INSTALL_TARGETS, "slow", InstallTarget(name, "slow_integration"))
+    if name == "installed_before":
+        fmm.install("slow")
+    importing = threading.Thread(target=import_module, args=(name,), daemon=True)
     importing.start()
     assert loading.wait(10)
     installing = threading.Thread(target=fmm.install, args=("slow",), daemon=True)
@@ -289,15 +291,38 @@ def test_a_library_that_another_thread_is_loading_is_not_waited_for(tmp_path: An
     go_on.set()
     importing.join(5)
     assert not importing.is_alive()
+    for thread in threading.enumerate():
+        if thread.name == on_import.WAITING_THREAD_NAME:
+            thread.join(5)
     try:
-        assert sys.modules["slow_library"].product() == "by fmm"
+        assert sys.modules[name].product() == "by fmm"
         fmm.uninstall("slow")
-        assert sys.modules["slow_library"].product() == "its own"
+        assert sys.modules[name].product() == "its own"
         fmm.install("slow")
-        assert sys.modules["slow_library"].product() == "by fmm"
+        assert sys.modules[name].product() == "by fmm"
     finally:
         fmm.uninstall("slow")
-        del sys.modules["slow_library"]
+        del sys.modules[name]
+
+
+def test_a_library_that_cannot_be_loaded_while_fmm_is_installed_is_not_loaded_again(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    (tmp_path / "failing_library.py").write_text(
+        "import sys, fmm\nsys.attempts.append(1)\nfmm.install('failing')\nraise ImportError('for the test')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "attempts", [], raising=False)
+    monkeypatch.setitem(install_targets.INSTALL_TARGETS, "failing", InstallTarget("failing_library", "no_integration"))
+    with pytest.raises(ImportError, match="for the test"):
+        import_module("failing_library")
+    for thread in threading.enumerate():
+        if thread.name == on_import.WAITING_THREAD_NAME:
+            thread.join(5)
+            assert not thread.is_alive()
+    fmm.uninstall("failing")
+    on_import.run_import_callbacks("failing_library")  # no callback waits for the next test
+    assert len(sys.attempts) == 1 and "failing_library" not in sys.modules  # type: ignore[attr-defined]
 
 
 def test_a_library_half_loaded_by_its_own_import_is_left_alone_until_then(tmp_path: Any, monkeypatch: Any) -> None:
