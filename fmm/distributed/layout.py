@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 # For each dimension of the mesh: the axis of a matrix that the dimension cuts, or None if it cuts no axis.
 CutAxes = tuple[int | None, ...]
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Span(NamedTuple):
@@ -111,6 +114,31 @@ class BlocksHeld:
             nearest = ranks[0] if len(ranks) == 1 else min(ranks, key=lambda other: abs(other - rank))
             yield nearest, Rectangle(*block).intersection(wanted)
 
+    def count_entries_by_source(self, wanted: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the sources of one rectangle for each rank, and the number of entries from each source.
+
+        `wanted[rank]` has the start and the stop of the rectangle's rows, and of its columns. In both results, the
+        entry [rank, i, j] describes the part of the rectangle in row range i and column range j of the blocks. The
+        sources are the ranks that `find_source_ranks` yields.
+        """
+        overlaps = []  # for rows and for columns: the overlap of [rank, range of the blocks], in entries
+        for axis, spans in enumerate(self._ranks_by_block[:2]):
+            starts, stops = np.array(spans, np.int64).reshape(-1, 2).T
+            length = np.minimum(wanted[:, axis, 1, None], stops) - np.maximum(wanted[:, axis, 0, None], starts)
+            overlaps.append(np.maximum(length, 0))
+        return self._nearest_holders, overlaps[0][:, :, None] * overlaps[1][:, None, :]
+
+    @cached_property
+    def _nearest_holders(self) -> IntArray:
+        """The nearest rank that holds the block of row range i and column range j, for [rank, i, j]."""
+        rows, cols, holders = self._ranks_by_block
+        ranks = np.arange(prod(self.mesh))
+        nearest = np.empty((len(ranks), len(rows), len(cols)), np.int64)
+        for i, j in np.ndindex(len(rows), len(cols)):
+            others = np.array(holders[rows[i], cols[j]])
+            nearest[:, i, j] = others[np.abs(others - ranks[:, None]).argmin(axis=1)]
+        return nearest
+
     @cached_property
     def _ranks_by_block(self) -> tuple[list[Span], list[Span], dict[tuple[Span, Span], list[int]]]:
         """The row ranges and the column ranges of all blocks, and for each block the ranks that hold the block."""
@@ -194,8 +222,14 @@ class MeshLayout:
         """Return the rows, the columns and the range of the inner dimension that a process computes in this step."""
         share = self._process_shares[rank]
         first = self._first_inner_range_by_rank[rank] if self.along == K_AXIS else 0
-        piece = share[self.along].equal_part_of_span(self.pieces, (first + step) % self.pieces)
+        piece = self._pieces_of_spans[share[self.along]][(first + step) % self.pieces]
         return ProcessShare(*(piece if axis == self.along else span for axis, span in enumerate(share)))
+
+    @cached_property
+    def _pieces_of_spans(self) -> dict[Span, tuple[Span, ...]]:
+        """For each range that a process computes along the axis `along`: the parts of the range, one for each step."""
+        spans = {share[self.along] for share in self._process_shares}
+        return {span: tuple(span.equal_part_of_span(self.pieces, i) for i in range(self.pieces)) for span in spans}
 
     def panels_needed(self, rank: int, step: int) -> dict[OperandName, Rectangle]:
         """Return the panels of A and B that a process multiplies in this step."""
@@ -221,6 +255,24 @@ class MeshLayout:
                     for source, part in self.blocks_held[operand].find_source_ranks(rank, box):
                         if source != rank:
                             yield RectangleTransfer(operand, source, rank, part)
+
+    def entries_sent_in_step(self, step: int) -> IntArray:
+        """Return how many entries of A and B each process (row) sends to each other process (column) in this step.
+
+        The matrix has the sums of `transfers_by_step[step]`, without a RectangleTransfer for each part.
+        """
+        count = self.process_count
+        shares = np.array([self.process_share_in_step(rank, step) for rank in range(count)])
+        multiplies = np.all(shares[..., 0] < shares[..., 1], axis=1)
+        sent = np.zeros((count, count), np.int64)
+        for operand, held in self.blocks_held.items():
+            if step and self.reuses_panel_in_all_steps(operand):
+                continue
+            axes = (M_AXIS, K_AXIS) if operand == "A" else (K_AXIS, N_AXIS)
+            sources, entries = held.count_entries_by_source(shares[:, axes])
+            np.add.at(sent, (sources, np.arange(count)[:, None, None]), entries * multiplies[:, None, None])
+        np.fill_diagonal(sent, 0)  # no process sends to itself
+        return sent
 
     @cached_property
     def _first_inner_range_by_rank(self) -> tuple[int, ...]:

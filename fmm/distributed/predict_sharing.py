@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import isqrt, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, CutAxes, MeshLayout, OperandName
+import numpy as np
+
+from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, CutAxes, IntArray, MeshLayout, OperandName
 from fmm.distributed.quadrants import ALLOWED_CUTS, outer_level_blocks, parts_per_dimension
 from fmm.hardware.links import Link, Network
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -116,7 +118,7 @@ def predict_layout(layout: MeshLayout, outer_plan: Plan, devices: MeshDevices) -
     if outer_plan == VENDOR:
         panels = _panel_bytes(layout, devices.itemsize)
         local = devices.mesh_devices_for_local_product(LocalProductConditions(panels, VENDOR, layout.pieces))
-        return replace(_predict_steps(layout, local), around=_reduction_seconds(layout, devices))
+        return replace(_predict_steps(layout, local, panels), around=_reduction_seconds(layout, devices))
     return _predict_with_level(layout, outer_plan, devices)
 
 
@@ -207,51 +209,56 @@ def layout_for_outer_level(layout: MeshLayout) -> MeshLayout:
 # ---- prediction of one product in steps
 
 
-def _predict_steps(layout: MeshLayout, devices: MeshDevices, product_count: int = 1) -> SharingCandidate:
+def _predict_steps(layout: MeshLayout, devices: MeshDevices, panels: float, product_count: int = 1) -> SharingCandidate:
     """Return the prediction of `product_count` consecutive products, each computed in the steps of this layout.
 
+    `panels` has the bytes of received panels that a process holds.
     The panels of step i arrive after the panels of step i - 1, and after step i - 2 has freed its panels. The
     first panels of each product arrive while the previous product's last step is multiplied.
     """
     itemsize = devices.itemsize
     arrived = done = before = products = sums = 0.0
-    received: dict[int, float] = defaultdict(float)
-    steps = [_step_seconds(layout, step, devices) for step in range(layout.pieces)]
+    received = np.zeros(layout.process_count, np.int64)  # entries that each process receives
+    steps = []
+    for step in range(layout.pieces):
+        sent = layout.entries_sent_in_step(step)
+        received += sent.sum(axis=0)
+        steps.append((*_product_seconds(layout, step, devices), _exchange_seconds(sent, devices)))
     for seconds, adding, exchange in steps * product_count:
         arrived = max(arrived, before) + exchange
         before, done = done, max(done, arrived) + seconds + adding
         products, sums = products + seconds, sums + adding
-    for transfer in (each for step in layout.transfers_by_step for each in step):
-        received[transfer.dest] += transfer.box.size * itemsize * product_count
     waiting = done - products - sums
-    most_received = max(received.values(), default=0.0)
-    panels = _panel_bytes(layout, itemsize)
+    most_received = float(received.max()) * itemsize * product_count
     return SharingCandidate(layout, VENDOR, products, waiting, sums, 0.0, most_received, panels, panels)
 
 
-def _step_seconds(layout: MeshLayout, step: int, devices: MeshDevices) -> tuple[float, float, float]:
-    """Return the seconds of the slowest local product of a step, of its addition to C, and of the step's messages."""
+def _product_seconds(layout: MeshLayout, step: int, devices: MeshDevices) -> tuple[float, float]:
+    """Return the seconds of the slowest local product of a step, and of its addition to C."""
     sizes = set()
     for rank in range(layout.process_count):
-        panels = layout.panels_needed(rank, step)
-        sizes.add((panels["A"].rows.size, panels["A"].cols.size, panels["B"].cols.size))
+        rows, inner, cols = layout.process_share_in_step(rank, step)
+        sizes.add((rows.size, inner.size, cols.size))
     seconds = max(devices.product_seconds(*sides) if 0 not in sides else 0.0 for sides in sizes)
     adding = 3 * max(m * n for m, _, n in sizes) * devices.itemsize / devices.stream if layout.along == K_AXIS else 0.0
-    return seconds, adding if step else 0.0, _exchange_seconds(layout, step, devices)
+    return seconds, adding if step else 0.0
 
 
-def _exchange_seconds(layout: MeshLayout, step: int, devices: MeshDevices) -> float:
+def _exchange_seconds(sent: IntArray, devices: MeshDevices) -> float:
     """Return the seconds from the start of a step's messages to the arrival of the last message.
 
-    Links inside hosts and between hosts work concurrently, and each link transfers in both directions at once.
+    `sent` has the number of entries that each process (row) sends to each other process (column). Links inside hosts
+    and between hosts work concurrently, and each link transfers in both directions at once.
     """
-    loads: dict[tuple[int, bool, str], float] = defaultdict(float)
-    for transfer in layout.transfers_by_step[step]:
-        used = devices.network.link_between(transfer.source, transfer.dest)
-        for rank, sends in ((transfer.source, True), (transfer.dest, False)):
-            loads[rank, sends, used.name] += transfer.box.size * devices.itemsize
-    links = {used.name: used for used in (devices.network.inside, devices.network.between)}
-    return max((links[name].message_seconds(sent) for (_, _, name), sent in loads.items()), default=0.0)
+    network, ranks = devices.network, np.arange(len(sent))
+    together = network.share_machine(ranks[:, None], ranks)
+    loads: dict[Link, Any] = defaultdict(int)
+    for used, by_link in ((network.inside, sent * together), (network.between, sent * ~together)):
+        loads[used] += by_link
+    return max(
+        used.message_seconds(float(max(load.sum(axis=0).max(), load.sum(axis=1).max())) * devices.itemsize)
+        for used, load in loads.items()
+    )
 
 
 def _panel_bytes(layout: MeshLayout, itemsize: int) -> float:
@@ -348,9 +355,10 @@ def _predict_with_level(layout: MeshLayout, outer_plan: Plan, devices: MeshDevic
     summed = 3.0 * sum(x * y for x, y in zip(additions, (held["A"], held["B"], block), strict=True))
     # number of entries that the copies of blocks out of A and B, and into C, read and write
     packed = 2.0 * (held["A"] + held["B"] + block)
-    memory = 2 * _panel_bytes(cut.block_layout, itemsize) + packed * itemsize
+    panels = _panel_bytes(cut.block_layout, itemsize)
+    memory = 2 * panels + packed * itemsize
     local = devices.mesh_devices_for_local_product(LocalProductConditions(memory, outer_plan, canonical.pieces))
-    products = _predict_steps(cut.block_layout, local, count)
+    products = _predict_steps(cut.block_layout, local, panels, count)
     return SharingCandidate(
         canonical,
         outer_plan,

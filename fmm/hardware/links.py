@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from fmm.hardware.datasheets import normalized_name, read_records
 
@@ -38,7 +39,11 @@ class Network:
 
     def link_between(self, source: int, dest: int) -> Link:
         """Return the link between the devices with the indices `source` and `dest`."""
-        return self.inside if source // self.together == dest // self.together else self.between
+        return self.inside if self.share_machine(source, dest) else self.between
+
+    def share_machine(self, source: Any, dest: Any) -> Any:
+        """Return True if the devices with the indices `source` and `dest` share a machine; elementwise for arrays."""
+        return source // self.together == dest // self.together
 
     def __str__(self) -> str:
         return f"{self.inside.name} among {self.together}, {self.between.name} beyond"

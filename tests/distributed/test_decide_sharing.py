@@ -29,6 +29,14 @@ def test_two_devices_are_nearly_twice_as_fast() -> None:
     assert "shared: " in text and "compared, predicted seconds:" in text and "received by a device: " in text
 
 
+def test_predicting_a_mesh_of_64_lists_no_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list has a million transfers, and takes half a minute."""
+    monkeypatch.setattr(MeshLayout, "_transfers_in_step", lambda self, step: pytest.fail("a list of transfers"))
+    found = fmm.distributed.plan(4096, 4096, 4096, mesh=64)
+    assert str(found.best) == "rows by 8, columns by 8, as a rectangle, 2 pieces of the columns"
+    assert found.best.received == 4 * (448 * 4096 + 4032 * 512 + 448 * 512)  # of A, B and C
+
+
 def test_a_level_above_is_one_that_is_asked_for() -> None:
     found = fmm.distributed.plan(8192, 8192, 8192, mesh=(2, 2), plan="winograd")
     assert {str(way.outer_plan) for way in found.candidates} == {"winograd > vendor"}

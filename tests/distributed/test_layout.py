@@ -87,6 +87,18 @@ def test_who_sends_holds_what_he_sends() -> None:
             assert transfer.source != transfer.dest
 
 
+@pytest.mark.parametrize("pieces", [1, 2, 5])
+@pytest.mark.parametrize("mesh", [*MESHES, (8,), (2, 4), (3, 3)], ids=str)
+def test_entries_that_are_counted_are_those_of_the_transfers(mesh: tuple[int, ...], pieces: int) -> None:
+    for size in (*SIZES, (0, 3, 2), (40, 60, 7)):
+        for layout in some_layouts(mesh, size, pieces):
+            for step, transfers in enumerate(layout.transfers_by_step):
+                wanted = np.zeros((layout.process_count, layout.process_count), int)
+                for transfer in transfers:
+                    wanted[transfer.source, transfer.dest] += transfer.box.size
+                np.testing.assert_array_equal(layout.entries_sent_in_step(step), wanted, str(layout))
+
+
 def test_rows_of_b_go_around() -> None:
     """Rows of A and B on four processes: each begins with its own part, then sends and receives one part a step."""
     layout = MeshLayout(64, 64, 64, (4,), (0,), (0,), (M_AXIS,), 4)
