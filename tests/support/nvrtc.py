@@ -56,6 +56,13 @@ def kernel_architecture(kernel: Kernel) -> str:
     return "sm_90" if kernel.architecture in ("", DEVICE_ARCHITECTURE) else kernel.architecture
 
 
+def flushes_subnormals(kernel: Kernel) -> bool:
+    """Return True if the kernel, compiled with the options of the runtime, has an instruction that flushes subnormal
+    numbers to zero. CuPy adds -ftz=true where it compiles a kernel."""
+    options = kernel.options if kernel.architecture else (*kernel.options, "-ftz=true")
+    return ".ftz" in compile_cuda(kernel.cuda_source, kernel_architecture(kernel), *options)[1]
+
+
 def compile_cuda(text: str, architecture: str, *options: str) -> tuple[str, str]:
     """Return the compiler's log and the PTX that precedes the machine code. A source that does not compile is
     an error."""

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Literal
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
-from fmm.kernels.cuda.launch_list import AddressSlot, Kernel, Launch, TensorMap
+from fmm.kernels.cuda.launch_list import DEVICE_ARCHITECTURE, AddressSlot, Kernel, Launch, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, OperandSide
 from fmm.kernels.cuda.products.kernel_sizes import (
     FLOAT32_BYTES,
@@ -211,7 +211,7 @@ def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> l
 
 
 def _compiled_split_kernel(kernels: tuple[SplitKernel, ...], rule: ScalingRule, cluster: int) -> Kernel:
-    architecture = "sm_90a" if cluster > 1 else ""
+    architecture = "sm_90a" if cluster > 1 else DEVICE_ARCHITECTURE
     arguments = kernels, rule, cluster
     return Kernel(plane_split_kernel_source, arguments, ENTRY_NAME, SPLIT_THREADS, architecture=architecture)
 

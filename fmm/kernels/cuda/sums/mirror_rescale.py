@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
-from fmm.kernels.cuda.launch_list import FLAG, AddressSlot, Kernel, Launch
+from fmm.kernels.cuda.launch_list import DEVICE_ARCHITECTURE, FLAG, AddressSlot, Kernel, Launch
 from fmm.kernels.cuda.ops import DeviceView, MirrorOp
 from fmm.kernels.plans.sums import RescaledCopy, RowOrColumnExponents
 
@@ -42,7 +42,8 @@ def mirror_launch(op: MirrorOp, flagged: bool) -> Launch:
     raises = flagged and op.writes_result
     slots += [AddressSlot(9, FLAG)] if raises else []
     variant = MirrorVariant(op.is_in_place, op.alpha != 0, op.beta != 0, op.full, raises)
-    kernel = Kernel(mirror_source, (op.dest.dtype, op.tile_side, variant), MIRROR_ENTRY_NAME, MIRROR_THREADS)
+    arguments = op.dest.dtype, op.tile_side, variant
+    kernel = Kernel(mirror_source, arguments, MIRROR_ENTRY_NAME, MIRROR_THREADS, architecture=DEVICE_ARCHITECTURE)
     result = "the upper triangle is the lower one's mirror" if op.full else "the lower triangle"
     label = f"mirror_triangle: {result}{'' if op.is_in_place else ', from a temporary' if op.alpha else ', scaled'}"
     return Launch("sums", label, kernel, (op.tile_count, 1, 1), parameters, tuple(slots))
@@ -160,9 +161,7 @@ def exponents_launch(op: LineExponentsOp) -> Launch:
     parameters.add_address(op.dest)
     parameters.add_numbers(op.dest.right)
     adjacent = abs(steps[0]) < abs(steps[1])  # True if neighbouring lines are adjacent in memory
-    kernel = Kernel(
-        rescale_source, ("line_exponents", "LineExponents", x.dtype, (adjacent,)), RESCALE_ENTRY_NAME, RESCALE_THREADS
-    )
+    kernel = _scaling_kernel("line_exponents", "LineExponents", x.dtype, (adjacent,))
     return parameters.packed_launch(
         f"line_exponents: {op.label}",
         kernel,
@@ -186,12 +185,15 @@ def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
     parameters.slots += [AddressSlot(len(parameters.words), FLAG)] if raises else []
     parameters.add_numbers(0)
     column_major = abs(y.down) < abs(y.right)
-    kernel = Kernel(
-        rescale_source, ("rescale", "Rescaled", y.dtype, (column_major, raises)), RESCALE_ENTRY_NAME, RESCALE_THREADS
-    )
+    kernel = _scaling_kernel("rescale", "Rescaled", y.dtype, (column_major, raises))
     return parameters.packed_launch(
         f"rescale: {op.label}", kernel, -(-y.rows // RESCALE_TILE) * -(-y.cols // RESCALE_TILE)
     )
+
+
+def _scaling_kernel(*arguments: str | tuple[bool, ...]) -> Kernel:
+    """Return the kernel with the source `rescale_source(*arguments)`; the kernel scales subnormal numbers exactly."""
+    return Kernel(rescale_source, arguments, RESCALE_ENTRY_NAME, RESCALE_THREADS, architecture=DEVICE_ARCHITECTURE)
 
 
 @lru_cache(maxsize=64)

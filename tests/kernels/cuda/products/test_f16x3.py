@@ -14,6 +14,7 @@ import pytest
 
 from fmm.config.identity import Identity
 from fmm.config.schema import calibration_fields, read_calibration
+from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand
 from fmm.kernels.cuda.products.f16_planes import (
@@ -47,8 +48,8 @@ from fmm.perfmodel.predict import quick_prediction
 from fmm.problem import Layout, Problem
 from fmm.runtime.devices import Device
 from fmm.runtime.prepare import launches_on_device
-from tests.support.chips import B200, H200
-from tests.support.nvrtc import check_warpgroups, compile_cuda, in_parallel, nvrtc, report
+from tests.support.chips import A100, B200, H200
+from tests.support.nvrtc import check_warpgroups, compile_cuda, flushes_subnormals, in_parallel, nvrtc, report
 
 Array = np.ndarray[Any, Any]
 SMS = 132
@@ -284,6 +285,15 @@ def test_kernels_for_other_chips_keep_subnormal_numbers(text: str) -> None:
     _, ptx = compile_cuda(text, "compute_80", "--std=c++17", "-ftz=true")
     assert "mul.rn.f32" in ptx
     assert re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx) == []
+
+
+@pytest.mark.parametrize("on", [A100, H200], ids=["A100", "H200"])
+@pytest.mark.parametrize("componentwise", [False, True])
+def test_splits_of_every_chip_keep_subnormal_numbers(componentwise: bool, on: Chip) -> None:
+    problem = Problem(600, 600, 600, "float32", componentwise=componentwise)
+    launches = record_launches(Plan.parse("f16x3"), problem, chip_target(on, flagged=True)).launches
+    splits = {x.kernel for x in launches if x.kernel.generate is plane_split_kernel_source}
+    assert len(splits) == 1 + componentwise and not any(map(flushes_subnormals, splits))
 
 
 def test_sizes() -> None:

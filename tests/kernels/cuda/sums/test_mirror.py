@@ -14,7 +14,7 @@ from fmm.kernels.cuda.launch_list import FLAG, Launch
 from fmm.kernels.cuda.ops import DeviceView, MirrorOp
 from fmm.kernels.cuda.sums.mirror_rescale import MIRROR_ENTRY_NAME, MIRROR_THREADS, mirror_launch, mirror_source
 from tests.support.host_launch import launch_words, parameter_words, view_of
-from tests.support.nvrtc import EACH_ARCHITECTURE, report
+from tests.support.nvrtc import EACH_ARCHITECTURE, flushes_subnormals, report
 from tests.support.sums_on_host import kernel_in_turns
 
 MORE = """
@@ -124,3 +124,10 @@ def test_every_architecture_compiles_it(dtype: str, architecture: str) -> None:
 def test_the_other_types_compile(dtype: str) -> None:
     x = DeviceView("C", 0, 100, 100, 100, 1, dtype)
     assert report(dtype, mirror_launch(MirrorOp(x, x), True).kernel.cuda_source, "sm_75").local == 0
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_mirror_of_subnormal_numbers_is_exact(in_place: bool) -> None:
+    x = DeviceView("C", 0, 100, 100, 100, 1, "complex64")
+    op = MirrorOp(x, x) if in_place else MirrorOp(x._replace(base="W"), x, 2, 3)
+    assert not flushes_subnormals(mirror_launch(op, True).kernel)

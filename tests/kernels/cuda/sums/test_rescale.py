@@ -24,7 +24,7 @@ from fmm.kernels.cuda.sums.mirror_rescale import (
 from fmm.kernels.plans.sums import exponent_step, rescaling_step, whole_matrix
 from tests.support.host_launch import launch_words, parameter_words, view_of
 from tests.support.marks import quick_and_slow
-from tests.support.nvrtc import EACH_ARCHITECTURE, report
+from tests.support.nvrtc import EACH_ARCHITECTURE, flushes_subnormals, report
 from tests.support.sums_on_host import kernel_in_turns
 
 DRIVER = f"""
@@ -126,3 +126,11 @@ def test_it_compiles(architecture: str) -> None:
         ("rescale", "Rescaled", "float32", (False, True)),
     ):
         assert report(given[0], rescale_source(*given), architecture).local == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_subnormal_numbers_are_scaled(dtype: str) -> None:
+    x, row = np.zeros((3, 3), dtype), np.zeros((1, 3), dtype)
+    found = exponents_launch(LineExponentsOp("x", view_of("A", x), view_of("D", row), 0))
+    scaled = rescale_launch(RescaleOp("x", view_of("A", x), view_of("C", x), (view_of("R", row), 1)), True)
+    assert not flushes_subnormals(found.kernel) and not flushes_subnormals(scaled.kernel)
