@@ -374,8 +374,8 @@ def _layout_key(x: Array) -> tuple[Any, ...]:
 
 
 def same_memory_transposed(a: Array, b: Array) -> bool:
-    """Return True if `b` is a transposed view of `a`, in the same memory."""
-    if a.ndim < 2 or a.ndim != b.ndim:
+    """Return True if `b` is a transposed view of `a`, in the same memory and of the same element type."""
+    if a.ndim < 2 or a.ndim != b.ndim or a.dtype != b.dtype:
         return False
     transpose = a.T if a.ndim == 2 else np.swapaxes(a, -1, -2)
     if transpose.shape != b.shape or transpose.strides != b.strides:

@@ -79,6 +79,8 @@ def run_call(
             multiplier.compute_product(
                 x, y, z
             )  # the vendor's product runs on the caller's thread, since numpy.errstate belongs to the thread
+        elif out is not None and multiplier.needs_private_result:
+            _compute_on_caller_thread(multiplier, x, y, z, True, required)
         elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL_ARRAY_BYTES and _is_worker_thread_as_fast():
             completes = out is not None and multiplier.can_vendor_compute_c
             completion = _vendor_product_calls(library.vendor_call(a, b, out), z, multiplier) if completes else []
@@ -221,14 +223,22 @@ class _PlanMultiplier:
 
     @property
     def can_vendor_compute_c(self) -> bool:
-        """True if the vendor can compute C by a few calls of C functions, without the old values of C.
-
-        The vendor reads A and B without conjugation, and its product is not always symmetric bit for bit.
-        """
+        """True if the vendor can compute C by a few calls of C functions, without the old values of C."""
         is_simple = self.addend is None or self.params.beta in (1, -1)
-        is_symmetric = self.call.setting.vendor_mirrors and not self.has_factors
-        reads_operands = not any(self.plan.conjugated_operands)
-        return is_simple and not self.in_place and reads_operands and (is_symmetric or not self.writes_triangle)
+        return is_simple and not self.in_place and not (self.writes_triangle and self.has_factors)
+
+    @property
+    def needs_private_result(self) -> bool:
+        """True if the caller's array C must stay unchanged until the whole product is complete.
+
+        If the plan fails, the vendor cannot complete a half-written C: it reads A and B without conjugation, and its
+        product is not always symmetric bit for bit. Products by residues find inf and NaN while others are already
+        added to C.
+        """
+        is_symmetric = self.call.setting.vendor_mirrors and self.params.fill == "full"
+        is_triangle = self.writes_triangle and not self.has_factors
+        adds_residues = self.in_place and self.plan.leaf_use.leaf.level is not None
+        return any(self.plan.conjugated_operands) or (is_triangle and not is_symmetric) or adds_residues
 
     def compute_product(self, a: Array, b: Array, c: Array) -> None:
         """Compute C by the plan.

@@ -48,6 +48,12 @@ def test_large_and_small_matrices_are_scaled(dtype: str, scale: float, rng: np.r
     np.testing.assert_allclose(found, fmm.orthogonalize(x), atol=1e-5)
 
 
+def test_a_bound_beyond_float16_scales_float16() -> None:
+    x = np.full((64, 64), 3200, np.float16)  # its norm is 204800
+    np.testing.assert_allclose(fmm.orthogonalize(x, bound=2.1e5), fmm.orthogonalize(x), atol=2e-3)
+    assert fmm.orthogonalize(x, bound=2.1e5).any()
+
+
 def test_zero_steps_scale_and_zero_matrices_stay_zero() -> None:
     x = np.array([[3.0, 0.0], [0.0, 4.0]])
     np.testing.assert_allclose(fmm.orthogonalize(x, 0), x / 5)

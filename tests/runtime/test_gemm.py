@@ -330,6 +330,17 @@ def test_the_vendor_conjugates_where_it_completes_a_stack(rng: np.random.Generat
             np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
 
 
+def test_residues_that_find_an_inf_add_nothing_twice(rng: np.random.Generator) -> None:
+    """C is computed in bands of rows; the last band has an inf."""
+    a, b, c = (rng.standard_normal(size) for size in ((2048, 64), (64, 1024), (2048, 1024)))
+    a[-1, 0] = np.inf
+    with np.errstate(all="ignore"):
+        expected = a @ b + c
+        found = fmm.gemm(a, b, c, beta=1, out=c, plan="residues(14) > bytes")
+    np.testing.assert_allclose(found[:-1], expected[:-1])
+    assert not np.isfinite(found[-1]).any()
+
+
 def test_conjugated_operands_have_products_by_residues(rng: np.random.Generator) -> None:
     a, b = (draw(rng, (40, 30), "complex128") for _ in range(2))
     plan = "residues2m(15) > bytes"

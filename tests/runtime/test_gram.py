@@ -447,6 +447,14 @@ def raised(call: Callable[[], object]) -> type[BaseException] | None:
 # ---- byte orders, and alpha = 0
 
 
+def test_a_view_of_another_type_is_no_transpose() -> None:
+    from fmm.arrays.numpy_library import same_memory_transposed
+
+    x = np.arange(16.0).reshape(4, 4)
+    assert same_memory_transposed(x, x.T)
+    assert not same_memory_transposed(x, x.view(np.int64).T) and not same_memory_transposed(x, x.view(">f8").T)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_a_stack_that_the_vendor_completes_is_hermitian(dtype: str, rng: np.random.Generator) -> None:
     """The second matrix has an inf, after the plan has written the first matrix of `out`."""

@@ -20,6 +20,7 @@ import pytest
 
 from fmm.config import certification, schema
 from fmm.config.identity import Identity
+from fmm.config.reader import ConfigError
 from fmm.config.schema import read_thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, ProductRate
@@ -802,7 +803,7 @@ def test_packed_trials_are_read_and_added_to(tmp_path: Path) -> None:
     whole = packed.read_bytes()
     for damaged in (whole[:-9], whole[:20] + b"damage" + whole[26:], b"never packed"):
         packed.write_bytes(damaged)
-        with pytest.raises(OSError):
+        with pytest.raises(ConfigError, match=r"trials\.jsonl\.gz cannot be read"):
             TrialFile(file.path).read_tunings()
 
 
