@@ -38,22 +38,15 @@ def merge_section(path: Path, device: str, dtype: str, section: dict[str, JsonVa
 
 def merge_sections(path: Path, sections: Iterable[tuple[str, str, dict[str, JsonValue]]]) -> None:
     """Write all sections (device key, element type, section) into a config, as `merge_section`, or none of them."""
-    path = _link_target(path)  # keep the link
-    with writer_lock(path):
-        _remove_partial_files(path)
-        devices = _read_devices(path)
+    with _devices_to_write(path) as devices:
         for device, dtype, section in sections:
             types = devices.setdefault(device, {})
             types[dtype] = keep_old_section_entries(types.get(dtype), section)
-        write_file(path, config_text(devices))
 
 
 def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
     """Write one entry into the section of a device and type; a missing section is created without a calibration."""
-    path = _link_target(path)
-    with writer_lock(path):
-        _remove_partial_files(path)
-        devices = _read_devices(path)
+    with _devices_to_write(path) as devices:
         types = devices.setdefault(identity.key, {})
         old = types.get(dtype)
         new = old if isinstance(old, dict) else empty_section(identity.versions)
@@ -61,6 +54,16 @@ def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
         if isinstance(then, dict) and not any(model_rejection_reasons(then, identity.versions)):
             new = {**new, "versions": dict(identity.versions)}  # otherwise the new entry would count as an old one
         types[dtype] = keep_old_section_entries(old, {**new, "entries": [found.json_fields]})
+
+
+@contextmanager
+def _devices_to_write(path: Path) -> Iterator[dict[str, dict[str, JsonValue]]]:
+    """Yield the devices of a config, and write them at the end of the block; another writer waits for both."""
+    path = _link_target(path)  # a symbolic link stays, and its target is written
+    with writer_lock(path):
+        _remove_partial_files(path)
+        devices = _read_devices(path)
+        yield devices
         write_file(path, config_text(devices))
 
 

@@ -135,8 +135,11 @@ def parse_operands(operands: Sequence[Any]) -> tuple[str, list[Any]]:
     if "." not in text and "->" in text:
         return text, arrays
     inputs, output, _ = parser.parse_einsum_input((text, *arrays))
-    terms, given = text.partition("->")[0].split(","), text.partition("->")[2]
-    if given and "." not in given and any(x.ndim > len(t) - 3 for t, x in zip(terms, arrays, strict=True) if "." in t):
+    left, _, right = text.partition("->")
+    ellipsis_has_dimensions = [
+        x.ndim > len(term) - 3 for term, x in zip(left.split(","), arrays, strict=True) if "." in term
+    ]
+    if right and "." not in right and any(ellipsis_has_dimensions):
         raise ValueError(f"fmm.einsum: the result of {text!r} lacks the dimensions of the ellipsis")
     return f"{inputs}->{output}", arrays
 
@@ -163,8 +166,8 @@ def plan_contraction(
     if isinstance(optimize, tuple):
         optimize = list(optimize)
         check_path(optimize, len(terms))
-    limit = {} if size_limit is None else {"memory_limit": size_limit}
-    path, _ = _opt_einsum().contract_path(subscripts, *shapes, shapes=True, optimize=optimize, **limit)
+    options = {"shapes": True, "optimize": optimize, "memory_limit": size_limit}
+    path, _ = _opt_einsum().contract_path(subscripts, *shapes, **options)
     sizes: dict[str, int] = {}
     for labels, shape in zip(terms, shapes, strict=True):
         for label, n in zip(labels, shape, strict=True):

@@ -42,8 +42,10 @@ def scaled_array(x: Any, bound: float | None, out: Any = None) -> Any:
     """Return NumPy or CuPy matrices divided by the bound of their singular values, or else by Frobenius norms."""
     module = sys.modules["cupy"] if type(x).__module__.startswith("cupy") else np
     wide = np.promote_types(x.dtype, np.float32)
-    divisor: Any = None if bound is None else wide.type(bound)  # a Python float would be rounded to float16
-    if bound is None:
+    divisor: Any
+    if bound is not None:
+        divisor = wide.type(bound)  # a Python float would be rounded to float16
+    else:
         squares = module.square(x, dtype=np.float64).sum(axis=(-2, -1), keepdims=True)
         divisor = module.maximum(module.sqrt(squares), SMALLEST_NORM).astype(wide)
     if out is not None:
