@@ -185,7 +185,7 @@ def _multiply_on_own_device(request: MatmulRequest) -> Any:
     try:
         a, b, constraints = unwrap_operands(request.a, request.b, request.constraints)
         library = library_of(a, b, request.out).adapter_for_matmul_options(request.options)
-        if library.are_calls_recorded():
+        if library.are_torch_calls_recorded():
             # torch.jit.trace traces a function twice and compares the two traces. The first fmm.matmul call of a
             # process runs this function, but later calls run multiply_without_options. Calling multiply_without_options
             # here makes both traces equal.

@@ -402,7 +402,7 @@ NO_RESULTS = "No results yet."
 
 
 def _decline_rows(results: Path) -> Iterator[Sequence[object]]:
-    for path, environment, rows in loaded_results(results, "*/declines.json"):
+    for path, environment, rows in loaded_results(results, "*/declines.json*"):
         for row in (row for row in rows if not row["failure"] and not row.get("plan")):
             function = row["function"] + ", fmm installed" * row["hooked"]
             times_shown = (f"{row[name]:.2f}" for name in ("vendor_microseconds", "fmm_microseconds"))

@@ -129,7 +129,7 @@ class Library(Protocol):
         ...
 
     @property
-    def are_calls_recorded(self) -> Callable[[], bool]:
+    def are_torch_calls_recorded(self) -> Callable[[], bool]:
         """Function that returns True while a tracer (torch.jit.trace) or a function mode of torch records calls.
 
         While calls are recorded, only the vendor's product may run.
@@ -138,7 +138,7 @@ class Library(Protocol):
 
     @property
     def is_tracing(self) -> Callable[[], bool] | None:
-        """A faster function than `are_calls_recorded`, for code that reads no property of an array except its size.
+        """A faster function than `are_torch_calls_recorded`, for code that reads no property of an array but its size.
 
         `is_tracing` is None if the library has no tracers.
         """

@@ -30,7 +30,7 @@ class NumpyLikeLibrary(ABC):
     def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         """Return the library's product."""
 
-    def are_calls_recorded(self) -> bool:
+    def are_torch_calls_recorded(self) -> bool:
         return False
 
     def is_plain_product(self, a: Any, b: Any, out: Any, c: Any = None) -> bool:

@@ -60,7 +60,7 @@ def has_only_dense_dispatch_keys(keys: int) -> bool:
     return not keys & ~_PLAIN_OR_MARKED
 
 
-def are_calls_recorded() -> bool:
+def are_torch_calls_recorded() -> bool:
     """Return True while torch.compile, torch.export, torch.jit.trace or a function mode records torch's calls.
 
     While calls are recorded, only torch.matmul may be called on the tensors: even a read of a shape would be recorded.
@@ -70,7 +70,7 @@ def are_calls_recorded() -> bool:
 
 
 def is_tracing() -> bool:
-    """Return the value of `are_calls_recorded()`, but False if only torch.jit.trace records calls.
+    """Return the value of `are_torch_calls_recorded()`, but False if only torch.jit.trace records calls.
 
     This function is for code that reads no property of a tensor except its size in bytes: torch.jit.trace does not
     record that read.
@@ -81,7 +81,7 @@ def is_tracing() -> bool:
 
 
 def is_recording_outside_compiler() -> bool:
-    """Return the value of `are_calls_recorded()`, but False while a compiler traces a program.
+    """Return the value of `are_torch_calls_recorded()`, but False while a compiler traces a program.
 
     While torch.compile or torch.export traces a program, the products of the compiler's example tensors are not
     recorded.
@@ -100,7 +100,7 @@ def explain_torch_fallback(a: Any, b: Any, out: Any = None) -> str:
 
 
 def _fallback_reason(a: Any, b: Any, out: Any) -> str:
-    if are_calls_recorded():
+    if are_torch_calls_recorded():
         return "torch's calls are being recorded or compiled"
     tensors = {"a": a, "b": b} | ({} if out is None else {"out": out})
     for name, x in tensors.items():
@@ -127,7 +127,7 @@ def is_plain_call(a: Any, b: Any, out: Any, c: Any = None, allowed_keys: int = _
     Return False under a transform, forward gradients, autocast, a dispatch mode or deterministic algorithms.
     """
     return (
-        not are_calls_recorded()
+        not are_torch_calls_recorded()
         and are_plain_tensors(a, b, out, c, allowed_keys)
         and forward_ad._current_level < 0
         and active_transforms() is None

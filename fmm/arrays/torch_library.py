@@ -17,7 +17,7 @@ from fmm.arrays.torch_calls import (
     PLAIN_DISPATCH_KEYS,
     TORCH_BMM,
     TORCH_MATMUL,
-    are_calls_recorded,
+    are_torch_calls_recorded,
     is_plain_call,
     is_tracing,
 )
@@ -165,9 +165,9 @@ class _TorchLibraryBase:
     def __init__(self, calls: dict[Hashable, Any] | None = None) -> None:
         self.cached_calls = {} if calls is None else calls
         self.addmm_functions = {2: torch.addmm, 3: torch.baddbmm}
-        self.fast_vendor_product, self.are_calls_recorded, self.is_tracing = (
+        self.fast_vendor_product, self.are_torch_calls_recorded, self.is_tracing = (
             TORCH_MATMUL,
-            are_calls_recorded,
+            are_torch_calls_recorded,
             is_tracing,
         )
         self.fast_stack_product = TORCH_BMM

@@ -1,8 +1,9 @@
 """Registries of leaves, of kinds of levels, and of users' algorithms.
 
-A registry holds named rows in the order of registration. Some cached results depend on the registered rows: parsed
-plans, the steps of plans, and the plans chosen for problems. Every registration clears these cached results.
-Registrations happen when a program starts, or in a test, so the time to fill the caches again does not matter.
+A registry holds objects with names (its rows) in the order of registration. Some cached results depend on the
+registered rows: parsed plans, the steps of plans, and the plans chosen for problems. Every registration clears these
+cached results. Registrations happen when a program starts, or in a test, so the time to fill the caches again does not
+matter.
 """
 
 from __future__ import annotations

@@ -164,7 +164,9 @@ def run_small_scaled_gemm(
         for x in (b, c, out):
             if x is not None and type(x) is not kind and PLAIN_TYPES.get(type(x)) is not library:
                 return None
-        if (alpha is not ONE and not _is_small_factor(alpha)) or (beta is not ZERO and not _is_small_factor(beta)):
+        if (alpha is not ONE and not _is_accepted_factor(alpha)) or (
+            beta is not ZERO and not _is_accepted_factor(beta)
+        ):
             return None
         if alpha == 0:  # the library's functions then read neither A nor B, not even their shapes
             return None
@@ -196,7 +198,7 @@ def run_small_scaled_gemm(
         return None
 
 
-def _is_small_factor(factor: Any) -> bool:
+def _is_accepted_factor(factor: Any) -> bool:
     """Return True for an int or a float that every library accepts as alpha or beta."""
     kind = type(factor)
     return kind is float or (kind is int and -MAX_DECLINED_FACTOR <= factor <= MAX_DECLINED_FACTOR)

@@ -94,8 +94,8 @@ def run_conjugating_plan(library: Library, a: Any, out: Any, params: GramParams,
         own = constraints._replace(plan=call.plan, replaceable=False, params=gemm_params)
         return run_with_fallback(library, call, left, right, target, own)
     except (library.out_of_memory_error, PlanError):
-        # If this function returns None, run_gram multiplies A by a copy of its adjoint. If the caller passed the plan,
-        # the product with the copy raises the error.
+        # If this function returns None, run_gram multiplies A by a copy of its adjoint. If the caller passed the plan
+        # and this second product fails too, the second product raises its own error.
         return None
 
 

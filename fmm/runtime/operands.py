@@ -93,7 +93,7 @@ class CallMatrices:
         return sum(temporary_bytes(*x, item) for x, pack in zip(((m, k), (k, n)), self.packs, strict=True) if pack)
 
 
-def arrange_matrices(
+def matrices_of_call(
     a: Operand,
     b: Operand,
     out: Operand | None,

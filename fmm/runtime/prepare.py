@@ -56,8 +56,8 @@ from fmm.runtime.operands import (
     CallMatrices,
     PlanIgnoredError,
     VendorOnlyError,
-    arrange_matrices,
     byte_span,
+    matrices_of_call,
     may_overlap,
 )
 from fmm.runtime.probe import register_probe_callback
@@ -345,7 +345,7 @@ def _prepare_operation(query: ProblemQuery) -> PreparedCall:
     dtype = "tf32" if query.setting.math == "tf32" else result.dtype
     # Operands that BLAS cannot read are copied. On a device the library copies a complete operand at once. On the host,
     # each matrix of an operand is copied into the workspace before the product that reads the matrix.
-    work = arrange_matrices(query.a, query.b, query.out, result, dtype, not on_host, query.params)
+    work = matrices_of_call(query.a, query.b, query.out, result, dtype, not on_host, query.params)
     work = replace(work, problem=_problem_of_query(query, work))
     copied = work.copied_bytes(complete_operands=not on_host)
     limits = _limits_after_copies(query.limits, work.problem, copied)

@@ -34,8 +34,8 @@ class BestIndexRecord(NamedTuple):
     """The arrays in which a product records, for each entry of the result, the index k of the best sum.
 
     `args` receives the index k of the best sum. If `via` is not None, `args` receives a predecessor instead: the entry
-    in row k of `via`. If no sum is better than the previous value, `args` receives the entry of `old`, or -1 if `old`
-    is None. `first` is the smallest index k in the range that the record covers.
+    of `via` in row k and in the column of the sum. If no sum is better than the previous value, `args` receives the
+    entry of `old`, or -1 if `old` is None. `first` is the smallest index k in the range that the record covers.
     """
 
     args: Array

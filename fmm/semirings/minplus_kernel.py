@@ -121,8 +121,8 @@ class SemiringProduct(NamedTuple):
     """The operands of a product: dest[i, j] becomes the best of old[i, j] and all sums left[i, k] + right[k, j].
 
     If the ring stores two entries in one word, `left` is a copy of the left operand in which each entry is written
-    twice. `args` receives for each entry of `dest` the index k of the best sum, or, if `via` is not None, the entry in
-    row k of `via`.
+    twice. `args[i, j]` receives the index k of the best sum for `dest[i, j]`, or, if `via` is not None, the entry
+    `via[k, j]`.
     """
 
     left: DeviceMatrix

@@ -1034,10 +1034,10 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     class Library:
         is_differentiable, processor, cached_calls, is_watched = False, "cuda", {}, False  # type: ignore[var-annotated]
 
-        def are_calls_recorded(self) -> bool:
+        def are_torch_calls_recorded(self) -> bool:
             return self.is_watched
 
-        is_tracing = property(lambda self: self.are_calls_recorded)
+        is_tracing = property(lambda self: self.are_torch_calls_recorded)
 
         def fast_vendor_product(self, a: Any, b: Any) -> None:
             taken.append("quick vendor")

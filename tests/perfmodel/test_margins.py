@@ -11,6 +11,7 @@ import pytest
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.choose import (
+    COMPLEX_F16X3_MARGIN_SHARE,
     COUNTED_ROUNDS_MARGIN_SHARE,
     FEW_TILES_MARGIN,
     LONG_INNER_MARGIN_SHARE,
@@ -98,6 +99,18 @@ def test_complex_products_with_a_long_inner_side_ask_for_more(plan: str, margin:
     assert of_tiles == few_tiles_margin(short, on) > 0
     assert required_margin(at, long, on) - LONG_INNER_MARGIN_SHARE * of_tiles == pytest.approx(margin)
     assert required_margin(at, short, on) < required_margin(at, long, on)
+
+
+@pytest.mark.parametrize("plan", ["3m.batched > f16x3", "3m(strassen.pad16) > f16x3"])
+@pytest.mark.parametrize("k", [512, 2048])
+def test_complex_products_by_f16x3_ask_for_less(plan: str, k: int) -> None:
+    """An error of the vendor's predicted time seldom changes the choice of a plan that is predicted to take half."""
+    on, problem = device(gpu=True), Problem(512, k, 512, "complex64")
+    on = replace(
+        on, rates=MappingProxyType({**on.rates, "f16x3": ProductRate(3e12, 0.0, 0.0, tile=TILE, blocks=132.0)})
+    )
+    share = required_margin(Plan.parse(plan), problem, on) - TILED
+    assert share == pytest.approx(COMPLEX_F16X3_MARGIN_SHARE * few_tiles_margin(problem, on))
 
 
 def test_cuts_of_one_half_ask_for_more_on_a_gpu() -> None:

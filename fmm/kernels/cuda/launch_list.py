@@ -23,7 +23,7 @@ EMULATED_LEAF_NAME: Final = "vendor-emulated"  # the leaf for which cuBLAS runs 
 # Every address in a launch's parameters is a base plus an offset. The bases of matrices are A, B, C, the workspace
 # ("W"), and ADDEND if the addend is outside C. The base FLAG is the address of the flag that kernels raise for an inf
 # or NaN in C. HOST_COUNT is the address, in host memory, of the number of recomputed products. COUNTERS is the address
-# of the counters that one launch uses.
+# of the counters that order the writes of a launch to tiles of C.
 ADDRESS_BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
 PER_THREAD_STREAM = 2  # handle of CUDA's default stream of the calling thread: another stream in each thread

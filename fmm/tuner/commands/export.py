@@ -118,7 +118,10 @@ def missing_trials_error(path: Path, wanted: SectionFilter) -> ConfigError:
 
 
 def trials_document(path: Path, wanted: SectionFilter = ALL_SECTIONS) -> dict[str, Any]:
-    """Return the trials in the config's folder as a T4 document; raise ConfigError if the filter selects no trial."""
+    """Return the trials in the config's folder in T4, the autotuners' format for results.
+
+    Raise ConfigError if the filter selects no trial.
+    """
     tunings = [
         tuning
         for tuning in TrialFile(trials_path(path)).read_tunings()
@@ -130,7 +133,7 @@ def trials_document(path: Path, wanted: SectionFilter = ALL_SECTIONS) -> dict[st
 
 
 def search_space_document(path: Path, wanted: SectionFilter = ALL_SECTIONS) -> dict[str, Any]:
-    """Return the search space of the one section that the filter selects, as a T1 document."""
+    """Return the search space of the one section that the filter selects, in T1, the autotuners' format."""
     sections = checked_sections(path, wanted)
     if len(sections) > 1:
         valid = ", ".join(f"{key} {dtype}" for key, dtype in sections)

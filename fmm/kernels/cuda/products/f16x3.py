@@ -135,7 +135,7 @@ class F16x3Op:
         return cluster_tile_grid(self.m, self.n, self.kernel.sizes)
 
     @property
-    def cluster_tile_total(self) -> int:
+    def batch_cluster_tile_count(self) -> int:
         """Total number of cluster tiles in the batch; the resident clusters divide these tiles among themselves."""
         return (
             count_cluster_tiles(self.cluster_tile_counts, self.kernel.sizes, self.kernel.triangle is not None)
@@ -144,7 +144,7 @@ class F16x3Op:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        return min(self.cluster_tile_total, self.clusters) * self.kernel.sizes.cluster, 1, 1
+        return min(self.batch_cluster_tile_count, self.clusters) * self.kernel.sizes.cluster, 1, 1
 
     @cached_property
     def parameter_bytes(self) -> bytes:
@@ -157,7 +157,7 @@ class F16x3Op:
             -(-self.k // PLANE_CHUNK_LENGTH),
             *self.cluster_tile_counts,
             tile_rows_computed_together(self.kernel.sizes),
-            self.cluster_tile_total,
+            self.batch_cluster_tile_count,
         )
         numbers = struct.pack("<3q7i2f", *lines, *counts, self.factor, self.keep)
         return maps + numbers + bytes(-len(maps + numbers) % 64)

@@ -206,13 +206,13 @@ class WgmmaOp(Generic[KernelT]):
         return id(self)
 
     @property
-    def cluster_tile_total(self) -> int:
+    def batch_cluster_tile_count(self) -> int:
         """Total number of cluster tiles in the batch; the resident clusters divide these tiles among themselves."""
         return count_cluster_tiles(self.tiles, self.kernel.sizes, self.kernel.triangle is not None) * self.count
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        return min(self.cluster_tile_total, self.clusters) * self.kernel.sizes.cluster, 1, 1
+        return min(self.batch_cluster_tile_count, self.clusters) * self.kernel.sizes.cluster, 1, 1
 
     @cached_property
     def parameter_bytes(self) -> bytes:
@@ -224,7 +224,7 @@ class WgmmaOp(Generic[KernelT]):
             self.steps,
             *self.tiles,
             tile_rows_computed_together(self.kernel.sizes),
-            self.cluster_tile_total,
+            self.batch_cluster_tile_count,
             self.adds,
             self.factor,
             self.shift / self.factor if self.shift else 0.0,

@@ -125,7 +125,7 @@ def sum_op(
         frozenset(
             a
             for a in batches
-            if all(is_block_at_least(arrays[a], s, rows, cols) for s in block_indices if s.array == a)
+            if all(is_block_size_at_least(arrays[a], s, rows, cols) for s in block_indices if s.array == a)
         ),
         element,
         transposed_arrays(arrays, read, written),
@@ -225,7 +225,7 @@ def block_size(array: BlockArray, block: BlockIndex) -> tuple[int, int]:
     )
 
 
-def is_block_at_least(array: BlockArray, block: BlockIndex, rows: int, cols: int) -> bool:
+def is_block_size_at_least(array: BlockArray, block: BlockIndex, rows: int, cols: int) -> bool:
     """Return True if the block has at least `rows` rows and at least `cols` columns."""
     size = block_size(array, block)
     return size[0] >= rows and size[1] >= cols

@@ -180,7 +180,7 @@ def test_kernel_parameters() -> None:
     lines = 2 * 128 + 5 * 8  # behind the maps and the pointers
     assert struct.unpack_from("<3q", op.parameter_bytes, lines) == (100, 0, 100)
     m, n, steps, down, across, _, units = struct.unpack_from("<7i", op.parameter_bytes, lines + 3 * 8)
-    assert (m, n, steps) == (300, 100, 4) and units == down * across == op.cluster_tile_total
+    assert (m, n, steps) == (300, 100, 4) and units == down * across == op.batch_cluster_tile_count
     assert struct.unpack_from("<2f", op.parameter_bytes, lines + 3 * 8 + 28) == (2, -1)
     a, b = op.tensor_maps
     assert (a.length, a.lines, a.box) == (PLANES_PER_OPERAND * 256, 300, (64, op.kernel.sizes.m_s))

@@ -258,7 +258,7 @@ def test_triangles_by_tiles_on_and_below_the_diagonal() -> None:
         assert any(x.label.startswith("mirror_triangle") for x in found.launches) == (share == 1)
     op = op_of(Problem(4096, 4096, 4096, "float64"), ONE, NO_ALIGNMENT)
     half, whole = replace(op, lower_only=True).plane_product_op(0, 14), op.plane_product_op(0, 14)
-    assert 0.5 < half.cluster_tile_total / whole.cluster_tile_total < 0.6
+    assert 0.5 < half.batch_cluster_tile_count / whole.batch_cluster_tile_count < 0.6
 
 
 @pytest.mark.parametrize("leaf", SINGLE_LEAVES)

@@ -139,7 +139,7 @@ def test_batches_are_layers_of_the_maps() -> None:
     made = launch(Problem(1024, 1024, 1024, "bfloat16"), "strassen.batched.pad16 > tile")
     assert {x.layers for x in made.maps} == {7}
     assert {x.layer for x in made.maps} == {512 * 512}
-    assert made.cluster_tile_total == 7 * made.tiles[0] * made.tiles[1]
+    assert made.batch_cluster_tile_count == 7 * made.tiles[0] * made.tiles[1]
 
 
 def test_scalars() -> None:
@@ -240,7 +240,7 @@ def test_one_triangle_of_a_product() -> None:
         0
     ]
     made = launch(Problem(8192, 512, 8192, "bfloat16", op="symmetric", fill="lower"), "gram > tile")
-    assert made.kernel.triangle is None and made.cluster_tile_total == made.tiles[0] * made.tiles[1]
+    assert made.kernel.triangle is None and made.batch_cluster_tile_count == made.tiles[0] * made.tiles[1]
 
 
 def launch_labels(problem: Problem) -> list[str]:
