@@ -21,7 +21,7 @@ from fmm.kernels.cuda.products.stacked_products import stack_seconds, vendor_sta
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, filter_candidates, required_margin
+from fmm.perfmodel.choose import Limits, filter_candidates, problem_for_ranking, required_margin
 from fmm.perfmodel.predict import predict_vendor, quick_prediction
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
@@ -95,7 +95,7 @@ def stacked_decisions(problem: Problem, single: Decision, limits: Limits, device
     if problem.writes_triangle and (problem.has_factors or problem.op != "gram"):
         nbytes = problem.batch * problem.m * problem.n * problem.itemsize
         vendor_seconds += MIRROR_LAUNCH_SECONDS + MIRROR_PASSES * nbytes / calibration.stream
-    single_seconds = problem.batch * _seconds_of_single_plan(single)
+    single_seconds = problem.batch * _seconds_of_single_plan(single, calibration)
     if single.plan == VENDOR:
         single_seconds = VENDOR_TRIANGLE_SLOWDOWN * single_seconds if problem.writes_triangle else inf
     allows_vendor = not limits.forbids_vendor or single.plan == VENDOR
@@ -149,7 +149,7 @@ def _stack_and_vendor_seconds(problem: Problem, chip: Chip) -> tuple[float, floa
     return stack_seconds(op, chip.multiprocessors), vendor_stack_seconds(op, chip.multiprocessors)
 
 
-def _seconds_of_single_plan(single: Decision) -> float:
+def _seconds_of_single_plan(single: Decision, calibration: Calibration) -> float:
     """Return the predicted seconds of the plan for one matrix.
 
     For a plan that a certified entry chose, return the vendor's predicted seconds divided by the entry's speedup.
@@ -157,4 +157,7 @@ def _seconds_of_single_plan(single: Decision) -> float:
     seconds = {c.plan: c.prediction.predicted_seconds for c in single.candidates}
     if single.plan in seconds:
         return seconds[single.plan]
-    return seconds.get(VENDOR, inf) / (single.measured_speedup or 1.0)
+    assert single.problem is not None
+    plan = single.plan if single.measured_speedup is None else VENDOR  # Equation 2 chose a plan without a measurement
+    problem = problem_for_ranking(single.problem, calibration.batches)
+    return quick_prediction(plan, problem, calibration).predicted_seconds / (single.measured_speedup or 1.0)

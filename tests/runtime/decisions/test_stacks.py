@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fmm.arrays.library import Operand, ProductSetting, contiguous_operand
+from fmm.config import files
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
@@ -18,6 +20,7 @@ from fmm.problem import Layout, Problem
 from fmm.runtime.decisions.stacks import MAX_GROUP_BYTES
 from fmm.runtime.prepare import PreparedCall, ProblemQuery, prepare_query
 from tests.kernels.cuda.products.test_wgmma_kernels import POISON, bits_of, numbers_of
+from tests.support import configs
 from tests.support.devices import H200
 from tests.support.host_launch import aligned
 from tests.support.warpgroups_on_host import play
@@ -174,6 +177,28 @@ def test_the_vendor_multiplies_no_stack_that_needs_a_smaller_error(
 def test_one_matrix_for_a_whole_stack_is_one_tall_product() -> None:
     call = products((64, 1024, 1024), (1024, 1024))
     assert call.flattens_stack and len(call.offsets) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "plan"), [("cache", "strassen.batched.pad16 > vendor"), ("hasa", "hasa > vendor")], ids=["entry", "hasa"]
+)
+def test_the_plan_for_one_matrix_computes_each_matrix_of_a_stack(
+    mode: str, plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if an entry or Equation 2 chose the plan, and the decision has no candidates."""
+    entry = configs.entry((8192, 8192, 8192), plan, speedup=1.3, low=1.3, high=1.3, verified=True)
+    rate = {"flops": 5e13, "fill": 7e5, "pipe": 60.0}
+    measured = {"stream": 4e12, "batches": True, "margin": 0.02, "rate": rate}
+    thresholds = configs.raw_thresholds(
+        dict.fromkeys(("tau1", "tau2", "tau3"), 1.0), alpha=2e-14, pi=2e-14, n1=3000.0, epsilon=20.0
+    )
+    section = configs.section(entry, calibration=measured, failed=["f16x3"], thresholds=thresholds)
+    path = configs.write(tmp_path / "config.json", H200.identity.key, "float32", section)
+    monkeypatch.setenv("FMM_TUNING_MODE", mode)
+    monkeypatch.setenv("FMM_CONFIG", str(path))
+    files.clear_config_cache()
+    call = products((4, 8192, 8192), (4, 8192, 8192))
+    assert str(call.plan) == plan and len(call.offsets) == 4
 
 
 def test_unaligned_addresses_have_no_single_launch() -> None:
