@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -20,6 +21,8 @@ from fmm.integrations import numpy_loops
 from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.runtime import run_host
+from fmm.runtime.decisions import decide
+from fmm.runtime.decisions.online import OnlineTrial
 from tests.support.marks import quick_and_slow
 from tests.support.threads import at_once
 
@@ -89,6 +92,29 @@ def test_the_operator_runs_plans_of_integers_exactly(dtype: str, usual_run: list
     np.testing.assert_array_equal(
         c, (classical(a.astype(object), b.astype(object)) != 0) if dtype == "?" else classical(a, b)
     )
+
+
+def test_an_online_measurement_times_numpys_complete_products(
+    run: list[Plan], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FMM_TUNING_MODE", "online")
+    monkeypatch.setenv("FMM_CONFIG", str(tmp_path))
+    monkeypatch.setattr(decide, "MIN_TUNED_FLOPS", 0)
+    timed, own = [], OnlineTrial.run_product
+
+    def run_product(trial: OnlineTrial, *arguments: Any) -> Any:
+        c = own(trial, *arguments)
+        timed.append(c.copy())
+        return c
+
+    monkeypatch.setattr(OnlineTrial, "run_product", run_product)
+    a, c = random_array(200, 200), np.empty((200, 200))
+    for _ in range(4):  # the first two products are one by the plan and one by NumPy
+        c[:] = np.nan
+        np.matmul(a, a, out=c)
+        np.testing.assert_allclose(timed[-1], classical(a, a))
+        np.testing.assert_array_equal(c, timed[-1])
+    assert len(timed) == 4 and len(run) == 2
 
 
 def strided() -> dict[str, tuple[Any, Any]]:
