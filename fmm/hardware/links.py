@@ -18,7 +18,7 @@ class Link:
 
     name: str
     kind: str  # "inside" for a link between devices of one machine, "between" for a link between machines
-    # compute capability of the devices with this link; "cpu" for links between processors; empty: any capability
+    # compute capabilities of the devices with this link; "cpu" for links between processors; empty: any capability
     capability: str
     gigabytes: float  # GB/s in each direction, while both directions are used
     microseconds: float  # latency of a message in microseconds
@@ -65,7 +65,7 @@ def default_network(capability: str, together: int) -> Network:
     The capability "cpu" stands for processes on CPUs.
     """
     rows = _link_table().values()
-    inside = next((row for row in rows if row.capability == capability), link_by_name("PCIe 4"))
+    inside = next((row for row in rows if capability in row.capability.split()), link_by_name("PCIe 4"))
     between = {"NVLink 3": "InfiniBand HDR", "NVLink 5": "InfiniBand XDR"}.get(inside.name, "InfiniBand NDR")
     return Network(inside, link_by_name(between), max(together, 1))
 

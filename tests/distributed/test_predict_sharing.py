@@ -205,5 +205,7 @@ def test_links_by_name() -> None:
         "cpu", 2
     ).inside is link_by_name("host memory")
     assert default_network("12.0", 1).inside is link_by_name("PCIe 4")
+    for blackwell in ("10.0", "10.3"):
+        assert str(default_network(blackwell, 8)) == "NVLink 5 among 8, InfiniBand XDR beyond"
     with pytest.raises(ValueError, match="the links are"):
         link_by_name("string")
