@@ -4,8 +4,8 @@
 shapes are drawn by a seed of the tuned config itself, so that they are unknown while the model is fitted (`--seed`
 gives another seed, and pages name it). Kinds of shapes: `middle` (sides from 1024 to 4096), `thin` (one side of 128 to
 1024), `large` (3000 to 8192 on a CPU, where plans gain nothing below; 1024 to 20000 on a GPU) and, on a CPU, `gram`
-(real matrices by their transposes). Every second shape is odd. On a CPU the sides of large complex shapes are 0.63
-times as long, since each product is four times the work. `float32-ieee` and `float64-ieee` are these types with
+(real matrices by their transposes). Every second shape is odd. The sides of large complex shapes are 0.63 times as
+long, since each product is four times the work. `float32-ieee` and `float64-ieee` are these types with
 FMM_EMULATION=0.
 
 Plans of one *family* make as many products at each level, by the same leaf. Of every family the plan with the least

@@ -16,7 +16,7 @@ from benchmarks.held_out import (
     representative_run,
     rows_summary,
 )
-from benchmarks.tables.markdown import LongTable, ran_old_kernel, short_commits, short_name, table_lines
+from benchmarks.tables.markdown import LongTable, short_commits, short_name, table_lines
 
 RATIO_COLUMNS = ("of the best plan: mean, least", "of the vendor: mean, least", "poor choices")
 
@@ -25,9 +25,9 @@ def _recorded_runs(results: Path) -> Iterator[tuple[str, str, list[Run]]]:
     """Yield the machine, the file and the runs of each recorded file."""
     for path in sorted({found.with_name(HELD_OUT_FILE_NAME) for found in results.glob(f"*/{HELD_OUT_FILE_NAME}*")}):
         runs = [run for run in recorded_runs(path) if run.rows]
-        environment = runs[-1].environment
-        if ran_old_kernel(environment):
+        if not runs:
             continue
+        environment = runs[-1].environment
         name = environment.get("device") or environment["processor"]
         file = path if path.exists() else packed_path(path)
         yield short_name(name), f"results/{path.parent.name}/{file.name}", runs

@@ -33,8 +33,10 @@ from benchmarks.regret import (
     WARM_UP_CALLS,
     comparable_plans,
     first_samples,
+    parsed_options,
     plan_family,
     plans_by_family,
+    wanted_shapes,
 )
 from benchmarks.replay import main, recorded_limits, replayed_choice, tuned_model
 from benchmarks.shipped import MAX_FITTED_RATIO, SHORTEST_REPLAYED_SECONDS, SHORTEST_SECONDS, whole_calls
@@ -98,6 +100,21 @@ def test_shapes_are_drawn_by_a_seed(kind: str) -> None:
     assert sum(min(size) < 1000 for size in found) == (30 if kind == "thin" else 0)
 
 
+def test_recorded_shapes_of_complex_types_are_drawn_again() -> None:
+    """On a GPU too, where the sides of large complex shapes are shorter than of real ones."""
+    recorded = recorded_runs(Path(ROOT) / "results" / "nvidia-h100-80gb-hbm3" / f"{HELD_OUT_FILE_NAME}.gz")[0]
+    large = {(row.dtype, row.kind, row.size) for row in recorded.rows if row.dtype[:7] == "complex"}
+    assert large and large <= set(wanted_shapes(parsed_options(["--device", "0"]), "cuda", recorded.seed))
+
+
+@pytest.mark.parametrize(("chosen", "default", "worth"), [("one", 1.0, 1), ("vendor", 1.0, 0), ("one", 3.0, 0)])
+def test_a_plan_that_the_default_call_ran_faster_than_every_other_call_is_worth_it(
+    chosen: str, default: float, worth: int
+) -> None:
+    seconds = {"vendor": [2.0], "default": [default], "one": [2.5]}
+    assert rows_summary([Row(1, "float64", "large", (8, 8, 8), chosen, "", seconds)])["worth_a_plan"] == worth
+
+
 def test_what_samples_come_to() -> None:
     vendor, fast, slow = [2.0, 4.0, 6.0], [1.0, 2.0, 3.0], [4.0, 8.0]
     recorded = {"vendor": vendor, "one": fast}
@@ -137,6 +154,18 @@ def test_a_page_shows_one_run(tmp_path: Path, runs: Any, expected: tuple[int, in
     found = representative_run(recorded_runs(tmp_path / HELD_OUT_FILE_NAME))
     assert (found.config, found.seed) == expected
     assert len(found.rows) == sum(dict((run[:2], run[2]) for run in runs)[expected].values()), "rows of another run"
+
+
+def test_rows_beside_an_old_kernel_are_left_out_of_every_run(tmp_path: Path) -> None:
+    path = tmp_path / "cpu" / HELD_OUT_FILE_NAME
+    path.parent.mkdir()
+    write_runs(path, (1, 1, BOTH), (2, 2, ONE), (1, 1, ONE))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if "environment" in line:
+            line["environment"]["blas_warning"] = "old kernel" if line["environment"]["commit"] != "2" else ""
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert [(run.config, len(run.rows)) for run in recorded_runs(path)] == [(1, 9)]
 
 
 def test_a_run_that_went_on_is_one_run(tmp_path: Path) -> None:
