@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -193,8 +194,9 @@ def compile_kernel(path: Path, capability: int) -> str:
 
 def compile_all(paths: Iterable[Path], capability: int) -> list[str]:
     """Compile all kernels on all processors; return the reasons of failures."""
-    # Not forked: a process that has used a CUDA driver must not be.
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+    # Not forked: a process that has used a CUDA driver must not be. Ctrl-C ends the processes at once.
+    at_once = (signal.SIGINT, signal.SIG_DFL)
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), signal.signal, at_once) as pool:
         jobs = [pool.submit(compile_kernel, path, capability) for path in paths]
         return [said for job in jobs if (said := job.result())]
 

@@ -134,9 +134,17 @@ class Checks:
 
 
 def run_steps(
-    planned: Sequence[Step], checks: Checks, places: CheckFolders, limit: float, run: RunTogether
+    planned: Sequence[Step],
+    checks: Checks,
+    places: CheckFolders,
+    limit: float,
+    run: RunTogether,
+    more_results: Sequence[Path] = (),
 ) -> list[str]:
-    """Run these steps within the time limit; return the names of the steps that are left."""
+    """Run these steps within the time limit; return the names of the steps that are left.
+
+    `more_results` are further folders into which steps write.
+    """
     until, left, first = time.monotonic() + limit, list[str](), True
     for batch in step_batches(planned):
         for step in (step for step in batch if step.missing):
@@ -152,7 +160,7 @@ def run_steps(
             if ended.step.alone or outcome != "passed":
                 print(f"{last_lines(ended.log)}\n    (all of it: {ended.log})", flush=True)
             left += [ended.step.name] if outcome.startswith(TIME_UP_TEXT) else []
-        checks.copy(places.results, places.notes)
+        checks.copy(places.results, *more_results, places.notes)
     return left
 
 
@@ -200,23 +208,24 @@ def main(arguments: Sequence[str]) -> int:
         each.mkdir(parents=True, exist_ok=True)
     path = (several if options.gpus else places).results / "checks.json"
     checks = Checks(path, gpu_environment(), code, [step.name for step in all_steps], places.notes, options.copy_to)
-    if options.anew or "tests" in names:
-        places.ended_tests.unlink(missing_ok=True)
     wanted = chosen_steps(planned, names, options.anew, checks)
-    if not options.list:
-        left = run_steps(wanted, checks, several if options.gpus else places, options.time_limit, run_together)
-    else:
+    if options.list:
         left = [step.name for step in wanted if not step.missing]
+    else:
+        if options.anew or "tests" in names:
+            places.ended_tests.unlink(missing_ok=True)
+        left = run_steps(wanted, checks, places, options.time_limit, run_together, (several.results,))
     return report_outcomes(planned, left, checks)
 
 
 def report_outcomes(planned: Sequence[Step], left: Sequence[str], checks: Checks) -> int:
     """Print the table of steps; return the exit status."""
     rows = [(step, checks.ended(step.name)) for step in planned]
+    width = max((len(step.name) for step in planned), default=0)
     print(f"\n{checks.path}, code {checks.code}:")
     for step, check in rows:
         outcome = check["outcome"] if check else f"left out: {step.missing}" if step.missing else "left"
-        print(f"  {step.name:26}{outcome}")
+        print(f"  {step.name:{width}}  {outcome}")
     if left:
         print(f"left: {', '.join(left)}; the same command again runs them")
     failed = any(check is not None and check["outcome"] != "passed" for _, check in rows)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +69,53 @@ def test_plans_that_raise_a_flag_are_those_of_the_tests_that_see_it() -> None:
     text = "".join((ROOT / path).read_text(encoding="utf-8") for path in tests)
     for plan in map(Plan.parse, compile_ahead.FLAGGED_PLANS):
         assert f'"{plan}"' in text or (plan.levels and str(plan.inner_plan) in text), plan
+
+
+# The slow compilation begins; the quick one ends when the slow one has begun.
+SLOW_COMPILER = """
+import time
+
+def compile_kernel(path, capability):
+    if path.name == "slow":
+        path.touch()
+        time.sleep(60)
+    while not path.with_name("slow").exists():
+        time.sleep(0.01)
+    print("one process compiles, one is idle", flush=True)
+    return ""
+"""
+COMPILE_TWO = """
+import signal
+import sys
+from pathlib import Path
+import slow_compiler
+from benchmarks import compile_ahead
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background start with SIGINT ignored
+compile_ahead.compile_kernel = slow_compiler.compile_kernel
+try:
+    compile_ahead.compile_all([Path(sys.argv[1]) / "slow", Path(sys.argv[1]) / "quick"], 90)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.slow
+def test_compile_processes_end_without_a_traceback_on_ctrl_c(tmp_path: Path) -> None:
+    """As at the time limit of a step of `make gpu-check`: all processes of the step are interrupted."""
+    (tmp_path / "slow_compiler.py").write_text(SLOW_COMPILER)
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMPILE_TWO, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "one process compiles, one is idle\n"
+    time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=30) == ("interrupted\n", "")
 
 
 class Cupy:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import gpu_check, harness
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks.compile_ahead import with_cache, xdist_options
 from benchmarks.gpu_check import (
@@ -300,6 +301,53 @@ def test_new_files_are_copied_after_each_step(tmp_path: Path) -> None:
     run_steps(FOUR[:1], checks, places, 1000, FakeProcesses())
     found = sorted(str(path.relative_to(to)) for path in to.rglob("*") if path.is_file())
     assert found == [os.path.join("notes", x) for x in ("first.txt", "results-checks.json")] + ["results/checks.json"]
+
+
+def test_new_files_of_several_devices_are_copied_too(tmp_path: Path) -> None:
+    checks, places = begun_checks(tmp_path, copy_to=tmp_path / "fetched")
+    several = tmp_path / "results-x2"
+    several.mkdir()
+    (several / "distributed.json").write_text("{}")
+    run_steps(FOUR[:1], checks, places, 1000, FakeProcesses(), (several,))
+    assert (tmp_path / "fetched" / "results-x2" / "distributed.json").exists()
+
+
+@pytest.fixture
+def device_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of results of a machine with two devices; the command runs no step."""
+    monkeypatch.setattr(harness, "gpu_folder", lambda: tmp_path / "device")
+    monkeypatch.setattr(harness, "gpu_count", lambda: 2)
+    monkeypatch.setattr(harness, "gpu_environment", lambda: {"commit": "abc"})
+    monkeypatch.setattr(gpu_check, "NOTES_FOLDER", tmp_path / "notes")
+    monkeypatch.setattr(gpu_check, "code_digest", lambda: "code")
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
+    return tmp_path / "device"
+
+
+def test_a_list_of_all_steps_deletes_nothing(device_folder: Path, tmp_path: Path) -> None:
+    ended_tests = CheckFolders(device_folder, tmp_path / "notes" / "code").ended_tests
+    ended_tests.parent.mkdir(parents=True)
+    ended_tests.touch()
+    assert gpu_check.main(["--list", "--anew"]) == EXIT_STEPS_LEFT and ended_tests.exists()
+
+
+def test_results_of_several_devices_are_named_to_the_copy(
+    device_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_result(batch: Sequence[Step], left: float, notes: Path) -> list[EndedStep]:
+        output = Path(batch[0].command[-1])
+        (output if output.name == "distributed.json" else tmp_path / "other").write_text("{}")
+        return FakeProcesses()(batch, left, notes)
+
+    monkeypatch.setattr(gpu_check, "run_together", write_result)
+    benchmark = "several devices' benchmark"
+    assert gpu_check.main(["--steps", benchmark, "--copy-to", str(tmp_path / "fetched")]) == 0
+    assert (tmp_path / "fetched" / "device-x2" / "distributed.json").exists()
+
+
+def test_a_space_separates_each_name_from_its_outcome(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report_outcomes(list(several_device_steps(1, PLACES)), [], begun_checks(tmp_path)[0])
+    assert "several devices' benchmark  left out: there is one device\n" in capsys.readouterr().out
 
 
 def test_unknown_arguments_are_refused() -> None:
