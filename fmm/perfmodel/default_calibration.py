@@ -307,8 +307,8 @@ SPLIT_BYTES_PER_NUMBER, JOIN_BYTES_PER_NUMBER = (28.0, 28.0, 59.0), (33.0, 45.0,
 # The traffic in bytes that splitting and joining save for each byte by which a number is shorter than 8 bytes: the
 # split reads A and B two or three times, and the join writes C once.
 SPLIT_BYTES_SAVED_PER_BYTE, JOIN_BYTES_SAVED_PER_BYTE = 2.5, 1.0
-# The kernel that makes C from the residues (the join) needs about 12 float64 flops per element of C and modulus. On
-# GPUs with few float64 units, these flops take longer than the kernel's memory traffic.
+# The kernel that makes C from the residues (the join) needs about 12 float64 flops per real number of C and modulus.
+# On GPUs with few float64 units, these flops take longer than the kernel's memory traffic.
 JOIN_FLOAT64_FLOPS_PER_MODULUS = 12.0
 # RESIDUE_START_SECONDS is the part of the time of a product by residues that does not grow with the sides, for 0, 1 and
 # 2 levels of Strassen's algorithm on the residues: measured with 14 moduli for 0 and 1, a guess for 2. Each level on
@@ -436,7 +436,7 @@ def _residue_rates(
                 rate = _residue_rate(int8, stream, moduli, found.depth, DTYPES[name])
                 if not (found.depth or DTYPES[name].exact):
                     rate = replace(rate, start=rate.start - saved_seconds)
-                yield row.rate.format(name), _rate_with_float64_join_time(rate, stream, moduli, float64_flops)
+                yield row.rate.format(name), _rate_with_float64_join_time(rate, moduli, float64_flops, DTYPES[name])
 
 
 def _residue_rate(int8: ProductRate, stream: float, moduli: int, levels: int, dtype: DType) -> ProductRate:
@@ -460,9 +460,9 @@ def _residue_rate(int8: ProductRate, stream: float, moduli: int, levels: int, dt
     return replace(found, half_by_tiles=share, half_edge=edge)
 
 
-def _rate_with_float64_join_time(rate: ProductRate, stream: float, moduli: int, float64_flops: float) -> ProductRate:
+def _rate_with_float64_join_time(rate: ProductRate, moduli: int, float64_flops: float, dtype: DType) -> ProductRate:
     """Return the rate, with the time of the join's float64 flops if they take longer than the join's memory traffic."""
     if not float64_flops:
         return rate
-    seconds = JOIN_FLOAT64_FLOPS_PER_MODULUS * moduli / float64_flops
-    return replace(rate, pipe=max(rate.pipe, seconds * rate.flops / DTYPES["float64"].flops))
+    flops = JOIN_FLOAT64_FLOPS_PER_MODULUS * moduli * planes_per_modulus(dtype.is_complex)
+    return replace(rate, pipe=max(rate.pipe, flops / float64_flops * rate.flops / dtype.flops))

@@ -156,6 +156,16 @@ def test_shorter_integers_are_split_and_joined_in_less_time(dtype: str, less: in
     assert rate.pipe == pytest.approx((33 - 1.0 * less + moduli) * per_byte)
 
 
+@pytest.mark.parametrize("level", ["", " > strassen"])
+@pytest.mark.parametrize("device", ["H200", "A100", "RTX 4090"])
+def test_a_complex_number_is_joined_in_the_time_of_two_real_ones(device: str, level: str) -> None:
+    """On an RTX 4090, the time is that of float64 flops, since it has few float64 units."""
+    rates = datasheet_calibration(device).rates
+    complex128, float64 = (rates[f"{residues}(15){level} > bytes"] for residues in ("residues2m", "residues"))
+    # a complex multiply-add has 8 flops, and two int8 multiply-adds for each modulus
+    assert complex128.flops == 2 * float64.flops and complex128.pipe == pytest.approx(float64.pipe)
+
+
 # ---- error bounds
 
 
