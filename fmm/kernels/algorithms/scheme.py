@@ -194,8 +194,11 @@ class Scheme:
     def failed_brent_equation(self) -> str | None:
         """Return the text of the first Brent equation that fails; None if all equations hold exactly."""
         (u, du), (v, dv), (w, dw) = (_scaled_integer_matrix(x) for x in (self.u, self.v, self.w))
-        found = np.einsum("ap,bp,cp->abc", u, v, w)
-        expected = np.zeros(found.shape, dtype=np.int64)
+        largest = self.rank * prod(abs(x).max() for x in (u, v, w))
+        # beyond int64, Python's integers
+        exact = np.int64 if max(largest, du * dv * dw) <= np.iinfo(np.int64).max else object
+        found = np.einsum("ap,bp,cp->abc", *(x.astype(exact) for x in (u, v, w)))
+        expected = np.zeros(found.shape, dtype=exact)
         for i, j, q in product(range(self.m), range(self.k), range(self.n)):
             expected[i * self.k + j, j * self.n + q, i * self.n + q] = du * dv * dw
         wrong = np.argwhere(found != expected)
@@ -216,10 +219,10 @@ def _column_square_sums(x: Matrix) -> list[Fraction]:
     return [sum((c * c for c in column), Fraction(0)) for column in zip(*x, strict=True)]
 
 
-def _scaled_integer_matrix(x: Matrix) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
-    """Return the integers x * d, and d, the common denominator of all entries of the matrix x."""
+def _scaled_integer_matrix(x: Matrix) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.object_]], int]:
+    """Return the Python integers x * d, and d, the common denominator of all entries of the matrix x."""
     scale = lcm(*(c.denominator for row in x for c in row))
-    return np.array([[int(c * scale) for c in row] for row in x], dtype=np.int64), scale
+    return np.array([[int(c * scale) for c in row] for row in x], dtype=object), scale
 
 
 def block_name(letter: str, index: int, columns: int) -> str:

@@ -57,6 +57,23 @@ def test_every_file_is_read_and_proved(name: str) -> None:
     assert found == scheme(name)
 
 
+@pytest.mark.parametrize(
+    ("left", "join", "defect"),
+    [
+        ("3 A11", "-6148914691236517205 M1", r"A11 B11 in C11 is -18446744073709551615, not 1"),  # 1 - 2^64
+        (f"{10**40} A11", "M1", rf"A11 B11 in C11 is {10**40}, not 1"),
+        (f"{10**40} A11", f"1/{10**40} M1", ""),
+    ],
+)
+def test_coefficients_beyond_64_bits_are_proved_exactly(left: str, join: str, defect: str) -> None:
+    text = f"name huge\nsource none\nsize 1 1 1\nM1 = ({left})(B11)\nC11 = {join}"
+    if not defect:
+        assert parse_scheme(text).failed_brent_equation() is None
+        return
+    with pytest.raises(SchemeError, match=f"not a matrix multiplication: the coefficient of {defect}"):
+        parse_scheme(text)
+
+
 def mutations(base: Scheme) -> Iterator[Scheme]:
     """Schemes with one wrong coefficient: a sign turned, a term too many; a spread of places in each matrix."""
     for letter in "uvw":
