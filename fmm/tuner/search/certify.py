@@ -48,7 +48,8 @@ def _certify_faster_plan(
     """Measure `plan` and `rival` in paired rounds; return True if `plan` is certified to be faster."""
     base, run = TimedRun(rival), TimedRun(plan)
     with journal.open_timed_problem(stage, problem, CERTIFY_SEED) as timed:
-        samples = timed.sample_rounds([base, run], limits)
+        # if one of the two fails, the rounds end: each list of samples has the same rounds
+        samples = timed.sample_rounds([base, run], limits, lambda s: () if s[base] and s[run] else (base, run))
     return bool(samples[run] and samples[base]) and certification.is_certified(samples[base], samples[run], noise)
 
 
@@ -130,23 +131,46 @@ def beats_peer_predicate(searched: Sequence[Trial], raced: Sequence[Trial], nois
 # In PAIRED_STAGES, each round timed only one plan, and the vendor's product or the peer. In all other stages,
 # the vendor's product and all plans are timed in the same rounds.
 PAIRED_STAGES = ("search", "certify", "peer")
+SecondsByPlan = dict[str, float | None]  # the seconds are None if the plan failed
 
 
 def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tuple[str, list[float], list[float]]]:
     """Yield (plan, seconds of the vendor or peer, seconds of the plan) for each plan in the trials of a shape.
 
-    Both lists of seconds have one number for each round. A plan that failed in a round is left out.
+    Both lists of seconds have one number for each round that timed both. A plan that failed in a round is left out, and
+    so is a plan that was never timed in a round with the vendor or peer.
     """
     trials = [t for t in trials if t.part == "whole" and not t.twin]
-    vendor = [t.seconds for t in trials if t.plan == peer and t.seconds is not None]
+    is_paired = bool(trials) and trials[0].stage in PAIRED_STAGES
+    rounds = _rounds_of_one_plan(trials, peer) if is_paired else _rounds_of_all_plans(trials)
     for plan in dict.fromkeys(t.plan for t in trials if t.plan != peer):
-        rounds = [t.seconds for t in trials if t.plan == plan]  # the seconds of a trial are None if the plan failed
-        own = [s for s in rounds if s is not None]
-        base = vendor[: len(own)]
-        if trials[0].stage in PAIRED_STAGES:
-            vendor = vendor[len(rounds) :]
-        if base and len(own) == len(rounds):
-            yield plan, base, own[: len(base)]
+        own = [(seconds.get(peer), seconds[plan]) for seconds in rounds if plan in seconds]
+        pairs = [(base, found) for base, found in own if base is not None and found is not None]
+        if pairs and None not in (found for _, found in own):
+            yield plan, [base for base, _ in pairs], [found for _, found in pairs]
+
+
+def _rounds_of_one_plan(trials: Sequence[Trial], peer: str) -> list[SecondsByPlan]:
+    """Return the seconds of each round in which one plan and the vendor or peer were timed, plan by plan."""
+    base, rounds = iter([t.seconds for t in trials if t.plan == peer]), list[SecondsByPlan]()
+    for plan in dict.fromkeys(t.plan for t in trials if t.plan != peer):
+        rounds += [{peer: next(base, None), plan: t.seconds} for t in trials if t.plan == plan]
+    return rounds
+
+
+def _rounds_of_all_plans(trials: Sequence[Trial]) -> list[SecondsByPlan]:
+    """Return the seconds of each round in which all plans were timed; later rounds may time other plans.
+
+    A round ends when a plan is timed again, or when all plans that did not fail in the round before have been timed.
+    """
+    rounds: list[SecondsByPlan] = [{}]
+    expected = set[str]()
+    for t in trials:
+        if t.plan in rounds[-1] or (expected and expected <= rounds[-1].keys()):
+            expected = {plan for plan, seconds in rounds[-1].items() if seconds is not None}
+            rounds.append({})
+        rounds[-1][t.plan] = t.seconds
+    return rounds
 
 
 def _has_faster_plan(trials: Sequence[Trial]) -> bool:

@@ -41,8 +41,8 @@ from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.findings.thresholds import chosen_level_count, compute_thresholds, crossover_range, li_threshold_plan
 from fmm.tuner.fit import model as fitting
 from fmm.tuner.fit.parameters import FACTOR_TOLERANCE, FIT_PARAMETERS, FIT_PARAMETERS_BY_NAME, QUANTITY_TOLERANCE
-from fmm.tuner.search.certify import entries_from_search
-from fmm.tuner.search.race import is_within_limits
+from fmm.tuner.search.certify import certify_best_plans, entries_from_search, paired_samples
+from fmm.tuner.search.race import RaceResult, is_within_limits
 from fmm.tuner.search.space import build_plan, choices_by_plan, search_space
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.probes import random_shape_plans, repeat_noisy_aa_pairs
@@ -501,6 +501,53 @@ def test_a_shape_that_was_not_confirmed_to_the_end_has_no_entry() -> None:
     loser = [t if t.plan == "vendor" else replace(t, seconds=1.5) for t in complete]
     assert [e.plan for e in entries_from_search([*loser, *second], 0.0)] == ["hasa > vendor"]
     assert [e.plan for e in entries_from_search(loser, 0.0)] == ["vendor"]
+
+
+def rounds_of(stage: str, *texts: str) -> list[Trial]:
+    """Trials of a stage in the order of the words; `strassen=2.0` is a sample, `strassen=` a failure."""
+    found = []
+    for word in " ".join(texts).split():
+        plan, seconds = word.split("=")
+        text = plan if plan == "vendor" else f"{plan} > vendor"
+        value = float(seconds) if seconds else None
+        found.append(Trial("run", stage, (64, 64, 64), "float64", text, "whole", 0, 0, 0.0, value))
+    return found
+
+
+PAIRED = {
+    "plans of a later phase": (
+        rounds_of("tiles", "vendor=1 hasa=1 hasa=2 vendor=2", "winograd=3 vendor=3 winograd=4 vendor=4"),
+        {"hasa": [(1, 1), (2, 2)], "winograd": [(3, 3), (4, 4)]},
+    ),
+    "a later phase without the vendor": (
+        rounds_of("probe", "vendor=1 hasa=1 hasa=2 vendor=2", "winograd=3 winograd=4"),
+        {"hasa": [(1, 1), (2, 2)]},
+    ),
+    "a plan that failed at once": (
+        rounds_of("held out", "hasa= vendor=1 winograd=1 winograd=2 vendor=2"),
+        {"winograd": [(1, 1), (2, 2)]},
+    ),
+    "a vendor's product that failed": (
+        rounds_of("certify", "vendor= hasa=1", "vendor=2 winograd=2 winograd=3 vendor=3"),
+        {"winograd": [(2, 2), (3, 3)]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_samples_are_paired_with_those_of_their_round(name: str) -> None:
+    trials, expected = PAIRED[name]
+    found = {plan: list(zip(base, own, strict=True)) for plan, base, own in paired_samples(trials)}
+    assert found == {f"{plan} > vendor": pairs for plan, pairs in expected.items()}
+
+
+def test_a_plan_that_fails_while_it_is_certified_does_not_shift_the_next_one() -> None:
+    hasa, winograd = (Plan.parse(f"{name} > vendor") for name in ("hasa", "winograd"))
+    problem = Problem(2000, 2000, 2000)
+    journal = Journal("run", SimulatedDevice(broken=frozenset({str(hasa)}), noise=0.1))
+    certify_best_plans(journal, RaceResult(problem, ((hasa, 1.2), (winograd, 1.1))), RoundLimits(6, 9), 0.0)
+    last = [t.seconds for t in journal.recorded if t.plan == "vendor"][-6:]
+    assert [base for _, base, _ in paired_samples(journal.recorded)] == [last]
 
 
 def test_speedups_are_paired() -> None:
