@@ -286,10 +286,11 @@ class Library(Protocol):
         """Return True if the operands are plain arrays, and A B (or A B + C) records neither a gradient nor a trace."""
         ...
 
-    def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
-        """Return alpha * A B + beta * C, computed by the library's functions.
+    def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, addend: Any = None) -> Any:
+        """Return alpha * A B + beta * addend, computed by the library's functions.
 
-        The returned array is C, or a new array if C is None.
+        The returned array is C, or a new array if C is None. If `addend` is None, C holds the addend. Before the result
+        is complete, the library's own functions alone write to C.
         """
         ...
 

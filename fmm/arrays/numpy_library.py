@@ -65,14 +65,15 @@ class NumpyLikeLibrary(ABC):
 
     # ---- the library's functions
 
-    def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
-        """Return alpha A B + beta C, in C or as a new array; C is read only if beta is not 0."""
+    def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, addend: Any = None) -> Any:
+        """Return alpha A B + beta addend, in C or as a new array; the addend is read only if beta is not 0."""
         product = self.vendor_product(a, b)
         value = product if alpha == 1 else self.module.multiply(product, alpha, out=product if product.ndim else None)
         if c is None:
             return value
         if beta:
-            value = self.module.add(value, c if beta == 1 else c * beta)
+            addend = c if addend is None else addend
+            value = self.module.add(value, addend if beta == 1 else addend * beta)
         self.module.copyto(c, value)
         return c
 

@@ -210,12 +210,13 @@ class _TorchLibraryBase:
     def broadcast_view(self, x: Any, shape: tuple[int, ...]) -> Any:
         return x.expand(shape)
 
-    def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
+    def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, addend: Any = None) -> Any:
+        addend = c if addend is None else addend
         if c is not None and (
             _do_tensors_overlap(c, a) or _do_tensors_overlap(c, b)
         ):  # torch would write C over operands that it reads
-            return c.copy_(torch_gemm(a, b, c if beta else None, alpha, beta))
-        return torch_gemm(a, b, c, alpha, beta, c)
+            return c.copy_(torch_gemm(a, b, addend if beta else None, alpha, beta))
+        return torch_gemm(a, b, addend, alpha, beta, c)
 
     def fast_vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
         if type(alpha) is float or type(beta) is float:

@@ -533,20 +533,16 @@ def _has_one_float_type(*arrays: Any) -> bool:
 
 def _run_library_gemm(library: Library, operands: GemmOperands, constraints: PlanConstraints) -> Any:
     """Return C, computed by the library's own functions, in the target if there is one."""
-    if operands.addend is not None:  # the library's functions read the addend from the target
-        target, addend = operands.target, operands.addend
-        if target is None or not _has_one_float_type(operands.a, operands.b, addend, target):
-            # a new array, since `out` of another type would round the addend, and the library may reject the types
-            shape = tuple(addend.shape if target is None else target.shape)
-            target = library.broadcast_copy(addend, shape, operands.a)
-        else:
-            library.copy_into(addend, target)
-        operands = operands._replace(addend=None, target=target)
-    operands = _conjugated_operands(library, operands)
+    target, addend = operands.target, operands.addend
+    if addend is not None and (target is None or not _has_one_float_type(operands.a, operands.b, addend, target)):
+        # a new array, since `out` of another type would round the addend, and the library may reject the types
+        shape = tuple(addend.shape if target is None else target.shape)
+        target, addend = library.broadcast_copy(addend, shape, operands.a), None
+    operands = _conjugated_operands(library, operands._replace(addend=addend, target=target))
     a, b, alpha = operands.a, operands.b, constraints.params.alpha
     if alpha == 0:
         a, b, alpha = a[..., :0], b[..., :0, :], 1
-    c = library.vendor_gemm(a, b, operands.target, alpha, constraints.params.beta)
+    c = library.vendor_gemm(a, b, target, alpha, constraints.params.beta, addend)
     if operands.target is not None:
         library.record_array_change(operands.target)
     return c

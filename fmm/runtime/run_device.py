@@ -166,8 +166,7 @@ def _compute_by_vendor_after_failure(
         return
     alpha = problem.alpha
     if addend is not None:
-        library.copy_into(addend, out)
-        library.vendor_gemm(a, b, out, alpha, problem.beta)
+        library.vendor_gemm(a, b, out, alpha, problem.beta, addend)
     elif problem.beta:
         return
     elif problem.writes_triangle:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fmm
+from fmm.arrays.numpy_library import NumpyLibrary
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.recompute.recompute import (
     RECOMPUTE_ENTRY_NAME,
@@ -245,6 +246,20 @@ def test_memory_that_runs_out_leaves_a_whole_product(
     with pytest.raises(MemoryError):
         fmm.gemm(a, a, alpha=alpha, out=out, plan="winograd > vendor")
     np.testing.assert_array_equal(out, alpha * (a @ a))
+
+
+@pytest.mark.parametrize("fails", ["vendor_product", "conjugated_copy"])
+def test_an_exception_leaves_out_unchanged_where_the_library_multiplies(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def raise_interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    a, c, out = np.ones((4, 4)) + 0j, np.ones((4, 4)) + 0j, np.full((4, 4), 7) + 0j
+    monkeypatch.setattr(NumpyLibrary, fails, raise_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fmm.gemm(a, a, c, transpose_a="C", beta=2, out=out)
+    np.testing.assert_array_equal(out, np.full((4, 4), 7))
 
 
 # ---- what is refused, what is explained
