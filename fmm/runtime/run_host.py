@@ -315,6 +315,10 @@ class _PlanMultiplier:
         if self.params != PLAIN and not any(level.saves_products for level in self.plan.levels):
             return  # a plan without fast levels has the same sums as the vendor's product
         scale = max(1.0, abs(complex(self.params.alpha)))
+        if self.params.beta:
+            # Sums of beta C and a part of the product must not overflow where beta C and the complete product are
+            # finite. If each part is below half the spacing of the type's largest numbers, no finite beta C overflows.
+            scale *= 4 / float(np.finfo(self.dtype).eps)
         if may_overflow(self.plan, a, b, threads, self.params.op, self.params.fill, scale):
             raise _VendorNeededError("inf, NaN or numbers so large that sums may overflow are in its operands")
 

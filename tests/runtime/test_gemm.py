@@ -209,6 +209,19 @@ def test_a_large_alpha_does_not_overflow_the_sums() -> None:
         np.testing.assert_array_equal(np.isfinite(found), np.isfinite(1e155 * (ones @ (ones / 1e150))))
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("plan", [*BY_THREE, "3m(strassen) > vendor", "winograd > vendor"])
+def test_a_large_addend_does_not_overflow_the_sums(plan: str, in_place: bool, rng: np.random.Generator) -> None:
+    a, b = (draw(rng, (16, 16), "complex128") * 8e151 for _ in range(2))
+    c = np.copysign(1.79765e308, rng.standard_normal((16, 16))) * (1 - 1j)
+    with np.errstate(all="ignore"):
+        expected = a @ b + c
+        found = fmm.gemm(a, b, c, beta=1, out=c if in_place else None, plan=plan)
+    for part, wanted in ((found.real, expected.real), (found.imag, expected.imag)):
+        assert np.isfinite(wanted).any()
+        np.testing.assert_array_equal(np.isfinite(part), np.isfinite(wanted))
+
+
 def test_memory_that_runs_out_in_the_middle_is_no_second_addition(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
