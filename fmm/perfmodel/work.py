@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from fmm.kernels.cuda.products.kernel_sizes import ALL_STRATEGIES, FLOAT64_SIZES, FUSED_SIZES, H200_STRATEGIES
 from fmm.kernels.plans.gemm_params import GemmParams
+from fmm.kernels.plans.leaf import parse_leaf
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.lower import LevelWorkEstimate, Sides, lower_level, require_level_with_steps
 from fmm.kernels.plans.memory_layout import ALIGN_BYTES
@@ -112,9 +113,14 @@ def counted_work(plan: Plan, problem: Problem) -> PlanWork:
 def estimated_workspace(plan: Plan, problem: Problem) -> float:
     """Return the estimated bytes of a plan's temporaries without the padding of rows."""
     if problem.writes_triangle:
-        parts = _gram_parts(plan, problem)
-        below = (estimated_workspace(inner, Problem(*size, problem.dtype)) for inner, size, _ in parts.products)
-        return parts.held * problem.itemsize + max(below, default=0.0)
+        parts, itemsize = _gram_parts(plan, problem), problem.itemsize
+        below = [
+            estimated_workspace(inner, Problem(*size, problem.dtype, batch=together))
+            for inner, size, together in parts.products
+        ]
+        for size, together, leaf, _ in parts.triangles:
+            below.append(float(parse_leaf(leaf).leaf.workspace_bytes(itemsize, *size, together)))
+        return parts.held * itemsize + max(below, default=0.0)
     estimates = _level_work_estimates(plan, problem)
     if estimates is None:
         return float(plan_workspace_bytes(plan, *problem.size, problem.itemsize))

@@ -17,7 +17,7 @@ from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration, ProductRate
-from fmm.perfmodel.candidates import device_candidate_plans
+from fmm.perfmodel.candidates import device_candidate_plans, gram_candidates
 from fmm.perfmodel.choose import Choice, Limits, choose, few_tiles_margin, rank_candidates, required_margin
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration
 from fmm.perfmodel.predict import (
@@ -406,6 +406,27 @@ def test_the_estimated_workspace_is_within_a_factor_of_two(n: int) -> None:
     for plan in PLANS:
         exact = plan_workspace_bytes(plan, n, n, n, 8)
         assert exact / 2 <= estimated_workspace(plan, Problem(n, n, n)) <= 2 * exact, plan
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(("n", "k"), [(511, 511), (3001, 999), (8192, 8192)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_estimated_workspace_of_self_adjoint_products_is_within_a_factor_of_two(
+    device: str, dtype: str, n: int, k: int
+) -> None:
+    """The estimate includes the leaves' scratch memory for triangles, and for batches of triangles and of products."""
+    problem = Problem(n, k, n, dtype, op="gram")
+    for plan in gram_candidates(device):
+        if plan.accepts_type(dtype):
+            exact = plan_workspace_bytes(plan, *problem.size, problem.itemsize, op="gram")
+            assert exact / 2 <= estimated_workspace(plan, problem) <= 2 * exact, plan
+
+
+def test_a_triangle_with_scratch_memory_is_not_chosen_without_workspace() -> None:
+    problem, h200 = Problem(8192, 8192, 8192, "float32", op="gram"), datasheet_calibration("h200")
+    assert choose(problem, h200, LARGE).best.workspace_bytes > 0
+    assert choose(problem, h200, Limits(0, 1e9)).best.workspace_bytes == 0
 
 
 @pytest.mark.slow
