@@ -3,13 +3,14 @@ after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.host_arrays import aligned_block
+from fmm.kernels.cuda.launch_list import StreamSync
 from fmm.kernels.cuda.ops import (
     BlockStrides,
     BlockTerm,
@@ -22,7 +23,7 @@ from fmm.kernels.cuda.ops import (
 )
 from fmm.kernels.cuda.products.simt_kernel import LaunchScalar as Given
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
-from fmm.kernels.cuda.record import OperationList
+from fmm.kernels.cuda.record import OperationList, RecordedOp
 from fmm.kernels.cuda.sums.mirror_rescale import LineExponentsOp, RescaleOp
 from fmm.kernels.cuda.sums.sum_kernel import BlockIndex
 from fmm.kernels.cuda.sums.sum_launch import BlockArray, SumOp
@@ -54,6 +55,17 @@ def play(tape: OperationList, memory: Memory, tile: Callable[[TileOp, Memory], N
         elif isinstance(op, TileOp | TileGroup):
             for product in op.ops if isinstance(op, TileGroup) else (op,):
                 (tile or _tile)(product, memory)
+
+
+def in_stream_order(tape: OperationList, order: Sequence[int]) -> Iterator[RecordedOp]:
+    """Yield the operations; between two synchronizations, all operations of one stream precede those of the next."""
+    between: list[tuple[int, RecordedOp]] = []
+    for op, stream in zip(tape.ops, tape.streams, strict=True):
+        between.append((stream, op))
+        if isinstance(op, StreamSync) or tape.stream_count == 1:
+            yield from (x for first in order for at, x in between if at == first)
+            between = []
+    yield from (x for _, x in between)
 
 
 def _sum(op: SumOp, memory: Memory) -> None:

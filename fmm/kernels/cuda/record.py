@@ -486,15 +486,16 @@ class LaunchRecorder:
         self._append_operations(StreamSync.JOIN)
 
     def _record_on_streams(self, streams: Sequence[Sequence[RecordedOp]]) -> None:
-        """Record operations that run on several streams, one list of operations for each stream."""
-        if len(streams) > 1:
-            self._append_operations(StreamSync.FORK)
+        """Record lists of concurrent operations, one list for each stream; a single list runs on the current stream."""
+        if len(streams) == 1:
+            self._append_operations(*streams[0])
+            return
+        self._append_operations(StreamSync.FORK)
         for ops in zip_longest(*streams):
             for self.stream, op in enumerate(ops):
                 self._append_operations(*([op] if op else []))
         self.stream = 0
-        if len(streams) > 1:
-            self._append_operations(StreamSync.JOIN)
+        self._append_operations(StreamSync.JOIN)
 
 
 def column_major_by_operand(steps: LevelSteps) -> dict[str, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -30,7 +31,7 @@ from fmm.kernels.plans.sums import Sum
 from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.cost import cost
 from fmm.problem import Layout, Problem
-from tests.support.launch_lists import GUARD, POISON, Matrix, buffer, matrices, play
+from tests.support.launch_lists import GUARD, POISON, Matrix, buffer, in_stream_order, matrices, play
 
 
 def _both(plan: Plan, problem: Problem) -> tuple[Matrix, Matrix, OperationList]:
@@ -192,28 +193,34 @@ def test_a_table_above_the_tiled_kernel_is_one_launch_a_step(name: str) -> None:
             assert len(op.dest) == len({*step.kernel.read_blocks, *step.kernel.written_blocks})
 
 
+STREAMED = ("strassen.overlapped", "strassen.fused.streams", "strassen.fused.atomic")
+OTHERS = ("strassen", "winograd.sequential", "strassen.batched", "li-fig3", "strassen.fused", "strassen.fused.variants")
 OVERLAPPED = ("strassen.overlapped.pad4 > winograd.pad", "winograd.overlapped > strassen", "hk223 > dps.overlapped.pad")
 
 
-@pytest.mark.parametrize("text", OVERLAPPED)
-@pytest.mark.parametrize("first", [0, 1])
-def test_two_streams_may_run_in_any_order(text: str, first: int) -> None:
+def _plans_on_several_streams() -> list[str]:
+    """Return all legal plans of up to three levels in which products run concurrently."""
+    found = [f"{text} > vendor" for text in OVERLAPPED]
+    for levels in (x for depth in (1, 2, 3) for x in product((*STREAMED, *OTHERS), repeat=depth)):
+        text = " > ".join((*levels, "tile" if "fused" in levels[-1] or "li-fig3" in levels[-1] else "vendor"))
+        with suppress(PlanError):
+            if any(level.needs_extra_streams for level in Plan.parse(text).levels):
+                found.append(text)
+    return found
+
+
+@pytest.mark.quick_cases(12)
+@pytest.mark.parametrize("text", _plans_on_several_streams())
+@pytest.mark.parametrize("turn", [1, -1])
+def test_two_streams_may_run_in_any_order(text: str, turn: int) -> None:
     """Between a fork and its join, one stream runs before the other: neither needs the other's results."""
-    problem = Problem(45, 38, 51, "float64")
-    tape = record_operations(Plan.parse(f"{text} > vendor"), problem)
-    assert tape.stream_count == 2 and tape.workspace == _needed(tape.plan, problem)
+    problem = Problem(45, 38, 51, "float32")
+    tape = record_operations(Plan.parse(text), problem)
+    assert tape.stream_count > 1 and tape.workspace <= _needed(tape.plan, problem)
     memory, (a, b, c) = matrices(problem, np.random.default_rng(7))
     memory["W"] = buffer(tape.workspace)
-    kept: list[tuple[int, RecordedOp]] = []
-    between, start = False, 0
-    for op, lane in zip(tape.ops, tape.streams, strict=True):
-        if isinstance(op, StreamSync):
-            between = op is StreamSync.FORK
-            start = len(kept)
-        else:
-            place = start + sum(x == first for x, _ in kept[start:]) if between and lane == first else len(kept)
-            kept.insert(place, (lane, op))
-    play(replace(tape, ops=tuple(op for _, op in kept)), memory)
+    order = tuple(range(tape.stream_count))[::turn]
+    play(replace(tape, ops=tuple(in_stream_order(tape, order))), memory)
     np.testing.assert_array_equal(c, a @ b)
 
 

@@ -38,7 +38,7 @@ from fmm.perfmodel.cost import cost
 from fmm.perfmodel.papers.huang import huang_fig7
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Layout, Problem
-from tests.support.launch_lists import buffer, matrices, play
+from tests.support.launch_lists import buffer, in_stream_order, matrices, play
 
 OPTIONS = ((), ("streams",), ("atomic",), ("variants",), ("streams", "variants"), ("atomic", "variants"))
 ONE = tuple(".".join(("strassen-huang.fused", *options)) for options in OPTIONS)
@@ -219,17 +219,6 @@ def test_a_launch_overlaps_only_the_previous_one_of_its_stream(text: str) -> Non
         last = {} if isinstance(op, StreamSync) else last | {lane: op}
 
 
-def in_lane_order(tape: OperationList, order: tuple[int, ...]) -> Iterator[RecordedOp]:
-    """Between a fork and its join, run all launches of one stream before those of the next."""
-    between: list[tuple[int, RecordedOp]] = []
-    for op, lane in zip(tape.ops, tape.streams, strict=True):
-        between.append((lane, op))
-        if isinstance(op, StreamSync) or not any(isinstance(x, StreamSync) for x in tape.ops):
-            yield from (x for lane in order for at, x in between if at == lane)
-            between = []
-    yield from (x for _, x in between)
-
-
 def problems() -> Iterator[Problem]:
     for (m, k, n), orders, (alpha, beta) in zip(
         ((36, 21, 44), (33, 18, 37), (5, 1, 7), (16, 16, 16)),
@@ -261,7 +250,7 @@ def test_streams_may_run_in_any_order(text: str) -> None:
         order = tuple(range(tape.stream_count))[::turn]
         ops = [
             tile_op(op, "float32", FUSED_SIZES["float32"]) if isinstance(op, GemmOp) else op
-            for op in in_lane_order(tape, order)
+            for op in in_stream_order(tape, order)
         ]
         assert len(ops) == len(tape.ops)
         play(replace(tape, ops=tuple(ops)), memory)
@@ -277,7 +266,7 @@ def test_figure_7s_stages_wait_for_each_other() -> None:
     assert "".join(kinds) == "F0101JF01J0"
     for order in permutations((0, 1)):
         begun: set[int] = set()
-        for op in in_lane_order(tape, order):
+        for op in in_stream_order(tape, order):
             for piece in op.dest if isinstance(op, TileOp) else ():
                 assert piece.keep == (piece.offset in begun)
                 begun.add(piece.offset)
