@@ -122,6 +122,12 @@ class _BlockedFactorization:
         library, diagonal = self.library, abs(self.a.diagonal())
         result = ((diagonal > 0) & (diagonal < np.inf)).all()
         if self.inverses is not None:
-            growth = block_skeel_conditions(library, self.a, self.inverses[: len(self.a) // self.side], True, True)
-            result = result & (growth <= MAX_SKEEL_CONDITION).all()
+            whole, rest = divmod(len(self.a), self.side)
+            checked = [(self.a, self.inverses[:whole])]
+            if rest > self.width:  # `_solve_lower` multiplies by the inverse of the first panel's block
+                first = whole * self.side
+                checked.append((self.a[first:, first:], self.inverses[whole:, : self.width, : self.width]))
+            for a, inverses in checked:
+                growth = block_skeel_conditions(library, a, inverses, True, True)
+                result = result & (growth <= MAX_SKEEL_CONDITION).all()
         return bool(result)

@@ -11,6 +11,7 @@ import pytest
 
 import fmm
 from fmm.linalg import refinement, solver_library
+from fmm.linalg.lu_recursion import factor_matrix
 from fmm.linalg.refinement import gmres_corrections
 from fmm.linalg.solver_library import NUMPY_SOLVERS
 from tests.support.solver_matrices import (
@@ -237,6 +238,20 @@ def test_only_the_lower_triangle_of_positive_definite_systems_is_read(
             np.testing.assert_allclose(x, np.linalg.solve(matrix, b), rtol=1e-8, atol=1e-10)
         with pytest.raises(np.linalg.LinAlgError):
             fmm.linalg.solve(-matrix, b, assume_a="pos")
+
+
+@pytest.mark.usefixtures("inverted_blocks")
+@pytest.mark.parametrize("whole", [0, 1])
+def test_the_inverse_of_a_single_panel_at_the_end_is_checked(whole: int) -> None:
+    """The last panel has no inverse; the panel before it has one, but no second panel to make a whole block."""
+    width, first = 32, 64 * whole
+    n = first + 48
+    a = random_matrix(n, n, "float64")
+    assert factor_matrix(NUMPY_SOLVERS, a, width, None) is not None
+    a[:first, first:] = a[first:, :first] = 0
+    a[first:, first:] = np.eye(48) - np.tril(np.ones((48, 48)), -1)  # a factor L whose inverse grows as 2^32
+    a[first:, -1] = 1
+    assert factor_matrix(NUMPY_SOLVERS, a, width, None) is None
 
 
 # ---- refinement
