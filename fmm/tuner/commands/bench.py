@@ -26,6 +26,7 @@ from fmm.runtime import devices
 from fmm.runtime.decisions.decide import decide_plan
 from fmm.tuner.commands.config_file import add_json_option
 from fmm.tuner.device_registry import UnknownDeviceError, select_devices
+from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import TimedRun, TunableDevice
 from fmm.tuner.findings.search_gains import SearchGain, search_gains_of_device
 from fmm.tuner.findings.summary import text_table
@@ -139,6 +140,13 @@ def parse_plan_or_li_code(text: str, device: TunableDevice, problem: Problem) ->
     return li_threshold_plan(code[1], max(problem.size), tuned.thresholds, code[2] or VENDOR.leaf)
 
 
+def decision_device(device: TunableDevice) -> devices.Device:
+    """Return the device for `decide_plan`; on an untuned CPU, the decision probes the rates, as fmm.matmul's does."""
+    if isinstance(device, CpuDevice):
+        return devices.cpu_device(device.threads)
+    return devices.Device(device.identity, device.untuned_model())
+
+
 def time_plans(
     device: TunableDevice, problem: Problem, plans: Sequence[Plan], rounds: int, searched: SearchGain | None = None
 ) -> Iterator[dict[str, Any]]:
@@ -148,7 +156,7 @@ def time_plans(
     too.
     """
     limits = Limits(device.memory_bytes, default_error_growth_limit(device.untuned_model().batches))
-    decision = decide_plan(problem, limits, devices.Device(device.identity, device.untuned_model()))
+    decision = decide_plan(problem, limits, decision_device(device))
     by_search = {} if searched is None else {searched.model_plan: MODEL_SOURCE, searched.optuna_plan: OPTUNA_SOURCE}
     runs = list(dict.fromkeys([TimedRun(), *map(TimedRun, (decision.plan, *by_search, *plans))]))
     journal = Journal("bench", device)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,13 @@ from fmm.arrays import host_memory
 from fmm.config import files
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE_TEXT
 from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decisions import decide
+from fmm.runtime.probe import PROBE_SOURCE
 from fmm.tuner.cli import main
 from fmm.tuner.devices.cpu import CpuDevice, CpuSession
 from fmm.tuner.devices.device import RunFailedError, TimedRun
@@ -137,3 +142,30 @@ def test_bench_times_the_choice_and_given_plans(capsys: pytest.CaptureFixture[st
     assert main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any("given" in line and line.endswith("winograd > vendor") for line in lines)
+
+
+def test_bench_decides_like_matmul_on_an_untuned_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    monkeypatch.delenv("FMM_CONFIG", raising=False)
+    for variable in ("HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    files.clear_config_cache()
+    problem, probed_threads = Problem(300, 300, 300), []
+    rates = MappingProxyType({"float64": ProductRate(1.0, 0.0, 0.0)})
+    free_sums = Calibration("for tests", BUILT_IN_SOURCE_TEXT, rates, stream=1e30, launch=1.0)
+    monkeypatch.setattr(devices, "built_in_calibration", lambda threads: free_sums)
+
+    def probed_calibration(threads: int, dtype: str) -> Calibration:
+        probed_threads.append(threads)
+        return replace(free_sums, source=PROBE_SOURCE)
+
+    monkeypatch.setattr(devices, "probed_calibration", probed_calibration)
+    decision = decide.decide_plan(problem, Limits(1 << 40), devices.cpu_device(blas_threads()))
+    assert decision.plan != VENDOR and decision.source == "probed model"
+    assert main(["bench", "300", "--device", "cpu", "--rounds", "1", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {"plan": str(decision.plan), "answered_by": "probed model"}.items() <= rows[1].items()
+    assert probed_threads == [blas_threads()] * 2
+    files.clear_config_cache()
