@@ -27,7 +27,7 @@ from fmm.perfmodel.candidates import device_candidate_plans
 from fmm.perfmodel.choose import rank_candidates
 from fmm.perfmodel.crossovers import NEVER_WINS_SIDE, MeasuredCrossovers, baseline_text, count_levels, effective_side
 from fmm.problem import Problem
-from fmm.tuner.findings.diagnostics import EXTRAPOLATION_MARGIN, MIN_ACCEPTED_SPEEDUP
+from fmm.tuner.findings.diagnostics import EXTRAPOLATION_MARGIN, MIN_ACCEPTED_SPEEDUP, margin_excluding_plan
 from fmm.tuner.findings.ladder import ladder_crossovers
 from fmm.tuner.findings.thresholds import LEVEL_COUNTS, calibration_with_margin, ranked_plans, smallest_side_satisfying
 from fmm.tuner.search.certify import paired_samples
@@ -268,7 +268,7 @@ def margins_excluding_slow_plans(samples: Iterable[LevelSample]) -> tuple[float,
     for s in samples:
         if s.speedup < MIN_ACCEPTED_SPEEDUP:
             own = s.plan.uses_tile_model or bool(s.plan.leaf_use.leaf.rate)
-            margins[own] = max(margins[own], 1 - s.predicted_time - s.few_tiles_margin)
+            margins[own] = max(margins[own], margin_excluding_plan(s.predicted_time, s.few_tiles_margin))
     return margins[0], margins[1]
 
 

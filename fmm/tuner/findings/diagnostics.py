@@ -50,6 +50,9 @@ MIN_OWN_RATE_MARGIN = 0.08
 EXTRAPOLATION_MARGIN, EXTRAPOLATION_FACTOR = 0.05, 3
 # the margins are raised until the model chooses no plan with a measured speedup below this number
 MIN_ACCEPTED_SPEEDUP = 0.98
+# A plan wins if its predicted gain equals the margin. The margin that excludes a plan is larger than the plan's gain by
+# EXCLUSION_SURPLUS, a fraction of the vendor's time.
+EXCLUSION_SURPLUS = 1e-6
 NOISE_PHRASE = "used the device"  # every diagnostic of a noisy tuning contains this phrase, in old configs too
 OTHER_WORK_PHRASE = f"other work {NOISE_PHRASE}"
 
@@ -175,8 +178,18 @@ def margin_for_losses(calibration: Calibration, held: Sequence[Observation]) -> 
         if base is None or o.run == TimedRun() or o.run.part != "whole" or base / o.seconds >= MIN_ACCEPTED_SPEEDUP:
             continue
         for candidate in rank_candidates(o.problem, free, [o.run.plan]):
-            found = max(found, 1 - candidate.time - candidate.margin)
+            found = max(found, margin_excluding_plan(candidate.time, candidate.margin))
     return found
+
+
+def margin_excluding_plan(time: float, shape_margin: float) -> float:
+    """Return the smallest margin of a calibration with which a plan does not win; 0 if the plan is predicted to lose.
+
+    `time` is the plan's predicted time divided by the vendor's, and `shape_margin` is the additional margin for the
+    problem's shape.
+    """
+    gain = 1 - time - shape_margin
+    return gain + EXCLUSION_SURPLUS if gain >= 0 else 0.0
 
 
 def margin_for_extrapolation(pays: float, measured: float) -> float:

@@ -15,7 +15,7 @@ import pytest
 from fmm.config import environment, files, schema
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, ProductRate
-from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.choose import Limits, rank_candidates
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
@@ -37,6 +37,7 @@ from fmm.tuner.findings.diagnostics import (
     slowdown_by_other_work,
     upper_decile_of_vendor_errors,
 )
+from fmm.tuner.findings.thresholds import calibration_with_margin
 from fmm.tuner.fit.model import Observation
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
@@ -135,7 +136,10 @@ def test_what_a_losing_plan_was_predicted_to_gain() -> None:
         for run in (ONE_LEVEL, TimedRun())
     )
     slow = [o if o.problem != problem or o.run == TimedRun() else replace(o, seconds=1.05 * vendor) for o in seen]
-    assert margin_for_losses(SIMULATED_CALIBRATION, slow) == pytest.approx(1 - plan / vendor, rel=1e-6)
+    margin = margin_for_losses(SIMULATED_CALIBRATION, slow)
+    assert margin == pytest.approx(1 - plan / vendor, abs=1e-5)
+    (loser,) = rank_candidates(problem, calibration_with_margin(SIMULATED_CALIBRATION, margin), [ONE_LEVEL.plan])
+    assert not loser.beats_vendor
     parts = [replace(o, run=ONE_LEVEL._replace(part="sums")) if o.run == ONE_LEVEL else o for o in slow]
     without_vendor = [o for o in slow if o.run != TimedRun()]
     assert (

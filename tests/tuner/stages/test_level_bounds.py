@@ -14,6 +14,7 @@ import pytest
 from fmm.config.certification import MIN_SPEEDUP
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, ProductRate
+from fmm.perfmodel.choose import rank_candidates
 from fmm.perfmodel.crossovers import count_levels, effective_side
 from fmm.problem import Problem
 from fmm.tuner.devices.device import TimedRun
@@ -27,6 +28,7 @@ from fmm.tuner.findings.crossovers import (
     wrongly_predicted_gains,
 )
 from fmm.tuner.findings.diagnostics import EXTRAPOLATION_MARGIN
+from fmm.tuner.findings.thresholds import calibration_with_margin
 from fmm.tuner.fit.model import Observation, observation_weights
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.tune_type import tune_type
@@ -152,7 +154,10 @@ def test_an_error_that_grows_with_the_side_is_extrapolated() -> None:
 def test_a_sample_that_loses_against_its_prediction_raises_the_margin() -> None:
     lost, won = sample(1, 3000, 0.95, 1.1), sample(1, 3000, 1.0, 1.2)
     assert margins_excluding_slow_plans([won]) == (0.0, 0.0)
-    assert margins_excluding_slow_plans([won, lost])[0] == pytest.approx(1 - 1 / 1.1)
+    margin = margins_excluding_slow_plans([won, lost])[0]
+    assert margin == pytest.approx(1 - 1 / 1.1, abs=1e-5)
+    (candidate,) = rank_candidates(lost.problem, calibration_with_margin(SIMULATED_CALIBRATION, margin), [lost.plan])
+    assert not replace(candidate, time=lost.predicted_time).beats_vendor
     exact = speedup_overestimates_by_levels([])
     assert wrongly_predicted_gains([lost, won], exact) == []  # the best plan with one level does not lose
     assert wrongly_predicted_gains([lost], exact) == [lost]
