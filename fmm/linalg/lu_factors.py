@@ -146,8 +146,9 @@ def lu_solve(
     if isinstance(library, TorchSolvers) and not (library.is_plain(lu, b) and library.is_plain(pivots)):
         x = library.lu_solve(LuFactors(lu, pivots), column, trans)
     else:
-        factors = LuFactors(lu, library.cast(pivots, "int32") - library.first_pivot)
-        x = solve_by_factors(library, factors, column, max_error_growth, trans)
+        rows = library.empty_pivots(int(np.prod(shape)), pivots).reshape(shape)  # contiguous, as the kernel reads them
+        library.overwrite(rows, library.cast(pivots, "int32") - library.first_pivot)
+        x = solve_by_factors(library, LuFactors(lu, rows), column, max_error_growth, trans)
     return write_result(library, out, x[..., 0] if b.ndim == 1 else x)
 
 

@@ -317,7 +317,10 @@ class DeviceSolvers(NumpySolvers):
         self.launch(a, panel_launches.factor_panel, shape, pointer(a), pointer(pivots))
 
     def moved_row_indices(self, pivots: Any, origin: int) -> tuple[Any, Any]:
-        """Return the new and the old places of the rows that the exchanges by `pivots` move, as two arrays."""
+        """Return the new and the old places of the rows that the exchanges by `pivots` move, as two arrays.
+
+        The pivots must be contiguous: the kernel reads them without strides.
+        """
         count, pointer = len(pivots), self.adapter.data_pointer
         rows = self.empty_row_numbers(4 * count, pivots)
         self.launch(pivots, panel_launches.list_moved_row_indices, count, origin, pointer(pivots), pointer(rows))
@@ -508,10 +511,10 @@ class TorchSolvers(DeviceSolvers):
 
     def moved_row_indices(self, pivots: Any, origin: int) -> tuple[Any, Any]:
         """Return the new and the old places of the rows that the exchanges by `pivots` move, as two arrays."""
-        if pivots.is_cuda:
+        if pivots.is_cuda and has_cupy():
             return super().moved_row_indices(pivots, origin)
-        targets, sources = NUMPY_SOLVERS.moved_row_indices(pivots.numpy(), origin)
-        return self.module.from_numpy(targets), self.module.from_numpy(sources)
+        targets, sources = NUMPY_SOLVERS.moved_row_indices(self.to_host(pivots), origin)
+        return self.from_host(targets, pivots), self.from_host(sources, pivots)
 
     def row_numbers(self, n: int, like: Any) -> Any:
         """Return the integers from 0 to n - 1 as an int64 array on the device of `like`."""

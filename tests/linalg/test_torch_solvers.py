@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import fmm
+from fmm.linalg import solver_library
+from fmm.linalg.solver_library import torch_solvers
 from tests.support.solver_matrices import DTYPES, backward_error, positive_matrices, random_matrix
 
 torch = pytest.importorskip("torch")
@@ -238,6 +241,30 @@ def test_general_systems_are_solved_as_by_torch(n: int, dtype: str) -> None:
     found, expected_pair = fmm.linalg.slogdet(stack), torch.linalg.slogdet(stack)
     assert_close(found.sign, expected_pair.sign, 12)
     assert_close(found.logabsdet, expected_pair.logabsdet, 12)
+
+
+def test_pivots_in_any_layout_reach_the_kernel_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel is launched with the address of the pivots and without their strides."""
+
+    def read_as_kernel(library: Any, pivots: Any, origin: int) -> tuple[Any, Any]:
+        return on_host(library, pivots.as_strided(pivots.shape, (1,), pivots.storage_offset()), origin)
+
+    on_host = solver_library.TorchSolvers.moved_row_indices
+    monkeypatch.setattr(solver_library.TorchSolvers, "moved_row_indices", read_as_kernel)
+    a = tensor(np.stack([random_matrix(9, 9, "float64", seed) for seed in range(3)]))
+    b = tensor(random_matrix(9, 2, "float64", seed=4))
+    lu, pivots = torch.linalg.lu_factor(a)
+    assert_close(fmm.linalg.lu_solve((lu, pivots.T.contiguous().T), b), torch.linalg.solve(a, b), 26)
+
+
+def test_factors_on_a_gpu_are_solved_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solver_library, "has_cupy", lambda: False)
+    host = tensor(np.array([3, 2, 2, 3], np.int32))
+    on_gpu: Any = SimpleNamespace(is_cuda=True, device=host.device, cpu=lambda: host)
+    for found, expected in zip(
+        torch_solvers().moved_row_indices(on_gpu, 0), torch_solvers().moved_row_indices(host, 0), strict=True
+    ):
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("batch", [(), (3,), (2,), (2, 3), (0,)])
