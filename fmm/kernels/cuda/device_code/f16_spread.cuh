@@ -192,8 +192,8 @@ __device__ __forceinline__ void balance(const Balance& p) {
 
 // Set the largest exponents of the inner dimension to zero. Part of the first split.
 __device__ __forceinline__ void reset_inner(const SpreadOperand& p, int block) {
-    const int count = p.depth * p.layers;
-    for (int i = block * THREADS + threadIdx.x; i < count; i += p.blocks * THREADS) p.inner[i] = 0;
+    const long long count = 1LL * p.depth * p.layers, threads = 1LL * p.blocks * THREADS;
+    for (long long i = 1LL * block * THREADS + threadIdx.x; i < count; i += threads) p.inner[i] = 0;
 }
 
 }  // namespace planes

@@ -3,6 +3,8 @@ addends, batches, edges, the flag."""
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.ops import GemmOp, MirroredGemm
-from fmm.kernels.cuda.products.f16_planes import operand_planes
+from fmm.kernels.cuda.products.f16_planes import SPLIT_THREADS, SplitKernel, operand_planes, plane_split_kernel_source
 from fmm.kernels.cuda.products.f16x3 import F16X3_SIZES
 from fmm.kernels.cuda.products.f16x3_mma import F16X3_MMA_SIZES
 from fmm.kernels.cuda.record import record_operations
@@ -23,6 +25,7 @@ from tests.support.hard_matrices import BOUND_BY_NORMS, hard_matrices, relative_
 from tests.support.host_launch import aligned
 from tests.support.marks import quick_and_slow
 from tests.support.planes_on_host import launches_of, multiplied
+from tests.support.warpgroups_on_host import compiled
 
 Array = np.ndarray[Any, Any]
 WIDE, NARROW, WIDE_PAIR, NARROW_PAIR = (
@@ -263,3 +266,23 @@ def test_hard_data(componentwise: bool, sizes: Any, names: tuple[str, ...] | Non
             assert relative_errors(a, b, c)[0] <= BOUND_BY_NORMS, name
             sums = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64))
             assert (np.abs(c.astype(np.float64) - expected) <= 2.0**-19 * sums + 2.0**-148).all(), name
+
+
+RESET = """
+extern "C" void reset(const void* p, int block) {
+    fmm::planes::reset_inner(*static_cast<const fmm::planes::SpreadOperand*>(p), block);
+}
+"""
+
+
+def test_each_thread_block_resets_its_own_exponents() -> None:
+    """With more than 2^24 thread blocks, numbers of threads exceed 32 bits."""
+    blocks, depth = (1 << 24) + 1, 512
+    source = plane_split_kernel_source((SplitKernel("inner", SPLIT_THREADS, 1, False),), "recorded", 1)
+    library = compiled(source + RESET, SPLIT_THREADS, 1, False)
+    for block, written in ((0, [0]), (1, [SPLIT_THREADS]), (2, []), (blocks - 1, [])):
+        inner = np.ones(depth, np.int32)
+        operand = struct.pack("<6q4i", 0, 0, 0, depth, 0, depth, blocks, depth, 1, blocks)
+        operand += struct.pack("<3q2i", inner.ctypes.data, 0, 0, depth, 1)
+        library.reset(operand, ctypes.c_int(block))  # the first thread of the block
+        assert np.flatnonzero(inner == 0).tolist() == written
