@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +21,7 @@ from fmm.config.schema import (
     Thresholds,
     read_thresholds,
 )
+from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import format_error_growth
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
@@ -48,8 +50,7 @@ SUMMARY_SIDES = tuple(1024 << i for i in range(6))
 SUMMARY_SQUARE_SIDE = 16000
 MAX_ODD_ROWS = 4  # largest number of odd sides in the table `squares`
 RESUME_NOTE = "--resume continues"
-# n1 divided by alpha / pi, by D'Alberto and Nicolau's Equation 3
-N1_PER_ALPHA_OVER_PI = recursion_point(1.0, WINOGRAD_WORK)
+ALPHA_OVER_PI = "alpha/pi"  # head of the column with the ratio of the thresholds alpha and pi
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,8 @@ class SectionText:
         ]
         rows.insert(3, ("n1 measured", measured_recursion_text(found), "side", ""))
         columns = "threshold", "value", "unit", "95 % interval"
-        return text_table("recursion point", columns, rows, f"Equation 3: n1 = {N1_PER_ALPHA_OVER_PI:g} alpha / pi")
+        note = f"Equation 3: n1 = {Fraction(n1_per_alpha_over_pi(self.dtype))} alpha / pi"
+        return text_table("recursion point", columns, rows, note)
 
     def one_level_table(self, found: Thresholds) -> TextTable:
         """Return a table with the measured speedup of one level for each side of a square."""
@@ -314,24 +316,44 @@ class ThresholdColumn:
     """A column of the table `thresholds`, which shows one threshold."""
 
     head: str
-    name: str  # name of a field of Thresholds
+    name: str  # name of a field of Thresholds, or ALPHA_OVER_PI
     text: Callable[[float], str]
     # True if a larger threshold gives a smaller printed number, for example 1/pi: the ends of the interval are then
     # swapped.
     falls: bool = False
 
-    def cell_text(self, found: Thresholds, intervals: bool) -> str:
+    def cell_text(self, found: Thresholds, dtype: str, intervals: bool) -> str:
         """Return the threshold as text; if `intervals` is True, its 95 % interval follows."""
         if self.name == "n1_measured":
             return measured_recursion_text(found)
-        value = found.threshold_value(self.name)
+        value: float | None
+        if self.name == ALPHA_OVER_PI:
+            value, interval = found.alpha / found.pi, _alpha_over_pi_interval(found, dtype)
+        else:
+            value, interval = found.threshold_value(self.name), found.intervals.get(self.name)
         if value is None:
             return threshold_text(self.name, None)
-        interval = found.intervals.get(self.name) if intervals else None
+        interval = interval if intervals else None
         if not interval:
             return self.text(value)
         ends = [NEVER_TEXT if end is None else self.text(end) for end in interval]
         return f"{self.text(value)} [{', '.join(reversed(ends) if self.falls else ends)}]"
+
+
+def n1_per_alpha_over_pi(dtype: str) -> float:
+    """Return n1 divided by alpha/pi, by D'Alberto and Nicolau's Equation 3.
+
+    Equation 3 counts two flops for a multiply-add. A complex multiply-add has eight real flops, of pi seconds each.
+    """
+    return recursion_point(2 / DTYPES[dtype].flops, WINOGRAD_WORK)
+
+
+def _alpha_over_pi_interval(found: Thresholds, dtype: str) -> ThresholdInterval | None:
+    """Return the 95 % interval of alpha/pi, computed from the interval of n1; None if n1 has no interval."""
+    if (interval := found.intervals.get("n1")) is None:
+        return None
+    low, high = (None if end is None else end / n1_per_alpha_over_pi(dtype) for end in interval)
+    return low, high
 
 
 def _whole_number_text(x: float) -> str:
@@ -341,7 +363,7 @@ def _whole_number_text(x: float) -> str:
 THRESHOLD_COLUMNS = (
     ThresholdColumn("1/pi [Gflop/s]", "pi", lambda x: f"{1e-9 / x:,.0f}", falls=True),
     ThresholdColumn("1/alpha [Madd/s]", "alpha", lambda x: f"{1e-6 / x:,.0f}", falls=True),
-    ThresholdColumn("alpha/pi", "n1", lambda x: f"{x / N1_PER_ALPHA_OVER_PI:.0f}"),
+    ThresholdColumn(ALPHA_OVER_PI, ALPHA_OVER_PI, _whole_number_text),
     ThresholdColumn("n1", "n1", _whole_number_text),
     ThresholdColumn("n1 measured", "n1_measured", _whole_number_text),
     ThresholdColumn("epsilon", "epsilon", lambda x: threshold_text("epsilon", x)),
@@ -356,9 +378,8 @@ def thresholds_of_types(types: Iterable[tuple[str, JsonValue]], intervals: bool 
         found = read_thresholds(section["thresholds"])
         if found is not None:
             noisy = is_noisy_tuning(section.get("doubts") or ())
-            rows.append(
-                (dtype, *(NOISY_TEXT if noisy else column.cell_text(found, intervals) for column in THRESHOLD_COLUMNS))
-            )
+            cells = (column.cell_text(found, dtype, intervals) for column in THRESHOLD_COLUMNS)
+            rows.append((dtype, *(NOISY_TEXT if noisy else cell for cell in cells)))
     return text_table("thresholds", ("type", *(column.head for column in THRESHOLD_COLUMNS)), rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from fmm.config import files
 from fmm.config.files import SHIPPED_CONFIG
+from fmm.config.schema import read_thresholds
 from fmm.tuner.cli import main
 from fmm.tuner.findings.diagnostics import machine_diagnostics
 from fmm.tuner.findings.summary import SectionText, thresholds_of_types
@@ -25,9 +27,9 @@ def found(**more: Any) -> dict[str, Any]:
     return raw_thresholds(TAUS, **{"alpha": 2e-12, "pi": 2e-14, "n1": 1500.4, **more})
 
 
-def row_of(raw: dict[str, Any], intervals: bool = False) -> list[str]:
-    ((dtype, *cells),) = thresholds_of_types([("float64", {"thresholds": raw})], intervals).rows
-    assert dtype == "float64"
+def row_of(raw: dict[str, Any], intervals: bool = False, dtype: str = "float64") -> list[str]:
+    ((first, *cells),) = thresholds_of_types([(dtype, {"thresholds": raw})], intervals).rows
+    assert first == dtype
     return cells
 
 
@@ -52,6 +54,18 @@ def test_intervals_follow_their_values() -> None:
     rates = ["50,000 [25,000, 100,000]", "500,000 [250,000, 1,000,000]"]
     assert cells[:4] == [*rates, "100 [50, 200]", "1500 [750, 3000]"]
     assert cells[6:] == ["2000", "4000 [3900, never]", "never"]
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [("float64", "15"), ("complex64", "15/4"), ("complex128", "15/4")])
+def test_alpha_over_pi_is_the_ratio_of_alpha_and_pi_for_complex_types_too(dtype: str, factor: str) -> None:
+    """Equation 3 counts two flops for a multiply-add, and a complex multiply-add has eight."""
+    n1 = 100 * float(Fraction(factor))
+    raw = found(n1=n1, intervals={"n1": [n1 / 2, 2 * n1]})
+    assert row_of(raw, True, dtype)[2] == "100 [50, 200]"
+    thresholds = read_thresholds(raw)
+    assert thresholds is not None
+    table = SectionText({**configs.section(), "thresholds": raw}, dtype, "cpu-a").thresholds_table(thresholds)
+    assert table.note == f"Equation 3: n1 = {factor} alpha / pi"
 
 
 def test_a_type_without_thresholds_has_no_row() -> None:
