@@ -119,7 +119,7 @@ class CupyLibrary(NumpyLikeLibrary):
     is_differentiable, gemm_name = False, ""
     is_tracing = None
     processor: Processor = "cuda"
-    out_of_memory_error: type[BaseException] = cupy.cuda.memory.OutOfMemoryError
+    out_of_memory_error: type[BaseException] = MemoryError  # the base class of CuPy's OutOfMemoryError
     cached_calls: dict[Hashable, Any]
 
     def __init__(self, options: Mapping[str, Any] = NO_OPTIONS) -> None:

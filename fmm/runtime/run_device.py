@@ -24,6 +24,7 @@ from fmm.kernels.cuda.launch.bound_calls import run_bound_calls
 from fmm.kernels.cuda.launch.cublas import StreamContext, set_handle_stream
 from fmm.kernels.cuda.launch.device_facts import cuda_device_chip
 from fmm.kernels.cuda.launch.graphs import GraphCache, GraphCaptures, KernelNode, UpdatableGraph
+from fmm.kernels.cuda.launch.memory_errors import is_out_of_memory
 from fmm.kernels.cuda.launch.player import Addresses, Player, cached_player
 from fmm.kernels.cuda.launch.streams import return_capture_stream, take_capture_stream, thread_cublas_handle
 from fmm.kernels.cuda.launch_list import LaunchList
@@ -36,6 +37,7 @@ from fmm.perfmodel.block_model import chip_target
 from fmm.runtime.call_record import record_fallback
 from fmm.runtime.devices import chip_with_tuned_block_model, cuda_device
 from fmm.runtime.prepare import PreparedCall, cublas_scratch_offset
+from fmm.runtime.run_host import OutPartlyUpdatedError
 
 GRAPH_CACHE = GraphCache()
 LEGACY_STREAM = 0  # handle of CUDA's legacy stream, which cannot be captured
@@ -52,14 +54,21 @@ def run_call(
     `required`: True if the caller named the plan. A required plan runs even if earlier results had inf or NaN.
     `addend`: the addend, with C's shape; None if C holds the addend.
 
-    Raise PlanError, before any launch, if the plan cannot run on operands with this alignment.
+    Raise PlanError, before any launch, if the plan cannot run on operands with this alignment. If CUDA or cuBLAS
+    reports that memory ran out, raise the library's own exception; if a product may have been partly added to `out`,
+    raise OutPartlyUpdatedError.
     """
     device = call.setting.device
-    stream, context = library.current_stream(device)
-    if context is None:
-        return _run_on_stream(library, call, a, b, out, required, device, stream, addend)
-    with context:
-        return _run_on_stream(library, call, a, b, out, required, device, stream, addend)
+    try:
+        stream, context = library.current_stream(device)
+        if context is None:
+            return _run_on_stream(library, call, a, b, out, required, device, stream, addend)
+        with context:
+            return _run_on_stream(library, call, a, b, out, required, device, stream, addend)
+    except Exception as error:
+        if isinstance(error, library.out_of_memory_error) or not is_out_of_memory(error):
+            raise
+        raise library.out_of_memory_error(f"memory ran out on the device: {error}") from error
 
 
 def _run_on_stream(
@@ -98,11 +107,13 @@ def _run_on_stream(
         stream_call.run_at_addresses(p, q, r, workspace, at_addend, visible=out is not None)
     except PlanError:  # nothing was launched
         raise
-    except Exception:
+    except Exception as error:
         # A launch failed: compute `out` by the library, since other launches may have written to `out`.
         if out is not None:
             with suppress(Exception):
                 _compute_by_vendor_after_failure(library, call, a, b, out, addend)
+            if addend is None and stream_call.launches.problem.beta and is_out_of_memory(error):
+                raise OutPartlyUpdatedError("memory ran out while a product was added to out") from error
         raise
     del memory  # memory is freed in stream order, so the next launch on the stream may use this workspace
     return c
@@ -301,15 +312,19 @@ class StreamCall:
     def _capture_graph(self, addresses: Addresses) -> _GraphReplay | None:
         """Return the launches as a graph, captured on a private stream.
 
-        Return None if the driver refuses the capture, or if cuBLAS needs more memory than the call reserved.
+        Return None if the driver refuses the capture, if cuBLAS needs more memory than the call reserved, or if memory
+        for the counters or the stream runs out.
         """
         products = list(self._product_players(addresses))
         if any(player.launches.vendor_stream_count > self.launches.vendor_stream_count for player, _ in products):
             return None
-        counters = {player: player.new_counters(self.stream) for player, _ in products}
-        if any(counters.values()):
-            runtime.streamSynchronize(self.stream)  # waits until the new counters are filled with zeros
-        stream = take_capture_stream(self.device)
+        try:
+            counters = {player: player.new_counters(self.stream) for player, _ in products}
+            if any(counters.values()):
+                runtime.streamSynchronize(self.stream)  # waits until the new counters are filled with zeros
+            stream = take_capture_stream(self.device)
+        except RuntimeError:
+            return None
         try:
             try:
                 stream.begin_capture()

@@ -10,22 +10,36 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch as patched_object
 
 from tests.support import noting_driver
 from tests.support.interrupts import StepInterrupts, time_limit
 from tests.support.library_functions import Functions
-from tests.support.noting_driver import Note, fails, log, modes, noted_call, sizes, words_at
+from tests.support.noting_driver import (
+    CublasError,
+    DriverError,
+    Note,
+    RuntimeApiError,
+    fails,
+    log,
+    modes,
+    noted_call,
+    sizes,
+    words_at,
+)
 
 noting_driver.install()
 
 from fmm.kernels.cuda.launch import cublas as our_cublas  # noqa: E402
 from fmm.kernels.cuda.launch import kernel_call, player, streams  # noqa: E402
+from fmm.kernels.cuda.launch.bound_calls import StatusError  # noqa: E402
 from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
 from fmm.kernels.cuda.record import record_launches  # noqa: E402
 from fmm.kernels.plans.plan import Plan, PlanError  # noqa: E402
 from fmm.perfmodel.block_model import chip_target  # noqa: E402
 from fmm.problem import Problem  # noqa: E402
 from fmm.runtime import run_device  # noqa: E402
+from fmm.runtime.run_host import OutPartlyUpdatedError  # noqa: E402
 from tests.support.chips import H200  # noqa: E402
 
 numbers: dict[Any, int] = {}
@@ -303,6 +317,67 @@ def refuse_candidates() -> int:
     return len(query_counts)
 
 
+# ---- memory that runs out
+
+
+class MemoryNeededError(Exception):
+    """The exception of a library when memory runs out."""
+
+
+class LibraryOnNotedDriver(NoVendor):
+    """A library that raises MemoryNeededError when memory runs out, and whose own product does nothing."""
+
+    out_of_memory_error = MemoryNeededError
+
+    def current_stream(self, device: int) -> tuple[int, None]:
+        return 0, None
+
+    def vendor_product(self, *given: Any) -> None:
+        pass
+
+
+def run_out_of_memory() -> int:
+    """Check that an error of CUDA or cuBLAS for want of memory is the library's, unless `out` may be half updated."""
+    flag = SimpleNamespace(stream=9, address=1 << 20, count_address=1 << 21, prepared={}, allows_plan=lambda: True)
+    vars(run_device)["stream_flag"] = lambda device, stream: flag
+    library: Any = LibraryOnNotedDriver()
+    memory = [StatusError("cublasCreate", 3), StatusError("a call", 2), RuntimeApiError(2), DriverError(2)]
+    others = [StatusError("cublasCreate", 14), RuntimeApiError(3), DriverError(700), CublasError(2), ValueError()]
+    count = 0
+    for error in (*memory, CublasError(3), MemoryError(), *others):
+        is_memory = error not in others
+        for out, beta in ((None, 0), ("out", 0), ("out", 1)):
+            problem = Problem(512, 512, 512, "float32", beta=beta)
+            launches = record_launches(Plan.parse("winograd > vendor"), problem, chip_target(H200, flagged=True))
+            setting, places = SimpleNamespace(device=0), {"offsets": OFFSETS[:1], "addend_offsets": ()}
+            call: Any = SimpleNamespace(setting=setting, launches=launches, **places, uses_graph=False)
+            kind = (OutPartlyUpdatedError if beta else MemoryNeededError) if is_memory else type(error)
+            with patched_object.object(run_device, "cached_player", raising(error)):
+                try:
+                    run_device.run_call(library, call, None, None, out, False)
+                except kind as found:
+                    assert is_memory is (found.__cause__ is error), error
+                    count += 1
+    return count
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def call(*_: Any) -> Any:
+        raise error
+
+    return call
+
+
+def capture_without_memory() -> int:
+    """Check that a call is launched without a graph if memory for the graph's counters or its stream runs out."""
+    for owner, name in ((player.Player, "new_counters"), (run_device, "take_capture_stream")):
+        with patched_object.object(owner, name, raising(RuntimeApiError(2))):
+            made = stack_call(OFFSETS[:1], True)
+            for _ in range(5):
+                assert noted(partial(made.run_at_addresses, *MOVED[0], 0))[0][0] == "kernel"
+    return 2
+
+
 def main(what: str) -> None:
     patch()
     with time_limit(1200):
@@ -312,6 +387,8 @@ def main(what: str) -> None:
             print(refuse_candidates())
         elif what == "fixed":
             print(replay_fixed_graph())
+        elif what == "memory":
+            print(run_out_of_memory(), capture_without_memory())
         else:
             print(interrupt_player(int(what)), interrupt_stack(int(what)), interrupt_replay(int(what)))
 

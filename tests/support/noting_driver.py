@@ -66,6 +66,26 @@ class Numbered:
         pass
 
 
+class WrapperError(RuntimeError):
+    """An error of CuPy's wrappers, with the status of the failed call."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+class DriverError(WrapperError):
+    """An error of CUDA's driver."""
+
+
+class RuntimeApiError(WrapperError):
+    """An error of CUDA's runtime."""
+
+
+class CublasError(WrapperError):
+    """An error of cuBLAS."""
+
+
 def install() -> None:
     """Replace CuPy and its driver before fmm's modules are imported."""
     cupy, runtime, driver, cublas = MagicMock(), MagicMock(), MagicMock(), MagicMock()
@@ -74,6 +94,7 @@ def install() -> None:
     runtime.graphLaunch = lambda graph, stream: note("graph", stream, *graph)
     runtime.malloc = lambda size: 1 << 40
     driver.launchKernel = launch_kernel
+    runtime.CUDARuntimeError, driver.CUDADriverError, cublas.CUBLASError = RuntimeApiError, DriverError, CublasError
     cublas.getMathMode = lambda handle: modes.get(handle, 0)
     cublas.setMathMode = set_mode
     cupy.cuda = SimpleNamespace(

@@ -18,11 +18,19 @@ from typing import Any
 BoundCall = Callable[[], Any]
 
 
+class StatusError(RuntimeError):
+    """The error raised if a function that is called through ctypes returns an error status."""
+
+    def __init__(self, function: str, status: int) -> None:
+        super().__init__(f"{function} failed with status {status}")
+        self.status = status
+
+
 def run_bound_calls(calls: Sequence[BoundCall]) -> None:
     """Make all calls in order.
 
     If a call fails, the later calls are still made, because some calls synchronize streams. At the end, the exception
-    of the failed call is raised; an error status is raised as a RuntimeError.
+    of the failed call is raised; an error status is raised as a StatusError.
     """
     remaining, statuses = iter(calls), list[Any]()
     try:
@@ -32,7 +40,7 @@ def run_bound_calls(calls: Sequence[BoundCall]) -> None:
         raise
     if any(statuses):
         status = next(x for x in statuses if x)
-        raise RuntimeError(f"a call of cuBLAS or of the driver failed with status {status}")
+        raise StatusError("a call of cuBLAS or of the driver", status)
 
 
 def _run_remaining_calls(remaining: Iterator[BoundCall]) -> None:

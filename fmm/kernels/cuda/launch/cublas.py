@@ -16,7 +16,7 @@ import numpy as np
 from cupy_backends.cuda.libs import cublas as _cublas  # this import loads the library that CuPy uses
 
 from fmm.dtypes import DTYPES, DType
-from fmm.kernels.cuda.launch.bound_calls import BoundCall
+from fmm.kernels.cuda.launch.bound_calls import BoundCall, StatusError
 from fmm.kernels.cuda.launch_list import ADDRESS_BASES
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand, RankUpdateOp
 from fmm.kernels.plans.level import PlanError
@@ -46,7 +46,7 @@ def alpha_beta_array(op: GemmOp, dtype: str) -> np.ndarray[tuple[int], np.dtype[
 
 def check_status(status: int, library: str = "cuBLAS") -> None:
     if status:
-        raise RuntimeError(f"{library} failed with status {status}")
+        raise StatusError(library, status)
 
 
 def load_library(name: str) -> Any:

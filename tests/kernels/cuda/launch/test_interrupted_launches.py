@@ -27,5 +27,10 @@ def test_a_missing_candidate_is_refused_before_any_launch() -> None:
     assert int(interpreter_output("-m", "tests.support.interrupted_player", "refusals")) == 4
 
 
+def test_memory_that_runs_out_is_the_librarys_error() -> None:
+    """Of CUDA's runtime, its driver and cuBLAS; a capture without memory for its counters is given up."""
+    assert interpreter_output("-m", "tests.support.interrupted_player", "memory").split() == ["33", "2"]
+
+
 def test_a_graph_that_cannot_be_updated_is_replayed_at_its_own_addresses() -> None:
     assert int(interpreter_output("-m", "tests.support.interrupted_player", "fixed")) == 3
