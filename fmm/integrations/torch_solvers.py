@@ -136,7 +136,7 @@ def install_solvers(key: str) -> UndoFunction:
         warnings.simplefilter("ignore")  # torch warns if a kernel replaces another kernel
         for name, solver in TORCH_SOLVERS.items():
             library.impl(name, solver_kernel(solver, kernels[name]), key, with_keyset=True)
-    _registered_kernels.extend(kernels.values())
+    _registered_kernels.extend(torch.library.get_kernel(f"aten::{name}", key) for name in TORCH_SOLVERS)
     return library._destroy  # type: ignore[no-any-return]
 
 

@@ -111,6 +111,16 @@ def test_small_matrices_and_fmms_own_calls_are_declined(solved: list[str], monke
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")
+def test_fmms_own_kernels_are_never_freed(solved: list[str]) -> None:
+    """A thread may still run a kernel of fmm while another thread uninstalls fmm."""
+    fmm.install("torch-cpu")
+    registered = torch_solvers._registered_kernels[-len(torch_solvers.TORCH_SOLVERS) :]
+    kernels = dict(zip(torch_solvers.TORCH_SOLVERS, registered, strict=True))
+    a = torch.tensor(positive_matrices(9, "float64")["normal"])
+    kernels["linalg_inv_ex"].call_boxed(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), a)
+    assert solved == ["linalg_inv_ex"]
+
+
 def test_transforms_are_torchs(solved: list[str]) -> None:
     a = torch.tensor(positive_matrices(9, "float64")["normal"])
     stack = torch.stack([a, 2 * a])
