@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from fmm.config import schema, store
+from fmm.config.identity import model_rejection_reasons
 from fmm.config.schema import ConfigError, Entry, JsonValue, read_thresholds
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
@@ -52,7 +53,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run_verify(options: argparse.Namespace) -> int:
     """Check every section, or with --measure time entries of every section, and print a line for each section.
 
-    Return exit code 1 if a section is damaged or an entry has lost its gain, 2 for an unknown device, else 0.
+    Return exit code 1 if a section is damaged, if an entry has lost its gain, or if a model must be tuned again; return
+    2 for an unknown device, else 0.
     """
     path = output_path(options.config or options.output)
     return _measure_config(path, options.device) if options.measure else _check_config(path)
@@ -96,12 +98,19 @@ def _measure_config(path: Path, device_name: str | None) -> int:
 
 
 def _measure_section(path: Path, device: TunableDevice, dtype: str, raw: JsonValue) -> int:
-    """Time entries of one section, mark all its entries as verified or unverified, and return the exit code."""
+    """Time entries of one section, mark all its entries as verified or unverified, and return the exit code.
+
+    If the versions now reject the section's model, nothing is measured or written: measured entries say nothing about
+    the model.
+    """
     key = device.identity.key
     try:
         found = schema.read_section(raw, f"{key}.{dtype}", device.identity, dtype)
     except ConfigError as error:
         print(f"fmm-tune verify: {path}: {error}", file=sys.stderr)
+        return 1
+    if reason := next(model_rejection_reasons(raw["versions"], device.identity.versions), ""):
+        print(f"{key}, {dtype}: rejected: {reason}; tune again")
         return 1
     holds, result = measure_entries(Journal("canary", device), dtype, list(found.entries.values()))
     entries = [asdict(replace(entry, verified=holds)) for entry in found.entries.values()]

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from fmm.config import files, identity, schema, store
-from fmm.config.identity import Identity
+from fmm.config.identity import BLAS_KERNEL, COMPILED_SUMS, PROCESSOR_MODEL, SUMS_VERSION_NAME, Identity
 from fmm.config.reader import ConfigError
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.tuner import cli, device_registry
@@ -973,6 +973,28 @@ def test_a_canary_restores_trust_or_takes_it(
     raw = files.read_config(path)[SIMULATED_IDENTITY.key]["float64"]
     assert raw["versions"] == {"numpy": "1", "blas": "fake 1"}
     assert [e["verified"] for e in raw["entries"]] == [holds]
+
+
+@pytest.mark.parametrize(
+    ("name", "then", "now"),
+    [
+        (PROCESSOR_MODEL, "25.1", "25.17"),
+        (BLAS_KERNEL, "Zen", "Haswell"),
+        (SUMS_VERSION_NAME, COMPILED_SUMS, "numpy"),
+    ],
+)
+def test_a_canary_trusts_no_model_of_another_processor(
+    name: str, then: str, now: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = SimulatedDevice(identity=Identity(SIMULATED_IDENTITY.key, "a fake CPU", {name: now}))
+    monkeypatch.setattr(verify, "select_devices", lambda name: [device])
+    section = tuned.section(tuned.entry(), versions={name: then})
+    path = tuned.write(tmp_path / "config.json", SIMULATED_IDENTITY.key, found=section)
+    before = path.read_text()
+    assert main(["verify", "--measure", "--output", str(path)]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{SIMULATED_IDENTITY.key}, float64: rejected: it was tuned with")
+    assert printed.endswith("; tune again\n") and path.read_text() == before and not device.samples_taken
 
 
 def test_li_s_codes_are_timed_with_the_tuned_thresholds(
