@@ -121,11 +121,13 @@ def _run_on_stream(
 
 def run_operand_preparation(library: DeviceLibrary, launches: LaunchList, pointer: int, device: int) -> None:
     """Run the launches that prepare the operand at this address, on the library's current stream, and wait for them."""
+    from fmm.arrays.cupy_library import stream_at_address
+
     stream, context = library.current_stream(device)
     with context or nullcontext():
         if stream != LEGACY_STREAM and runtime.streamIsCapturing(stream):
             raise PlanError("nothing can be prepared while its stream is captured")
-        with cupy.cuda.Device(device):
+        with cupy.cuda.Device(device), stream_at_address(stream):  # CuPy reuses memory in the order of this stream
             workspace = cupy.cuda.alloc(launches.workspace)
         cached_player(launches, device).launch_all(Addresses(pointer, pointer, 0, workspace.ptr), stream)
         runtime.streamSynchronize(stream)

@@ -361,7 +361,32 @@ def check_capture_streams() -> None:
     assert len(executables) == 5 and (Stream.created, Stream.destroyed) == (1, 0)
 
 
+def check_preparation_memory() -> None:
+    """Check that the workspace of a preparation is allocated for the library's stream, not for CuPy's current stream.
+
+    CuPy reuses freed memory in the order of the stream for which the memory is allocated.
+    """
+    current, found = [0], list[int]()
+
+    @contextmanager
+    def external_stream(foreign: Any) -> Iterator[None]:
+        current.append(foreign.__cuda_stream__()[1])
+        yield
+        current.pop()
+
+    def allocate(nbytes: int) -> Any:
+        found.append(current[-1])
+        return SimpleNamespace(ptr=WORKSPACE)
+
+    vars(cupy.cuda).update(alloc=allocate, get_current_stream=None)
+    cupy.cuda.Stream.from_external = external_stream
+    library: Any = SimpleNamespace(current_stream=lambda device: (STREAM, nullcontext()))
+    run_device.run_operand_preparation(library, prepared_call(PLANS[0]).launches, ADDRESSES[0], 0)
+    assert found == [STREAM] and current == [0] and launched
+
+
 CHECKS = {
+    "preparation": check_preparation_memory,
     "capture-streams": check_capture_streams,
     "handed-over": check_handed_over_graphs,
     "evicted": check_evicted_graphs,
