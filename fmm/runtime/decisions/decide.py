@@ -257,7 +257,7 @@ def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
     known = calibration or untuned_calibration(problem, limits, device)
     decision = decide_by_model(problem, limits, known, calibration is not None, device.identity)
     if mode == "online":
-        return _decide_online(decision, problem, device.identity)
+        return decision if limits.forbids_vendor else _decide_online(decision, problem, device.identity)
     trial = first_product_trial(problem, limits, device) if calibration is None else None
     if trial is None:
         return decision
@@ -437,7 +437,8 @@ def _hasa_thresholds(recorded: Thresholds, problem: Problem) -> tuple[HasaThresh
 def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> Decision:
     """Return the decision with an OnlineTrial, which times the first products of this shape.
 
-    The decided plan computes half of the timed products, the vendor the other half.
+    The decided plan computes half of the timed products, the vendor the other half. So the caller's limits must allow
+    the vendor.
     """
     if decision.plan == VENDOR or problem.writes_triangle or problem.flops < MIN_TUNED_FLOPS:
         return decision

@@ -12,11 +12,13 @@ import fmm
 from fmm.config import files, store
 from fmm.config.identity import PROCESSOR_MODEL, Identity
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import matmul, prepare
-from fmm.runtime.decisions import decide
+from fmm.runtime.decisions import decide, online
 from fmm.runtime.decisions.limits import limits_without_arrays
 from fmm.runtime.decisions.online import OnlineTrial
+from fmm.runtime.devices import gpu_from_description
 from tests.support import configs as tuned
 
 
@@ -47,6 +49,19 @@ def test_a_plan_with_factors_keeps_the_workspace(tmp_path: Path, monkeypatch: py
     found = fmm.explain_gemm(a, b, c, beta=0.5, workspace=limit)
     assert found.workspace <= limit
     np.testing.assert_allclose(fmm.gemm(a, b, c, beta=0.5, workspace=limit), a @ b + 0.5 * c)
+
+
+@pytest.mark.parametrize(("error_growth", "is_measured"), [(16.0, True), (0.99, False), (0.1, False)])
+def test_online_measures_nothing_where_the_vendor_is_forbidden(
+    error_growth: float, is_measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FMM_TUNING_MODE", "online")
+    monkeypatch.setenv("FMM_CONFIG", str(files.SHIPPED_CONFIG))
+    monkeypatch.setattr(online, "_trials", {})
+    files.clear_config_cache()
+    device = gpu_from_description("NVIDIA H200", "9.0", 132)
+    found = decide.decide_plan(Problem(30000, 30000, 30000, "float64"), Limits(1 << 40, error_growth), device)
+    assert found.plan != VENDOR and (found.trial is not None) == is_measured == bool(vars(online)["_trials"])
 
 
 def test_a_second_preparation_may_decline(monkeypatch: pytest.MonkeyPatch) -> None:
