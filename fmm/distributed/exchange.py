@@ -82,6 +82,7 @@ class PanelExchange:
     def __init__(self, processes: MeshProcesses, layout: MeshLayout, operands: dict[OperandName, Any]) -> None:
         self.processes, self.layout, self.held = processes, layout, operands
         self.latest: dict[OperandName, Any] = {}
+        self.transfers = layout.transfers_of_rank(processes.place)
         self.boxes = {operand: layout.blocks_held[operand].block_of_rank(processes.place) for operand in operands}
 
     def start_exchange_step(self, step: int) -> PanelsInTransit:
@@ -103,7 +104,7 @@ class PanelExchange:
                     place = panels_in_transit.copies[-1][1]
                 messages.append(dist.P2POp(dist.irecv, as_real_tensor(place), numbers[source], group))
             self.latest[operand] = panels_in_transit.panels[operand]
-        for transfer in self.layout.transfers_by_step[step]:
+        for transfer in self.transfers[step]:
             if transfer.source == me:
                 box = self.boxes[transfer.operand]
                 part = submatrix(self.held[transfer.operand], transfer.box.relative_to(box))
@@ -135,7 +136,7 @@ class PanelExchange:
         panel = _empty_panel(held, box)
         if own.size:
             submatrix(panel, own.relative_to(box)).copy_(submatrix(held, own.relative_to(self.boxes[operand])))
-        incoming = [t for t in self.layout.transfers_by_step[step] if (t.dest, t.operand) == (me, operand)]
+        incoming = [t for t in self.transfers[step] if (t.dest, t.operand) == (me, operand)]
         return panel, [(t.source, t.box) for t in incoming]
 
 

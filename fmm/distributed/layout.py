@@ -240,26 +240,38 @@ class MeshLayout:
         """Return True if a process multiplies the same panel of this operand in all steps."""
         return self.along == (N_AXIS if operand == "A" else M_AXIS)
 
-    @cached_property
-    def transfers_by_step(self) -> tuple[tuple[RectangleTransfer, ...], ...]:
-        """The transfers between processes in each step."""
-        return tuple(tuple(self._transfers_in_step(step)) for step in range(self.pieces))
+    def transfers_of_rank(self, rank: int) -> tuple[tuple[RectangleTransfer, ...], ...]:
+        """Return for each step the transfers that a process sends or receives.
 
-    def _transfers_in_step(self, step: int) -> Iterator[RectangleTransfer]:
-        for rank in range(self.process_count):
-            needs = self.panels_needed(rank, step)
+        The transfers between two processes have the same order for both. A mesh of 64 x 64 has half a million transfers
+        in all, so no process lists those of other processes.
+        """
+        found = self._transfers_by_rank
+        if rank not in found:
+            found[rank] = tuple(tuple(self._transfers_in_step(rank, step)) for step in range(self.pieces))
+        return found[rank]
+
+    @cached_property
+    def _transfers_by_rank(self) -> dict[int, tuple[tuple[RectangleTransfer, ...], ...]]:
+        return {}
+
+    def _transfers_in_step(self, rank: int, step: int) -> Iterator[RectangleTransfer]:
+        for dest in range(self.process_count):
+            needs = self.panels_needed(dest, step)
             if all(box.size for box in needs.values()):
                 for operand, box in needs.items():
+                    held = self.blocks_held[operand]
                     if step and self.reuses_panel_in_all_steps(operand):
                         continue
-                    for source, part in self.blocks_held[operand].find_source_ranks(rank, box):
-                        if source != rank:
-                            yield RectangleTransfer(operand, source, rank, part)
+                    if dest == rank or held.block_of_rank(rank).intersection(box).size:
+                        for source, part in held.find_source_ranks(dest, box):
+                            if source != dest and rank in (source, dest):
+                                yield RectangleTransfer(operand, source, dest, part)
 
     def entries_sent_in_step(self, step: int) -> IntArray:
         """Return how many entries of A and B each process (row) sends to each other process (column) in this step.
 
-        The matrix has the sums of `transfers_by_step[step]`, without a RectangleTransfer for each part.
+        The matrix has the sums of all transfers of the step, without a RectangleTransfer for each part.
         """
         count = self.process_count
         shares = np.array([self.process_share_in_step(rank, step) for rank in range(count)])
