@@ -218,24 +218,31 @@ class RefitResult:
 
 
 def _write_results(path: Path, output: Path, refit: RefitFunction, quiet: bool) -> Iterator[RefitResult]:
-    """Compute and write each section of a config; yield the result, and print the result unless `quiet`."""
-    tunings = TrialFile(trials_path(path)).read_tunings()
-    for key, types in group_sections_by_device(required_sections(path)).items():
-        after = dict(types)
+    """Compute all sections of a config, and write them together; yield and, unless `quiet`, print each result.
+
+    If a section cannot be computed, no section is written.
+    """
+    tunings, fitted = TrialFile(trials_path(path)).read_tunings(), list[tuple[RefitResult, JsonValue]]()
+    devices = group_sections_by_device(required_sections(path))
+    for key, types in devices.items():
         for dtype, raw in types.items():
             tuned, tuning = check_section(key, dtype, raw), tuning_of_section(tunings, key, dtype, raw)
             first = first_look_trials(tunings, tuning.header) if tuning else ()
             found = refit(RecordedSection(key, dtype, raw, tuned, tuning, first)) if tuning else None
-            result = RefitResult(key, dtype, len(tuning.trials) if tuning else 0, None)
-            if found is not None:
-                store.merge_section(output, key, dtype, found)
-                # read the written section, since merge_section has added the certified entries of the old section
-                after[dtype] = written = files.read_config(output)[key][dtype]
-                changes = section_changes(key, dtype, types, after)
-                result = replace(result, section=written, changes=changes, others=changed_fields(raw, written))
-            if not quiet:
-                print("\n".join(result.result_lines(path)))
-            yield result
+            fitted.append((RefitResult(key, dtype, len(tuning.trials) if tuning else 0, found), raw))
+    if new := [(x.key, x.dtype, x.section) for x, _ in fitted if x.section is not None]:
+        store.merge_sections(output, new)
+    # read the written sections, since merge_sections has added the certified entries of the old sections
+    written = files.read_config(output) if new else {}
+    for result, raw in fitted:
+        if result.section is not None:
+            before, section = devices[result.key], written[result.key][result.dtype]
+            after = {**before, **{dtype: written[key][dtype] for key, dtype, _ in new if key == result.key}}
+            changes = section_changes(result.key, result.dtype, before, after)
+            result = replace(result, section=section, changes=changes, others=changed_fields(raw, section))
+        if not quiet:
+            print("\n".join(result.result_lines(path)))
+        yield result
 
 
 def _copy_trials(path: Path, output: Path) -> str:

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import shipped
 from fmm.config import files
 from fmm.config.files import SHIPPED_CONFIG
+from fmm.config.reader import config_text
 from fmm.config.schema import read_thresholds
 from fmm.tuner import tune
 from fmm.tuner.cli import main
@@ -149,6 +150,16 @@ def test_without_trials_nothing_is_written(folder: Path, tmp_path: Path, capsys:
     first, last = capsys.readouterr().out.splitlines()
     assert "unchanged, there are no trials of it" in first and last == "nothing was written"
     assert path.read_text(encoding="utf-8") == before
+
+
+def test_a_refit_that_fails_at_the_last_section_writes_none(folder: Path, tmp_path: Path) -> None:
+    path = older(folder, tmp_path)
+    devices = files.read_config(path)
+    damaged = {**section(path), "noise": "much"}
+    path.write_text(config_text({**devices, "zz": {"float64": damaged}}), encoding="utf-8")
+    before = path.read_bytes()
+    assert main(["--refit", str(path), "--refit-part", "thresholds"]) == 1
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("threads", ["two", [2]])
