@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from fmm.config.files import read_config
 from fmm.config.identity import Identity, model_rejection_reasons
 from fmm.config.reader import ConfigError, JsonValue, config_text
 from fmm.config.schema import Entry, empty_section, read_entry
+from fmm.output import replace_file
 
 STREAM_PATHS = tuple(("/", "dev", name) for name in ("stdin", "stdout", "stderr", "fd"))
 
@@ -126,24 +126,12 @@ def write_file(path: Path, content: str | bytes) -> None:
         with open(path, "ab") as file:
             file.write(data)
         return
-    target = _link_target(path)
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.partial")
-    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # the system applies the umask
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if target.exists():
-            os.chmod(partial, target.stat().st_mode & 0o777)
-        os.replace(partial, target)
-    except BaseException as error:
-        with suppress(OSError):
-            os.unlink(partial)
-        if isinstance(error, OSError) and error.filename is None:
+        replace_file(_link_target(path), data)
+    except OSError as error:
+        if error.filename is None:
             error.filename = str(path)  # the error of a full disk has no file name: add the name for the message
         raise
-    _sync_folder(target.parent)
 
 
 def _link_target(path: Path) -> Path:
@@ -170,16 +158,6 @@ def _remove_partial_files(path: Path) -> None:
     """Remove the partial files of a killed writer; the caller holds the lock, so no other writer runs."""
     for partial in path.parent.glob(f".{path.name}.*.partial"):
         partial.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Write the folder to disk, if the system supports this, so that the new file name survives a power cut."""
-    with suppress(OSError, AttributeError):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 @contextmanager

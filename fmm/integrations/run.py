@@ -25,13 +25,12 @@ from zipfile import is_zipfile
 
 from fmm.integrations.install_targets import INSTALL_TARGETS, INSTALL_VARIABLE, importable_default_targets, install
 from fmm.integrations.report import PROCESS_ID_MARK, REPORT_VARIABLE, STDERR_FILE_NAME, report_at_exit
+from fmm.output import EXIT_BROKEN_PIPE, redirect_stdout_to_null
 from fmm.runtime.show_config import config_facts, show_config
 from fmm.version import __version__
 
 USAGE_TEXT = """python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m module | -c code | -) [its arguments]
        python -m fmm --version [--verbose | --json]"""
-
-EXIT_BROKEN_PIPE = 128 + 13  # the exit code that a shell reports for a process killed by SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,8 +71,7 @@ def _print_version(options: argparse.Namespace) -> int:
             print(f"fmm {__version__}")
         print(end="", flush=True)
     except OSError as error:
-        # Python would write the buffered text again when the interpreter exits
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        redirect_stdout_to_null()
         if isinstance(error, BrokenPipeError):  # the process that reads stdout, for example `head`, has ended
             return EXIT_BROKEN_PIPE
         print(f"fmm: cannot write the output: {error.strerror}", file=sys.stderr)

@@ -6,15 +6,13 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from time import monotonic
 from types import MappingProxyType
 
 import fmm
+from fmm.output import EXIT_BROKEN_PIPE, redirect_stdout_to_null
 from fmm.tuner import tune
 from fmm.tuner.commands import bench, export, merge, paper, predict, refit, report, show, verify
-
-EXIT_BROKEN_PIPE = 128 + 13  # the exit code that a shell reports for a process killed by SIGPIPE
 
 
 def main(
@@ -44,21 +42,15 @@ def main(
         print(f"fmm-tune: interrupted{note}", file=sys.stderr)
         return tune.EXIT_INTERRUPTED
     except BrokenPipeError:  # the process that reads stdout, for example `head`, has ended
-        _redirect_stdout_to_null()
+        redirect_stdout_to_null()
         return EXIT_BROKEN_PIPE
     # The output could not be written to stdout, for example on a full disk. Only errors of stdout are caught here: each
     # command catches and reports errors of its files.
     except OSError as error:
-        _redirect_stdout_to_null()
+        redirect_stdout_to_null()
         if not code:
             print(f"fmm-tune: cannot write the output: {error.strerror or error}", file=sys.stderr)
         return code or 1
-
-
-def _redirect_stdout_to_null() -> None:
-    """Redirect stdout to os.devnull: otherwise Python writes the buffered text again when the interpreter exits."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

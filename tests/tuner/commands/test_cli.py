@@ -16,6 +16,7 @@ import pytest
 import fmm
 from fmm.config import files
 from fmm.kernels.plans.plan import Plan
+from fmm.output import EXIT_BROKEN_PIPE
 from fmm.perfmodel.stability import has_componentwise_bound
 from fmm.tuner import cli, tune
 from fmm.tuner.cli import main
@@ -254,7 +255,7 @@ def test_who_reads_the_head_alone_sees_no_traceback(arguments: list[str]) -> Non
         assert child.stdout and child.stderr
         child.stdout.close()  # as head does
         assert child.stderr.read() == ""
-    assert child.returncode == cli.EXIT_BROKEN_PIPE
+    assert child.returncode == EXIT_BROKEN_PIPE
 
 
 @pytest.mark.parametrize("loaded", ["numpy", "fmm", "fmm.tuner.commands"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from cupy_backends.cuda.libs import nvrtc
 
 from fmm.kernels.cuda.launch_list import DEVICE_ARCHITECTURE, Kernel
 from fmm.kernels.long_waits import log_if_slow
+from fmm.output import replace_file
 
 COMPILE_THREADS = 8  # largest number of threads that compile kernels concurrently
 MAX_LOADED_KERNELS = 2048  # largest number of compiled kernels in the cache
@@ -173,22 +173,5 @@ def cached_code(inputs: tuple[str, ...], compile_code: Callable[[], bytes]) -> b
     code = compile_code()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace_file(path, hashlib.sha256(code).digest() + code)
+        replace_file(path, hashlib.sha256(code).digest() + code, sync=False)  # the digest reveals a damaged file
     return code
-
-
-def _replace_file(path: Path, content: bytes) -> None:
-    """Write a file's whole content. Another process never reads a partial file, and a failure leaves no partial file.
-
-    The permissions are those of the umask, because users may share a cache folder.
-    """
-    partial = path.with_name(f"{path.stem}.{secrets.token_hex(8)}.partial")
-    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # the system applies the umask
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        partial.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink()
-        raise
