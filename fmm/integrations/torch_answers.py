@@ -90,8 +90,8 @@ class DispatcherOperators:
         """
         own = getattr(bypass_state, "on", False)
         declined = own or is_recording_outside_compiler()
-        if self.hook is not None and (declined or is_reporting()):  # a report counts every product
-            self.hook.prevent_decline_caching()
+        if declined or is_reporting():  # a report counts every product
+            self._prevent_decline_caching()
         if declined and not own:
             _count_decline(where, a, b, RECORDED_REASON)
         return declined
@@ -113,15 +113,21 @@ class DispatcherOperators:
             operands = operands_of_cached_plan(cached, a, b, addend, out)
             if operands is not None:
                 c = matmul.run_with_fallback(self.library, cached.call, a, b, out, cached.constraints, operands.addend)
-                if c is None and self.hook is not None:
-                    self.hook.prevent_decline_caching()
+                if c is None:
+                    self._prevent_decline_caching()
                 return c
         if addend is not None:
             if not (is_valid_addend(addend, a, b) and are_valid_factors(update.alpha, update.beta, a)):
                 _count_decline(where, a, b, INVALID_ADDEND_REASON)
+                self._prevent_decline_caching()
                 return None
             addend = addend if update.beta else None
         return self._compute_or_decline(a, b, out, where, update, addend, recurring)
+
+    def _prevent_decline_caching(self) -> None:
+        """Keep the hook from caching the decline of this product: the decline holds for this call alone."""
+        if self.hook is not None:
+            self.hook.prevent_decline_caching()
 
     def _is_declined(self, a: Any, b: Any) -> bool:
         """Return True if the product is small, or its decline is cached; a hook declines these products itself."""
@@ -156,6 +162,8 @@ class DispatcherOperators:
         if not are_plain_operands(a, b) or not (out is None or is_valid_out(out, a, b)):
             if is_reporting():
                 _count_decline(where, a, b, decline_reason(a, b, out))
+            if are_plain_operands(a, b):
+                self._prevent_decline_caching()
             return None
         a, b = resolve_conj_and_neg_bits(a, b)
         if addend is not None and addend is not out:
@@ -168,7 +176,10 @@ class DispatcherOperators:
         call = prepare_call(self.library, a, b, out, constraints)
         is_measured = call.decision.trial is not None and a.dim() == 2
         if not is_measured and call.plan in (None, VENDOR):
-            if update == PLAIN_PRODUCT_PARAMS:
+            plain = call if out is None and addend is None else prepare_call(self.library, a, b, None, NO_CONSTRAINTS)
+            if plain.plan not in (None, VENDOR):  # `out`, the addend or its factors are the reason
+                self._prevent_decline_caching()
+            elif update == PLAIN_PRODUCT_PARAMS:
                 remember_decline(self.library, a, b, call.decision)
             if is_reporting():
                 count_record(product_kind(where, a, b), CallRecord(call.decision, None))

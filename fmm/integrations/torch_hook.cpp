@@ -33,10 +33,9 @@ int64_t now_in_milliseconds() {
 }
 
 // Products that Python declined within the last second, by a hash of the operator and of all properties of A and B on
-// which the decision depends. Properties of the result and of the addend are not in the hash: if Python declines
-// because of one of them, torch also computes the products of matrices like A and B for the rest of the second. If two
-// threads write a slot at the same time, the slot matches no product, or its decline ends slightly too early or too
-// late.
+// which the decision depends. Properties of the result and of the addend are not in the hash: declines because of one of
+// them are not remembered. If two threads write a slot at the same time, the slot matches no product, or its decline
+// ends slightly too early or too late.
 constexpr size_t SLOTS = 1024;
 constexpr int64_t REMEMBERED_MILLISECONDS = 1000;  // time for which a decline is remembered
 

@@ -292,6 +292,18 @@ def test_what_was_declined_is_not_asked_about_again_for_a_moment(
     assert len(requested) == 7
 
 
+def test_a_decline_because_of_out_or_the_addend_is_for_this_call_alone(
+    device: str, compiled: bool, requested: list[Any], plans_run: list[Plan]
+) -> None:
+    a = draw_tensor(device)
+    torch.mm(a, a, out=a.new_empty(0))
+    with pytest.raises(RuntimeError):
+        torch.addmm(a.to(torch.float32), a, a)
+    assert not plans_run
+    same(torch.mm(a, a, out=torch.empty_like(a)), torch.addmm(a, a, a) - a)
+    assert len(plans_run) == 2
+
+
 def test_a_report_counts_every_product(
     device: str, compiled: bool, requested: list[Any], plans_run: list[Plan]
 ) -> None:
