@@ -46,7 +46,8 @@ from fmm.kernels.cuda.products.kernel_sizes import (
 )
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
-F16X3_RATE, DIGITS_RATE, SMALL_RATE = "f16x3", "digits-{}", "small-{}"  # names of leaf rates in a calibration
+# names of leaf rates in a calibration
+F16X3_RATE, DIGITS_RATE, SMALL_RATE, VENDOR3M_RATE = "f16x3", "digits-{}", "small-{}", "vendor3m-{}"
 LT_SCRATCH_BYTES = 32 << 20  # bytes of workspace that an algorithm of cuBLASLt may use
 
 # Types that the leaf `tile` multiplies with the kernels of gemm_simt.cuh, gemm_tma.cuh and gemm_mma_f64.cuh, which can
@@ -85,6 +86,7 @@ VENDOR3M_LEAF = Leaf(
     forms=("alone", "peer"),
     unprobed=("alone",),
     saves_products=True,
+    rate=VENDOR3M_RATE,
     relative_error=sqrt(5),  # the error of the level `3m` on entries of one sign
 )
 EMULATED_LEAF = Leaf(

@@ -204,14 +204,12 @@ def _types_slow_on_column_major_b() -> frozenset[str]:
 UNPADDED_SIDE_SHARE = 0.7
 # The shortest allowed sides (m, k, n) of a product on a GPU, in rows. For shorter sides the predicted time of the
 # vendor's product is too long, so that plans seem to win. The shortest sides were measured on an H100, see
-# results/nvidia-h100-80gb-hbm3/thin.json and held-out.jsonl.gz. Level 3m: the formula of a datasheet's calibration
-# ignores that the vendor cuts a long inner side of complex products. For 128 to 240 rows or columns of C the vendor's
-# predicted time is 1.5 to 2.8 times its measured time. Level 3m in complex64 has 0.61 to 1.15 of the vendor's speed for
-# sides below 176. `f16x3`: for 64 to 127 rows of C the vendor's predicted time is 1.2 to 1.4 times its measured time,
-# and `f16x3` has 0.32 to 0.93 of the vendor's speed. For 66 to 127 columns of C the plans chosen by the model have 1.10
-# to 1.73 times the vendor's speed. Only few measured products have less than 64 columns. `tile`: for inner sides below
-# 96 the vendor's predicted time is 1.1 to 1.3 times its measured time, and `tile` has 0.93 to 1.18 of the vendor's
-# speed.
+# results/nvidia-h100-80gb-hbm3/thin.json and held-out.jsonl.gz. Level 3m: in complex64 it has 0.61 to 1.15 of the
+# vendor's speed for sides below 176. `f16x3`: for 64 to 127 rows of C the vendor's predicted time is 1.2 to 1.4 times
+# its measured time, and `f16x3` has 0.32 to 0.93 of the vendor's speed. For 66 to 127 columns of C the plans chosen by
+# the model have 1.10 to 1.73 times the vendor's speed. Only few measured products have less than 64 columns. `tile`:
+# for inner sides below 96 the vendor's predicted time is 1.1 to 1.3 times its measured time, and `tile` has 0.93 to
+# 1.18 of the vendor's speed.
 SHORTEST_COMPLEX_SIDES = (176, 176, 176)
 SHORTEST_EMULATED_SIDES = (128, 0, 64)
 SHORTEST_TILED_SIDES = (0, 96, 0)
@@ -409,15 +407,9 @@ COUNTED_ROUNDS_MARGIN_SHARE = 0.45
 # The factor on FEW_TILES_MARGIN for plans that multiply in another element type without cutting a side. On an H200 in
 # complex128, plans for products with 318 rows take 1.02 times the vendor's time (predicted 0.86).
 OTHER_TYPE_MARGIN_SHARE = 0.5
-# The factor on FEW_TILES_MARGIN for complex products with k above LONG_INNER_FACTOR max(m, n), if the plan cuts no side
-# and multiplies in another type or by residues. The model ignores that the vendor cuts a long k of complex products. On
-# an H200 in complex128 at 272 x 19232 x 5824, `3m.batched > vendor` takes 1.12 times the vendor's time (predicted
-# 0.85), and `residues2m(15) > bytes` takes 1.09 times the vendor's time (predicted 0.82).
-LONG_INNER_FACTOR = 2.0
-LONG_INNER_MARGIN_SHARE = 0.8
 # The factor on FEW_TILES_MARGIN for complex products whose real products run on `f16x3`. `f16x3` is so much faster than
-# the vendor that an error of the vendor's predicted time seldom changes the choice. Of 119 thin complex64 products on
-# an H200 and an H100, 10 chosen plans have less than 0.9 of the best plan's speed with the factors above, and 2 with
+# the vendor that an error of the vendor's predicted time seldom changes the choice. Of 123 thin complex64 products on
+# an H200 and an H100, 15 chosen plans have less than 0.9 of the best plan's speed with the factor above, and 7 with
 # this factor; none is slower than the vendor. Factors from 0 to 0.25 give the same numbers.
 COMPLEX_F16X3_MARGIN_SHARE = 0.25
 # Plans that only copy operands to aligned rows have the additional margin THIN_OPERAND_MARGIN / shortest side in rows.
@@ -478,8 +470,6 @@ def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration
     if plan.has_smaller_products or problem.writes_triangle:
         return few_tiles_margin(problem, calibration)
     has_other_type = plan.leaf_type(problem.dtype) != problem.dtype
-    if is_complex_with_long_inner_side(problem) and (has_other_type or plan.leaf_use.leaf.rate):
-        return LONG_INNER_MARGIN_SHARE * few_tiles_margin(problem, calibration)
     if has_other_type:
         return OTHER_TYPE_MARGIN_SHARE * few_tiles_margin(problem, calibration)
     steep = TF32_THIN_OPERAND_MARGIN / shortest**3 if problem.dtype == "tf32" else 0.0
@@ -490,11 +480,6 @@ def runs_on_f16x3(plan: Plan, dtype: str, calibration: Calibration) -> bool:
     """Return True if the plan's leaf products run on the kernel `f16x3`, the only kernel with the rate `blocks`."""
     rate = calibration.find_rate(plan.rate_name(dtype))
     return rate is not None and rate.blocks > 0
-
-
-def is_complex_with_long_inner_side(problem: Problem) -> bool:
-    """Return True for a complex product whose inner side k is longer than LONG_INNER_FACTOR times both m and n."""
-    return problem.element_type.is_complex and problem.k > LONG_INNER_FACTOR * max(problem.m, problem.n)
 
 
 def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:

@@ -221,6 +221,7 @@ def leaf_time_terms(
     if leaf.prepared_by_sums and plan.levels and not (work.scalar and len(plan.levels) == 1):
         prepared_by_sums = _rate_with_operands_from_sums(rate, plan.levels[-1])
         has_strips, rate = has_strips and prepared_by_sums is rate, prepared_by_sums
+    tile_shapes = COMPLEX_TILE_SHAPES if dtype.is_complex else ROUND_TILE_SHAPES
     unpaired = not plan.levels and not aligned_operands(problem, PAIRED_WRITE_BYTES)[2]
     for m, k, n, count, batch in work.leaves:
         if m and k and n:
@@ -236,7 +237,9 @@ def leaf_time_terms(
                 slowdown += plane_split_slowdown(rate, m, k, n, together, has_strips)
                 slowdown = copied * leaf.relative_time * (slowdown * (rate.batch if together > 1 else 1.0))
             else:
-                slowdown = copied * leaf.relative_time * vendor_slowdown(rate, m, k, n, together, unaligned)
+                slowdown = (
+                    copied * leaf.relative_time * vendor_slowdown(rate, m, k, n, together, unaligned, tile_shapes)
+                )
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
             moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize
             memory, flops = rate.memory or calibration.stream, dtype.flops * m * k * n
@@ -285,6 +288,26 @@ def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:
     return use.order is None and dtype in use.leaf.slow_columns
 
 
+# ---- s of the vendor's kernels where C has few tiles: the model counts whole rounds of tiles
+
+# A wave is one tile on each multiprocessor. The model counts whole waves if C has fewer than MAX_COUNTED_ROUNDS waves
+# of tiles. For larger C, an incomplete last wave costs little, and the field `fill` of ProductRate predicts the time
+# better.
+MAX_COUNTED_ROUNDS = 3
+# ROUND_TILE_SHAPES are the tiles of the vendor's kernels without tensor cores. Each halving of a tile adds the share
+# SMALLER_TILE_LOSS to the time of an entry of C. ROUND_TILE_SHAPES and SMALLER_TILE_LOSS are fitted to products of five
+# H200s.
+ROUND_TILE_SHAPES, SMALLER_TILE_LOSS = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
+# The tiles of the vendor's complex kernels, fitted to 904 products on an H200 and an H100.
+COMPLEX_TILE_SHAPES = ((64, 64), (32, 64), (64, 32))
+TileShapes = tuple[tuple[int, int], ...]
+# A tile is cut along the inner dimension into at most this number of sections, so that the last wave of tiles leaves
+# fewer multiprocessors idle. For 203 products on H200s, the predicted times have a median error of 4.1 %, and a ninth
+# decile of 9.9 %. In a model without cuts along the inner dimension, the predicted times have a median error of 5.0 %,
+# and a ninth decile of 12.5 %.
+MAX_SPLIT_K_PARTS = 4
+
+
 # ---- s of the vendor's kernels
 
 # The vendor cuts the inner dimension of a product with few tiles and unaligned rows into sections of SPLIT_K_STEPS
@@ -294,17 +317,26 @@ def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:
 SPLIT_K_STEPS = 4096
 
 
-def vendor_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float, unaligned: float = 1.0) -> float:
+def vendor_slowdown(
+    rate: ProductRate,
+    m: float,
+    k: float,
+    n: float,
+    together: float,
+    unaligned: float = 1.0,
+    tile_shapes: TileShapes = ROUND_TILE_SHAPES,
+) -> float:
     """Return the slowdown s of the vendor's product, which takes s * flops / rate seconds.
 
-    `unaligned` is the factor on the time of multiply-adds with unaligned rows. Unaligned rows do not lengthen repeated
-    reads of A and B, but multiply the time of a tile's beginning and end by the square root of `unaligned`. For 72 thin
-    products with unaligned rows on an H200, the median error of the predicted times is 5 % in TF32 and 1 % in bfloat16.
-    If `unaligned` itself multiplied the time of a tile's beginning and end, the median error would be 13 % in TF32 and
-    7 % in bfloat16.
+    `tile_shapes` are the sizes of the tiles in whole waves. `unaligned` is the factor on the time of multiply-adds with
+    unaligned rows. Unaligned rows do not lengthen repeated reads of A and B, but multiply the time of a tile's
+    beginning and end by the square root of `unaligned`. For 72 thin products with unaligned rows on an H200, the median
+    error of the predicted times is 5 % in TF32 and 1 % in bfloat16. If `unaligned` itself multiplied the time of a
+    tile's beginning and end, the median error would be 13 % in TF32 and 7 % in bfloat16.
     """
     if together * m * n < MAX_COUNTED_ROUNDS * rate.sms * ROUND_TILE_SHAPES[0][0] * ROUND_TILE_SHAPES[0][1]:
-        slowdown = unaligned * _whole_wave_slowdown(rate, m, k, n, together) + rate.rows / m + rate.cols / n
+        slowdown = unaligned * _whole_wave_slowdown(rate, m, k, n, together, tile_shapes)
+        slowdown += rate.rows / m + rate.cols / n
         return slowdown * (rate.batch if together > 1 else 1.0)
     cuts = max(k / SPLIT_K_STEPS, 1.0) if unaligned > 1 else 1.0
     slowdown = unaligned * (1 + rate.fill / (together * m * n * cuts)) + sqrt(unaligned) * rate.pipe / k
@@ -318,43 +350,32 @@ def vendor_slowdown(rate: ProductRate, m: float, k: float, n: float, together: f
     return (slowdown + reading) * (rate.batch if together > 1 else 1.0)
 
 
-# ---- s of the vendor's kernels where C has few tiles: the model counts whole rounds of tiles
-
-# A wave is one tile on each multiprocessor. The model counts whole waves if C has fewer than MAX_COUNTED_ROUNDS waves
-# of tiles. For larger C, an incomplete last wave costs little, and the field `fill` of ProductRate predicts the time
-# better.
-MAX_COUNTED_ROUNDS = 3
-# ROUND_TILE_SHAPES are the tiles of the vendor's kernels without tensor cores. Each halving of a tile adds the share
-# SMALLER_TILE_LOSS to the time of an entry of C. ROUND_TILE_SHAPES and SMALLER_TILE_LOSS are fitted to products of five
-# H200s.
-ROUND_TILE_SHAPES, SMALLER_TILE_LOSS = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
-# A tile is cut along the inner dimension into at most this number of sections, so that the last wave of tiles leaves
-# fewer multiprocessors idle. For 203 products on H200s, the predicted times have a median error of 4.1 %, and a ninth
-# decile of 9.9 %. In a model without cuts along the inner dimension, the predicted times have a median error of 5.0 %,
-# and a ninth decile of 12.5 %.
-MAX_SPLIT_K_PARTS = 4
-
-
-def _whole_wave_slowdown(rate: ProductRate, m: float, k: float, n: float, together: float) -> float:
+def _whole_wave_slowdown(
+    rate: ProductRate, m: float, k: float, n: float, together: float, tile_shapes: TileShapes
+) -> float:
     """Return the slowdown s for the fastest tile size if each multiprocessor computes one tile at a time.
 
     To fill the last wave, the vendor may cut each tile along the inner dimension into up to MAX_SPLIT_K_PARTS sections.
     If there are fewer tiles than multiprocessors, the number of sections may be multiprocessors / tiles, rounded down.
     """
-    return min(slower * (1 + rate.pipe * parts / k) for slower, parts in _split_k_options(rate.sms, m, n, together))
+    options = _split_k_options(rate.sms, m, n, together, tile_shapes)
+    return min(slower * (1 + rate.pipe * parts / k) for slower, parts in options)
 
 
 @lru_cache(maxsize=4096)  # cached: a fit needs the same options thousands of times
-def _split_k_options(sms: float, m: float, n: float, together: float) -> tuple[tuple[float, float], ...]:
+def _split_k_options(
+    sms: float, m: float, n: float, together: float, tile_shapes: TileShapes
+) -> tuple[tuple[float, float], ...]:
     """Return pairs (slowdown for a very long k, number of sections of each tile), sorted by the number of sections.
 
     A larger number of sections is left out if it makes the product no faster.
     """
     found: list[tuple[float, float]] = []
-    for rows, cols in ROUND_TILE_SHAPES:
+    largest = prod(tile_shapes[0])
+    for rows, cols in tile_shapes:
         tiles = ceil(m / rows) * ceil(n / cols) * together
         whole = tiles / together * rows * cols / (m * n)
-        smaller = 1 + SMALLER_TILE_LOSS * log2(ROUND_TILE_SHAPES[0][0] * ROUND_TILE_SHAPES[0][1] / (rows * cols))
+        smaller = 1 + SMALLER_TILE_LOSS * log2(largest / (rows * cols))
         for parts in (*range(1, MAX_SPLIT_K_PARTS + 1), max(sms // tiles, 1)):
             found.append((parts, ceil(tiles * parts / sms) * sms / (tiles * parts) * whole * smaller))
     best: list[tuple[float, float]] = []

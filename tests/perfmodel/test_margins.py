@@ -14,7 +14,6 @@ from fmm.perfmodel.choose import (
     COMPLEX_F16X3_MARGIN_SHARE,
     COUNTED_ROUNDS_MARGIN_SHARE,
     FEW_TILES_MARGIN,
-    LONG_INNER_MARGIN_SHARE,
     MIN_COMPLEX_TILE_SIDE,
     OTHER_TYPE_MARGIN_SHARE,
     SHORTEST_COMPLEX_SIDES,
@@ -88,17 +87,6 @@ def test_other_numbers_without_a_cut_ask_for_a_share_of_it() -> None:
     plan = Plan.parse("3m > vendor")
     wanted = MARGIN + OTHER_TYPE_MARGIN_SHARE * FEW_TILES_MARGIN / TILES / 2
     assert required_margin(plan, product("complex64"), device(gpu=True)) == pytest.approx(wanted)
-
-
-@pytest.mark.parametrize(("plan", "margin"), [("3m > vendor", MARGIN), ("residues2m(15) > bytes", TILED)])
-def test_complex_products_with_a_long_inner_side_ask_for_more(plan: str, margin: float) -> None:
-    """The vendor cuts the inner side, which the model ignores."""
-    at, on = Plan.parse(plan), device(gpu=True)
-    short, long = (Problem(512, k, 512, "complex64") for k in (1024, 1025))
-    of_tiles = few_tiles_margin(long, on)
-    assert of_tiles == few_tiles_margin(short, on) > 0
-    assert required_margin(at, long, on) - LONG_INNER_MARGIN_SHARE * of_tiles == pytest.approx(margin)
-    assert required_margin(at, short, on) < required_margin(at, long, on)
 
 
 @pytest.mark.parametrize("plan", ["3m.batched > f16x3", "3m(strassen.pad16) > f16x3"])
