@@ -158,6 +158,7 @@ ROUND_COUNTED_TYPES = ("float32", "complex64", "complex128")
 # rows hardly slow it down. The numbers are fitted to 303 products in complex128 on an H200 and an H100 (median error
 # 4 %). In complex64, `vendor3m` was the fastest plan for 1 of 452 shapes, and is no candidate.
 VENDOR3M_SPEED, VENDOR3M_PIPE_STEPS, VENDOR3M_ROWS, VENDOR3M_COLS, VENDOR3M_UNALIGNED = 1.24, 130.0, 3.0, 36.0, 1.06
+VENDOR3M_START_SECONDS = 15e-6
 # A GPU computes C in tiles with TILE_SIDE rows and columns, and a multiprocessor computes TILE_ENTRIES entries of C at
 # a time. A product reaches half of its full rate if C has TILE_ENTRIES / FILLING_TILES_PER_SM entries for each
 # multiprocessor (`ProductRate.fill`).
@@ -262,6 +263,7 @@ def _vendor3m_rate(vendor: ProductRate) -> ProductRate:
         rows=VENDOR3M_ROWS,
         cols=VENDOR3M_COLS,
         unaligned=VENDOR3M_UNALIGNED,
+        start=VENDOR3M_START_SECONDS,
     )
 
 
