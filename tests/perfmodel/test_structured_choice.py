@@ -122,7 +122,8 @@ def test_halves_of_middle_size_are_left_to_syrk(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("size", [(272, 4558, 3224), (318, 9050, 4772)])
 def test_three_products_of_few_rows_and_a_long_inner_side(size: tuple[int, int, int]) -> None:
     """The vendor cuts these products along the inner dimension: three products of fmm took 12 and 2 % more time."""
-    assert str(choose(Problem(*size, "complex128"), H200, LIMITS).best.plan) == "vendor3m"
+    best = choose(Problem(*size, "complex128"), H200, LIMITS).best.plan
+    assert not best.levels and best.leaf_use.leaf.name in ("vendor", "vendor3m")
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
