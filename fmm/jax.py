@@ -24,6 +24,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from fmm import api
+from fmm.config.environment import is_disabled
 from fmm.integrations.report import expected_speedup
 from fmm.kernels.plans.plan import VENDOR
 from fmm.problem import Operation
@@ -266,7 +267,9 @@ def is_fmm_faster_than_xla(
     transpose_b: bool = False,
     precision: lax.Precision = lax.Precision.HIGHEST,
 ) -> bool:
-    """Return True if fmm computes A B, or A^H A if B is None, faster than XLA's dot."""
+    """Return True if fmm computes A B, or A^H A if B is None, faster than XLA's dot; False if fmm is disabled."""
+    if is_disabled():
+        return False
     m, k, n = _product_sizes(a, a if b is None else b, transpose_a, transpose_b)
     dtype = str(a.dtype)
     op: Operation = "gram" if b is None else "product"

@@ -2,9 +2,10 @@
 
 The levels are walked when the graph is built (chunk_grid.py); the workers later run the graph's tasks. A task depends
 only on its operands and does not change them, so Dask can repeat the tasks of a lost worker. The plan for a product of
-two chunks is chosen once, by the client, so that workers with equal processors return identical bits. One task
-accumulates several products; Dask's own matmul stores each product in a chunk and then adds the chunks. Chunks with inf
-or NaN are recomputed without levels when the graph is computed (dask_recompute.py).
+two NumPy chunks is chosen once, by the client, so that workers with equal processors return identical bits; for CuPy
+chunks, each worker chooses the plan. One task accumulates several products; Dask's own matmul stores each product in a
+chunk and then adds the chunks. Chunks with inf or NaN are recomputed without levels when the graph is computed
+(dask_recompute.py).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fmm.arrays.numpy_library import PLAIN_ARRAY_CLASSES
 from fmm.distributed.chunk_grid import ChunkCell, ChunkGrid, ChunkTasks
 from fmm.distributed.dask_choice import ChunkCosts, GridPlan, choose_grid_plan, default_products_per_task
 from fmm.distributed.dask_recompute import add_recompute_tasks
-from fmm.distributed.quadrants import parse_block_levels
+from fmm.distributed.quadrants import may_choose_levels, parse_block_levels
 from fmm.dtypes import DTYPES, STORED_TYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.walk import walk_plan
@@ -145,7 +146,10 @@ def _choose_grid_plan(x: Any, y: Any, plan: Plan | None, on_device: bool, limit:
     # the calibration is for one BLAS thread, since Dask starts its workers with one BLAS thread
     calibration = get_device("cpu", 1).guess
     rate = calibration.find_rate(x.dtype.name) if calibration else None
-    plans = [parse_block_levels(text, "over chunks") for text in CANDIDATE_GRID_PLANS] if plan is None else [plan]
+    if plan is None and may_choose_levels():
+        plans = [parse_block_levels(text, "over chunks") for text in CANDIDATE_GRID_PLANS]
+    else:
+        plans = [plan or VENDOR]
     if on_device or calibration is None or rate is None:
         return GridPlan(VENDOR if plan is None else plans[0], default_products_per_task(grid, workers))
     (m, k, n), row = _largest_chunk_sizes(x, y), DTYPES[x.dtype.name]

@@ -13,7 +13,7 @@ from fmm.distributed.predict_sharing import (
     choose_sharing,
     rank_sharings,
 )
-from fmm.distributed.quadrants import outer_level_blocks
+from fmm.distributed.quadrants import may_choose_levels, outer_level_blocks
 from fmm.dtypes import DTYPES
 from fmm.hardware.links import Network
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -138,7 +138,8 @@ def decide_sharing(
         itemsize,
         lambda x: local_device_model(limits_for_local_products(x)).predict_seconds,
     )
-    candidates = rank_sharings(layout, devices, None if query.outer_plan is None else (query.outer_plan,))
+    use_default_levels = query.outer_plan is None and may_choose_levels()
+    candidates = rank_sharings(layout, devices, None if use_default_levels else (query.outer_plan or VENDOR,))
     allowed = [x for x in candidates if query.outer_plan is not None or sharing_error_growth(x, dtype) <= growth_limit]
     best = choose_sharing(allowed, query.memory_limit)
     limits = limits_for_local_products(best.local_product_conditions)

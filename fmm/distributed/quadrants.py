@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from fmm.config.environment import is_componentwise_required, is_disabled
 from fmm.distributed.layout import (
     K_AXIS,
     M_AXIS,
@@ -25,6 +26,7 @@ from fmm.distributed.layout import (
     span_of_process,
 )
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.perfmodel.stability import has_componentwise_bound
 from fmm.request import parse_plan
 from fmm.runtime.decisions.decide import Decision
 
@@ -136,11 +138,17 @@ def _round_up_to_multiple(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
+def may_choose_levels() -> bool:
+    """Return True unless FMM_DISABLE or FMM_COMPONENTWISE excludes levels that the caller does not name."""
+    return not (is_disabled() or is_componentwise_required())
+
+
 def parse_block_levels(plan: Plan | Decision | str, context: str) -> Plan:
     """Return the levels of `plan` as a Plan with the leaf `vendor`; error messages contain `context`.
 
-    Raise PlanError for levels that cannot be applied to separate blocks: fused, complex and triangular levels. The text
-    may omit the leaf; the plan "vendor" has no levels.
+    Raise PlanError for levels that cannot be applied to separate blocks: fused, complex and triangular levels. If
+    FMM_COMPONENTWISE=1, also raise PlanError for levels without a componentwise error bound. The text may omit the
+    leaf; the plan "vendor" has no levels.
     """
     if isinstance(plan, str) and plan != "vendor" and not plan.endswith("> vendor"):
         plan = f"{plan} > vendor"
@@ -148,4 +156,6 @@ def parse_block_levels(plan: Plan | Decision | str, context: str) -> Plan:
     for level in levels.levels:
         if not level.splits or level.needs_fusing_leaf or level.itemsize_of_products(8) != 8:
             raise PlanError(f"{level} is no level {context}; valid: schemes and step tables, for example 'winograd'")
+    if is_componentwise_required() and not has_componentwise_bound(levels):
+        raise PlanError(f"the plan {levels} does not bound each entry's error, as FMM_COMPONENTWISE=1 requires")
     return levels

@@ -19,7 +19,7 @@ from fmm.api import gemm
 from fmm.api import matmul as local_matmul
 from fmm.arrays.torch_calls import TORCH_MATMUL, is_compiling
 from fmm.arrays.torch_library import TYPE_NAMES, torch_library_of
-from fmm.config.environment import is_disabled, is_emulation_allowed, tuning_mode
+from fmm.config.environment import is_componentwise_required, is_disabled, is_emulation_allowed, tuning_mode
 from fmm.config.identity import parse_gpu_device_key
 from fmm.distributed.decide_sharing import ShardingQuery, SharedDecision, decide_sharing
 from fmm.distributed.exchange import (
@@ -328,8 +328,8 @@ def _describe_shared_call(a: Any, b: Any, options: SharingOptions) -> tuple[str,
     shapes = " times ".join(f"{tuple(x.shape)} of {x.dtype} as {tuple(x.placements)}" for x in (a, b))
     placements = tuple(options.placements) if isinstance(options.placements, Sequence) else options.placements
     call = f"{shapes}, plan {options.plan}, placements {placements}, error growth {options.max_error_growth}"
-    mode, disabled, emulated = tuning_mode(), is_disabled(), is_emulation_allowed()
-    settings = f"gradients {_needed_gradients(a, b)}, {mode} {disabled} {emulated}"
+    switches = is_disabled(), is_emulation_allowed(), is_componentwise_required()
+    settings = f"gradients {_needed_gradients(a, b)}, {tuning_mode()} {switches}"
     error = _invalid_call_error(a, b, options)
     return f"{call}, {settings}" + (f" ({error})" if error else ""), error
 

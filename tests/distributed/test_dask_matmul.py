@@ -208,6 +208,22 @@ def test_the_error_limit_holds_for_the_grid_and_the_chunks_together() -> None:
     assert [chosen(8, 32768, max_error_growth=limit)[0] for limit in (1.0, 3.0, 15.0)] == [512, 448, 392]
 
 
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("variable", ["FMM_DISABLE", "FMM_COMPONENTWISE"])
+def test_variables_that_exclude_fast_algorithms_hold_for_the_grid(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert chosen(4, 32768)[0] == 49
+    monkeypatch.setenv(variable, "1")
+    assert chosen(4, 32768)[0] == 64
+    if variable == "FMM_DISABLE":
+        assert chosen(4, 8, plan="winograd^2")[0] == 49
+        return
+    assert chosen(4, 8, plan="vendor")[0] == 64
+    with pytest.raises(PlanError, match=r"winograd > vendor .* FMM_COMPONENTWISE=1 requires"):
+        chosen(4, 8, plan="winograd")
+
+
 def test_a_plan_may_be_an_object() -> None:
     x = da.ones((8, 8), chunks=4)
     for text in ("winograd > vendor", "vendor"):

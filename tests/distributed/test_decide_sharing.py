@@ -51,6 +51,22 @@ def test_the_error_limit_holds_for_the_level_above_too() -> None:
     assert str(found.local) == "vendor"
 
 
+@pytest.mark.parametrize("variable", ["FMM_DISABLE", "FMM_COMPONENTWISE"])
+def test_variables_that_exclude_fast_algorithms_exclude_a_level_above(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = 32768, 32768, 32768
+    assert len({way.outer_plan for way in fmm.distributed.plan(*sizes, mesh=2, dtype="float64").candidates}) > 1
+    monkeypatch.setenv(variable, "1")
+    found = fmm.distributed.plan(*sizes, mesh=2, dtype="float64")
+    assert {way.outer_plan for way in found.candidates} == {VENDOR}
+    if variable == "FMM_DISABLE":
+        assert ", below winograd" in str(fmm.distributed.plan(*sizes, mesh=2, plan="winograd"))
+        return
+    with pytest.raises(PlanError, match=r"winograd > vendor .* FMM_COMPONENTWISE=1 requires"):
+        fmm.distributed.plan(*sizes, mesh=2, plan="winograd")
+
+
 def test_what_is_no_product_on_a_mesh() -> None:
     for bad in ({"mesh": 0}, {"mesh": (2, 2, 2)}, {"mesh": 2, "device": "abacus"}, {"mesh": 2, "links": ("a", "b")}):
         with pytest.raises(ValueError):

@@ -180,6 +180,15 @@ def test_declined_products_have_no_callback(monkeypatch: pytest.MonkeyPatch) -> 
         assert "dot_general" in text and "custom_call" not in text
 
 
+def test_a_disabled_fmm_has_no_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fmm_jax, "numpy_speedup_over_xla", lambda dtype: 2.0)
+    a, b = operands("float32", (600, 600), (600, 600))
+    for value, has_callback in (("0", True), ("1", False)):
+        monkeypatch.setenv("FMM_DISABLE", value)
+        jax.clear_caches()
+        assert ("custom_call" in jax.jit(fmm_jax.matmul).lower(a, b).as_text()) == has_callback
+
+
 def test_types_and_exceptions_are_jax_s(products: list[Any]) -> None:
     a, b = operands("float32", (17, 13), (13, 9))
     assert fmm_jax.matmul(a.astype("bfloat16"), b.astype("bfloat16")).dtype == jnp.bfloat16

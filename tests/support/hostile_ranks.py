@@ -18,6 +18,7 @@ import fmm
 import fmm.distributed
 from benchmarks import forced_plan
 from benchmarks.forced_plan import force_plan
+from fmm.distributed import sharded_tensors
 from fmm.kernels.plans.plan import PlanError
 
 GROUP_TIMEOUT = timedelta(minutes=4)  # of processes that all multiply: only ends a hang, whatever the machine's load
@@ -110,6 +111,19 @@ def check_refused_requests(device: str) -> None:
             continue
         raise AssertionError(places)
     is_close(fmm.distributed.matmul(x, x), draw_tensor(8, 8) @ draw_tensor(8, 8))
+    fmm.distributed.matmul(x, x, plan="winograd")
+    os.environ["FMM_COMPONENTWISE"] = "1"  # also for a product whose decision is cached
+    try:
+        fmm.distributed.matmul(x, x, plan="winograd")
+    except PlanError as reported:
+        assert "as FMM_COMPONENTWISE=1 requires" in str(reported)
+    else:
+        raise AssertionError("FMM_COMPONENTWISE")
+    cached = sharded_tensors._sharings_by_mesh[mesh]
+    known = len(cached)
+    is_close(fmm.distributed.matmul(x, x), draw_tensor(8, 8) @ draw_tensor(8, 8))
+    assert len(cached) == known + 1
+    del os.environ["FMM_COMPONENTWISE"]
 
 
 def check_timeout(device: str) -> None:
