@@ -45,6 +45,7 @@ from fmm.runtime.decisions.limits import (
     PlanConstraints,
     PreparedOperandLayout,
     default_workspace_bytes,
+    limits_for_operation,
     next_free_memory_read,
 )
 from fmm.runtime.decisions.reproducible import VALID_TYPES_TEXT, reproducible_plan
@@ -348,7 +349,8 @@ def _prepare_operation(query: ProblemQuery) -> PreparedCall:
     work = matrices_of_call(query.a, query.b, query.out, result, dtype, not on_host, query.params)
     work = replace(work, problem=_problem_of_query(query, work))
     copied = work.copied_bytes(complete_operands=not on_host)
-    limits = _limits_after_copies(query.limits, work.problem, copied)
+    limits = limits_for_operation(query.limits, work.problem.op, work.problem.dtype)
+    limits = replace(limits, workspace=max(limits.workspace - copied, 0))
     decision, launches = _decide_stack(query, work, limits) or _decide_launches(query, work.problem, limits)
     call = PreparedCall(decision, query.setting, limits, query.device, shape=result.shape, dtype=result.dtype)
     if launches is not None:
@@ -404,18 +406,6 @@ def _problem_of_query(query: ProblemQuery, work: CallMatrices) -> Problem:
     usable = side is not None and side.matches_operand_of_problem(problem) and not work.packs["AB".index(side.base)]
     base = side.base if side is not None and usable and not query.limits.componentwise else None
     return replace(problem, componentwise=query.limits.componentwise, prepared_side=base)
-
-
-def _limits_after_copies(limits: Limits, problem: Problem, copied: int) -> Limits:
-    """Return the limits for the plan: the workspace limit is reduced by the `copied` bytes of operand copies.
-
-    For integers the constraint `componentwise` is dropped, since integer products are exact. For one triangle of a
-    product, `componentwise` forbids emulation, because emulated triangles have no componentwise error bound.
-    """
-    componentwise = limits.componentwise and not problem.element_type.exact
-    emulation = limits.emulation and not (componentwise and problem.writes_triangle)
-    nbytes = max(limits.workspace - copied, 0)
-    return replace(limits, workspace=nbytes, emulation=emulation, componentwise=componentwise)
 
 
 def _needs_several_vendor_calls(query: ProblemQuery, work: CallMatrices) -> bool:

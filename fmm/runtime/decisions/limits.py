@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -75,9 +76,19 @@ class GramKey(NamedTuple):
 
 def limits_without_arrays(op: Operation, dtype: str, workspace: int, error_growth: float) -> Limits:
     """Return the limits for a decision without arrays: the caller's limits, and limits by environment variables."""
-    componentwise = is_componentwise_required() and not DTYPES[dtype].exact
-    may_emulate = is_emulation_allowed() and (op == "product" or not componentwise)
-    return Limits(workspace, error_growth, may_emulate, componentwise)
+    limits = Limits(workspace, error_growth, is_emulation_allowed(), is_componentwise_required())
+    return limits_for_operation(limits, op, dtype)
+
+
+def limits_for_operation(limits: Limits, op: Operation, dtype: str) -> Limits:
+    """Return the limits that hold for an operation and a type.
+
+    For integers the constraint `componentwise` is dropped, since integer products are exact. For one triangle of a
+    product, `componentwise` forbids emulation, because emulated triangles have no componentwise error bound.
+    """
+    componentwise = limits.componentwise and not DTYPES[dtype].exact
+    emulation = limits.emulation and (op == "product" or not componentwise)
+    return replace(limits, emulation=emulation, componentwise=componentwise)
 
 
 # ---- the default workspace limit
