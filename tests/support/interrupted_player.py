@@ -278,6 +278,24 @@ def fail_each_call() -> int:
     return count
 
 
+def fail_leading_launches() -> int:
+    """Check that the error status of an overlapping launch is raised before any launch that writes C."""
+    launches = record_launches(
+        Plan.parse("winograd > strassen.fused > tile.medium"), Problem(4096, 4096, 4096, "float32"), chip_target(H200)
+    )
+    vars(kernel_call)["_extended_launch_function"] = lambda: noted_call("overlapping", 700)
+    made = player.Player(launches, 0)
+    overlaps = [launch.overlaps for launch in launches.launches[: len(made._leading_launches)]]
+    count = overlaps.index(True) + 1
+    log.clear()
+    try:
+        made.launch_all(addresses_at(BASES[0]), 9)
+    except StatusError as error:
+        assert error.status == 700 and len(log) == count < len(launches.launches), len(log)
+        return count
+    raise AssertionError("the status raised no error")
+
+
 # ---- a plan that cannot run
 
 
@@ -383,6 +401,8 @@ def main(what: str) -> None:
     with time_limit(1200):
         if what == "failures":
             print(fail_each_call())
+        elif what == "leading":
+            print(fail_leading_launches())
         elif what == "refusals":
             print(refuse_candidates())
         elif what == "fixed":

@@ -40,12 +40,12 @@ def set_mode(handle: int, mode: int) -> None:
     note("mode", handle, mode)
 
 
-def noted_call(name: str) -> Callable[..., int]:
-    """Return a library function that records its arguments except arrays."""
+def noted_call(name: str, status: int = 0) -> Callable[..., int]:
+    """Return a library function that records its arguments except arrays, and returns this status."""
 
     def call(*arguments: Any) -> int:
         note(name, *(x.value if hasattr(x, "value") else x for x in arguments if not isinstance(x, ctypes.Array)))
-        return 0
+        return status
 
     return call
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.kernels.cuda.launch.bound_calls import BoundCall, run_bound_calls
+from fmm.kernels.cuda.launch.bound_calls import BoundCall, StatusError, run_bound_calls
 from fmm.kernels.cuda.launch.compile import compile_kernels
 from fmm.kernels.cuda.launch.cublas import (
     GemmCall,
@@ -232,7 +232,8 @@ class Player:
         streams, parameters = self._streams_and_parameters(addresses, stream, counters)
         blocks = iter(parameters.addresses)
         for bind in self._leading_launches:
-            bind(stream, next(blocks), 0)()
+            if status := bind(stream, next(blocks), 0)():  # only the driver's call for overlapping launches returns one
+                raise StatusError("cuLaunchKernelEx", status)
         run_bound_calls(self._calls_after_leading_launches(addresses, streams, blocks, scratch))
         self._spare.free.append(parameters)
 

@@ -22,6 +22,10 @@ def test_later_launches_are_made_after_a_failure() -> None:
     assert int(interpreter_output("-m", "tests.support.interrupted_player", "failures")) > 100
 
 
+def test_the_status_of_a_leading_overlapping_launch_is_raised() -> None:
+    assert int(interpreter_output("-m", "tests.support.interrupted_player", "leading")) > 1
+
+
 def test_a_missing_candidate_is_refused_before_any_launch() -> None:
     """With and without `out`, the vendor does not multiply in its place."""
     assert int(interpreter_output("-m", "tests.support.interrupted_player", "refusals")) == 4
