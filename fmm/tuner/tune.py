@@ -38,6 +38,7 @@ from fmm.tuner.trials.environment import command_line_words
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import (
     FIRST_LOOK_EFFORT,
+    GPU_UUID_KEY,
     ProductSize,
     RecordedTuning,
     Trial,
@@ -292,17 +293,29 @@ class TuningJob:
         return unchecked and (bool(end.stopped) or self.waits_for_kernel_compilation)
 
     @property
+    def device_and_type(self) -> DeviceAndType:
+        """The key of the job's results in a run of the command."""
+        return id(self.device), self.dtype
+
+    @property
     def settings_required_to_resume(self) -> dict[str, Any]:
         """Settings of the job; a recorded tuning can be resumed only if its settings are the same."""
         return {"dtype": self.dtype, "effort": self.effort, "shapes": [list(size) for size in self.wanted]}
 
+    @property
+    def _gpu_uuid(self) -> Any:
+        return self.device.measurement_conditions.get(GPU_UUID_KEY)
+
     def last_tuning(self, trials: TrialFile) -> RecordedTuning | None:
-        """Return the last recorded tuning with the job's device, libraries and settings; None if there is none."""
+        """Return the last recorded tuning with the job's device, libraries and settings; None if there is none.
+
+        A tuning of another GPU with the same key is not returned: the UUIDs differ.
+        """
         identity = self.device.identity
         for tuning in reversed(trials.read_tunings()):
             header = tuning.header
             same = header.versions == identity.versions and header.settings == self.settings_required_to_resume
-            if same and header.device == identity.key:
+            if same and header.device == identity.key and header.gpu_uuid == self._gpu_uuid:
                 return tuning
         return None
 
@@ -338,7 +351,7 @@ class CommandTimeBudget:
         types = {(job.device.identity.key, job.dtype) for job in jobs}
         self.left = self.limit - (monotonic() - began) - (TABLE_SECONDS * len(types) if prints_table else 0.0)
         self._is_shared = limit is not None
-        self._used = dict[DeviceAndType, float]()
+        self._used = dict[DeviceAndType, float]()  # seconds that the last job of a type has used
         self._conclusions = {True: FIRST_LOOK_CONCLUSION_SECONDS, False: CONCLUSION_SECONDS}
 
     def job_time_limit(self, job: TuningJob, others: Sequence[TuningJob]) -> JobTimeLimit:
@@ -361,17 +374,18 @@ class CommandTimeBudget:
     def _needed_seconds(self, job: TuningJob) -> float:
         """Return the seconds that a job needs at most, less the seconds that its first look has already used."""
         most = job.planned_effort.most
-        return max(most - self._used.get((job.device.identity.key, job.dtype), 0.0), most / 4) if job.again else most
+        return max(most - self._used.get(job.device_and_type, 0.0), most / 4) if job.again else most
 
     def subtract_job_seconds(self, job: TuningJob, seconds: float, concluding: float) -> None:
         """Subtract a job's seconds from the remaining seconds, and record how long its fit, checks and writing took."""
         self.left -= seconds
-        self._used[job.device.identity.key, job.dtype] = seconds
+        self._used[job.device_and_type] = seconds
         kind = job.effort == FIRST_LOOK_EFFORT
         self._conclusions[kind] = max(self._conclusions[kind], concluding)
 
 
-DeviceAndType = tuple[str, str]  # (device key, element type)
+# (id of the device, element type); the key of the device is not enough, since two equal GPUs have the same key
+DeviceAndType = tuple[int, str]
 
 
 def run_jobs(
@@ -396,7 +410,7 @@ def run_jobs(
         queue, late = deque(jobs), list[TuningJob]()
         while queue and not code:
             job = queue.popleft()
-            name = job.device.identity.key, job.dtype
+            name = job.device_and_type
             progress.set_remaining_seconds(sum(other.expected_seconds for other in (*queue, *late)))
             job_began = monotonic()
             end = tune_job(job, path, options, time.job_time_limit(job, [*queue, *late]), progress)
@@ -416,29 +430,43 @@ def run_jobs(
             time.subtract_job_seconds(job, max(end.seconds, monotonic() - job_began), end.concluding)
     reasons = {name: "; ".join(filter(None, (lacking[name], why))) for name, why in stopped.items()}
     failures = {name: why for name, why in reasons.items() if why}
-    if not has_table or not _print_tables(jobs, path, failures, began):
-        for (_, dtype), why in lacking.items():
-            if why and not code:
-                print(f"fmm-tune: {dtype}: no result that fmm.matmul can use: {why}", file=sys.stderr)
+    in_tables = _print_tables(jobs, path, failures, began) if has_table else set()
+    devices = {id(job.device): job.device for job in jobs}
+    for (number, dtype), why in lacking.items():
+        if why and not code and devices[number].identity.key not in in_tables:
+            where = f"--device {devices[number].option_value}: " if len(devices) > 1 else ""
+            print(f"fmm-tune: {where}{dtype}: no result that fmm.matmul can use: {why}", file=sys.stderr)
     return code or int(bool(lacking) and all(lacking.values()))
 
 
-def _print_tables(jobs: Sequence[TuningJob], path: Path, failures: Mapping[DeviceAndType, str], began: float) -> bool:
-    """Print the table of each device that has a section in the config; return False if no device has one.
+def _print_tables(
+    jobs: Sequence[TuningJob], path: Path, failures: Mapping[DeviceAndType, str], began: float
+) -> set[str]:
+    """Print a table for each device key that has a section in the config, and return these keys.
 
-    `began` is the value of time.monotonic() when the command began.
+    Equal GPUs have one key, one section for each type, and one table. `began` is the value of time.monotonic() when
+    the command began.
     """
-    printed = False
+    printed = set[str]()
     for job in {job.device.identity.key: job for job in jobs}.values():
         key, sections = job.device.identity.key, _device_sections(job, path)
-        dtypes = [other.dtype for other in jobs if other.device.identity.key == key]
+        equal = [other for other in jobs if other.device.identity.key == key]
+        dtypes = [other.dtype for other in equal]
         if not sections.keys() & set(dtypes):
             continue
-        own = {dtype: why for (device, dtype), why in failures.items() if device == key}
-        in_force = is_config_in_force(path)
-        found = summarize_device(key, sections, path, in_force=in_force, dtypes=dtypes, failures=own)
+        own = {other.dtype: failures[other.device_and_type] for other in equal if other.device_and_type in failures}
+        failed = [other for other in equal if other.device_and_type in failures] or equal
+        found = summarize_device(
+            key,
+            sections,
+            path,
+            in_force=is_config_in_force(path),
+            dtypes=dtypes,
+            failures=own,
+            option_values={other.device.option_value for other in failed},
+        )
         print_summary(found, sys.stdout, began)
-        printed = True
+        printed.add(key)
     return printed
 
 
@@ -477,7 +505,7 @@ def tune_job(
     before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
     limit = before + time.measurement_end_seconds
     seconds = job.sampling_share * limit
-    if past and job.again:  # a job that continues another job measures the same shapes as that job
+    if past:  # a resumed tuning measures the same shapes as before
         seconds = past.header.conditions.get(PLANNED_SECONDS_KEY, seconds)
     effort = job.planned_effort.effort_within_seconds(seconds)
     header = past.header if past else _new_header(job, effort)

@@ -50,6 +50,7 @@ class CpuDevice:
     """This machine's processor with the current number of BLAS threads, as a device of the tuner."""
 
     chip = None
+    option_value = "cpu"
 
     def __init__(self) -> None:
         self.threads = blas_threads()

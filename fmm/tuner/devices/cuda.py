@@ -68,6 +68,10 @@ class CudaDevice:
         return devices.cuda_device(self.index).chip
 
     @property
+    def option_value(self) -> str:
+        return str(self.index)
+
+    @property
     def measurement_conditions(self) -> Mapping[str, Any]:
         facts = cupy.cuda.runtime.getDeviceProperties(self.index)
         found = {"uuid": bytes(facts["uuid"]).hex() if "uuid" in facts else "", "memory": facts["totalGlobalMem"]}

@@ -62,6 +62,10 @@ class TunableDevice(Protocol):
         """Return the device's key and name, and the versions of its libraries."""
 
     @property
+    def option_value(self) -> str:
+        """Return the value of the option --device that selects the device; empty if no value is known."""
+
+    @property
     def measurement_conditions(self) -> Mapping[str, Any]:
         """Return the conditions to record: processor and load of a CPU; UUID, memory and clocks of a GPU."""
 

@@ -42,6 +42,7 @@ class RecordedDevice:
     measurement_conditions: Mapping[str, Any] = field(default_factory=dict)
     chip: Chip | None = None
     memory_bytes: int = 0
+    option_value: str = ""
 
     @property
     def dtypes(self) -> Sequence[str]:
@@ -108,6 +109,7 @@ class SimulatedDevice:
     chip: Chip | None = None
     samples_taken: int = 0  # number of samples that all sessions have taken so far
     prior_calibration: Calibration | None = None  # the shipped model for this kind of device; None without one
+    option_value: str = "cpu"
 
     @property
     def dtypes(self) -> Sequence[str]:

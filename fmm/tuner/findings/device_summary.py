@@ -7,7 +7,7 @@ colour terminal and has the mark `*` in plain text; a predicted number has no ma
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -275,6 +275,7 @@ class DeviceSummary:
     in_force: bool  # True if fmm.matmul reads this config
     seconds: float | None  # duration of the tuning in seconds; None if no tuning has run, as in `fmm-tune show`
     failures: Mapping[str, str]  # element type -> reason why this run of fmm-tune has no usable result for the type
+    option_value: str = ""  # value of --device that selects the device here; empty if unknown
 
     @property
     def vendor(self) -> str:
@@ -345,7 +346,7 @@ class DeviceSummary:
         parts = [f"{', '.join(types)}: {why}" for why, types in by_reason.items()]
         again = list(dict.fromkeys(dtype for types in by_reason.values() for dtype in types))
         some = again if len(again) < max(len(self.types), 2) else []
-        return f"to do   {'; '.join(parts)}: {tuning_command(self.key, some)}" if parts else ""
+        return f"to do   {'; '.join(parts)}: {tuning_command(self.key, some, self.option_value)}" if parts else ""
 
     def _failures_by_type(self) -> Iterator[tuple[str, str]]:
         """Yield (element type, reason) for each rejected tuning, failed run, failed leaf and skipped leaf."""
@@ -392,11 +393,12 @@ def summarize_device(
     dtypes: Iterable[str] = (),
     seconds: float | None = None,
     failures: Mapping[str, str] | None = None,
+    option_values: Collection[str] = (),
 ) -> DeviceSummary:
     """Return the summary of a device from its config sections (element type -> section).
 
     `dtypes` has the types to show, by default all types that have a section. The row of a type without a section has no
-    numbers.
+    numbers. `option_values` has the values of --device that select this device or equal devices.
     """
     shown = set(dtypes) or set(sections)
     types = [
@@ -407,7 +409,8 @@ def summarize_device(
         )
         for dtype in (*(x for x in DTYPES if x in shown), *(shown - DTYPES.keys()))
     ]
-    return DeviceSummary(key, types, _short_path(config), in_force, seconds, failures or {})
+    value = next(iter(option_values)) if len(option_values) == 1 else ""
+    return DeviceSummary(key, types, _short_path(config), in_force, seconds, failures or {}, value)
 
 
 def is_config_in_force(path: Path) -> bool:

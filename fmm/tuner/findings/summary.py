@@ -447,8 +447,13 @@ def _square_entries(used: ModelInUse) -> Iterator[Entry]:
             yield entry
 
 
-def tuning_command(key: str, dtypes: Sequence[str]) -> str:
-    """Return the fmm-tune command that tunes these element types of a device; without `dtypes`, all element types."""
-    device = "0" if key.startswith("cuda") else "cpu"
+def tuning_command(key: str, dtypes: Sequence[str], option_value: str = "") -> str:
+    """Return the fmm-tune command that tunes these element types of a device; without `dtypes`, all element types.
+
+    `option_value` is the value of --device that selects a GPU. If it is empty, as for a config of another machine, the
+    command names no GPU.
+    """
+    value = option_value if key.startswith("cuda") else "cpu"
+    device = f" --device {value}" if value else ""
     types = f" --dtype {','.join(dtypes)}" if dtypes else ""
-    return f"fmm-tune --device {device}{types}"
+    return f"fmm-tune{device}{types}"

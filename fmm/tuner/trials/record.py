@@ -80,6 +80,14 @@ class TuningHeader:
     command: str
     started: str
 
+    @property
+    def gpu_uuid(self) -> Any:
+        """The UUID of the GPU on which the tuning ran; None if the conditions have no UUID."""
+        return self.conditions.get(GPU_UUID_KEY)
+
+
+GPU_UUID_KEY = "uuid"  # key of a GPU's UUID in the conditions that a tuning records
+
 
 @dataclass(frozen=True)
 class RecordedTuning:
@@ -219,20 +227,11 @@ FIRST_LOOK_EFFORT = "coarse"  # name of the effort of a first look
 
 def _is_usable_first_look(first: TuningHeader, tuning: TuningHeader) -> bool:
     """Return True if `first` is a first look, and its trials may be used by this tuning."""
-    same_device = (first.device, first.versions, _gpu_uuid(first)) == (
-        tuning.device,
-        tuning.versions,
-        _gpu_uuid(tuning),
-    )
+    same_device = (first.device, first.versions, first.gpu_uuid) == (tuning.device, tuning.versions, tuning.gpu_uuid)
     efforts = first.settings.get("effort") == FIRST_LOOK_EFFORT != tuning.settings.get("effort")
     continues = first.command == tuning.command or "--resume" in tuning.command.split()
     same_type = first.settings.get("dtype") == tuning.settings.get("dtype")
     return same_device and efforts and continues and same_type
-
-
-def _gpu_uuid(header: TuningHeader) -> Any:
-    """Return the UUID of the GPU on which a tuning ran; None if the header has no UUID."""
-    return header.conditions.get("uuid")
 
 
 def _check_object(value: Any, where: str) -> dict[str, Any]:

@@ -300,7 +300,7 @@ def test_what_is_worth_tuning_again_is_named_with_its_command(folder: Path) -> N
     rejected = replace(case, tuned=replace(case.tuned, diagnostics=("the device was busy",)))
     assert not list(suggested_tunings([rejected], untried))  # the table of the device names the command
     (older,) = device_summaries(list(type_reports(ROOT / "results" / "nvidia-h200" / "config.json")))
-    assert older.failure_line.endswith("f16x3 not measured: fmm-tune --device 0 --dtype float64,float32")
+    assert older.failure_line.endswith("f16x3 not measured: fmm-tune --dtype float64,float32")
     assert escape(older.failure_line) in summary_html(older)
 
 

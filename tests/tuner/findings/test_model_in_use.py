@@ -103,7 +103,9 @@ def test_a_leaf_that_a_tuning_skipped_has_the_datasheets_rate() -> None:
     rows = SectionText(section, "float32", KEY).unmeasured_leaves_table().value_by_label
     assert rows["f16x3"] == "datasheet; this tuning skipped the leaf"
     summary = summarize_device(KEY, {"float32": section}, Path("c.json"), in_force=True)
-    assert summary.failure_line == "to do   float32: f16x3 not measured: fmm-tune --device 0 --dtype float32"
+    assert summary.failure_line == "to do   float32: f16x3 not measured: fmm-tune --dtype float32"
+    here = summarize_device(KEY, {"float32": section}, Path("c.json"), in_force=True, option_values={"1"})
+    assert here.failure_line == "to do   float32: f16x3 not measured: fmm-tune --device 1 --dtype float32"
     assert model_in_use(KEY, "float32", TYPES).left_out == ()
 
 
