@@ -13,6 +13,7 @@ from math import gcd
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
+from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.libs import cublas as _cublas  # this import loads the library that CuPy uses
 
 from fmm.dtypes import DTYPES, DType
@@ -50,12 +51,12 @@ def check_status(status: int, library: str = "cuBLAS") -> None:
 
 
 def load_library(name: str) -> Any:
-    for version in (13, 12):
-        try:
-            return ctypes.CDLL(f"{name}.so.{version}")
-        except OSError:
-            continue
-    raise ImportError(f"{name} 12 or 13 was not found beside CuPy")
+    """Return the CUDA library of the major version that CuPy uses: handles work only in the library that made them."""
+    file = f"{name}.so.{runtime.runtimeGetVersion() // 1000}"
+    try:
+        return ctypes.CDLL(file)
+    except OSError as error:
+        raise ImportError(f"{file} was not found beside CuPy: install the CUDA libraries of CuPy's version") from error
 
 
 MathMode = Literal["ieee", "tf32", "emulated"]

@@ -99,6 +99,23 @@ def test_each_device_has_a_cublaslt_handle_of_its_own(monkeypatch: pytest.Monkey
     assert handles == [1, 2, 1, 2]
 
 
+@pytest.mark.parametrize("major", [12, 13])
+def test_cublas_is_the_version_that_cupy_uses(major: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handles and functions must belong to one library, where both versions are installed."""
+    with numpy_cupy.in_place(CUBLAS):
+        cublas = import_module(CUBLAS)
+        monkeypatch.setattr(cublas.runtime, "runtimeGetVersion", lambda: 1000 * major + 90, raising=False)
+        monkeypatch.setattr(cublas.ctypes, "CDLL", lambda name: name)
+        assert cublas.load_library("libcublas") == f"libcublas.so.{major}"
+
+        def refuse(name: str) -> None:
+            raise OSError(name)
+
+        monkeypatch.setattr(cublas.ctypes, "CDLL", refuse)
+        with pytest.raises(ImportError, match=f"libcublas.so.{major} was not found"):
+            cublas.load_library("libcublas")
+
+
 def test_counters_on_the_default_stream_of_each_thread_are_separate(streams: Any) -> None:
     """CUDA gives the default stream of each thread the same handle."""
     module, _ = streams
