@@ -111,14 +111,16 @@ def _classical_error_variance(a: Array, b: Array, partial_sum_terms: int, rng: A
     """Return the variance of a classical product's error: the estimated sum of all squared partial sums."""
     if a.dtype.kind == "c":
         parts = product((a.real, a.imag), (b.real, b.imag))
-        return sum(_classical_error_variance(x, y, partial_sum_terms // 2, rng) for x, y in parts)
+        half = (partial_sum_terms + 1) // 2  # rounded up, since 0 would mean one sum of all k terms
+        return sum(_classical_error_variance(x, y, half, rng) for x, y in parts)
     k = a.shape[1]
+    length = partial_sum_terms or max(k, 1)
     right = b @ rng.choice((-1.0, 1.0), (b.shape[1], RANDOM_VECTOR_COUNT))
     total = np.zeros((len(a), RANDOM_VECTOR_COUNT))
     found = 0.0
-    for start in range(0, k, partial_sum_terms or k):
+    for start in range(0, k, length):
         part, before = np.zeros_like(total), 0.0
-        end = min(start + (partial_sum_terms or k), k)
+        end = min(start + length, k)
         for at in range(start, end, SAMPLED_SUM_STEP):
             terms = min(SAMPLED_SUM_STEP, end - at)
             part = part + a[:, at : at + terms] @ right[at : at + terms]

@@ -392,6 +392,22 @@ def test_data_of_any_scale_and_kind_have_a_growth(rng: np.random.Generator) -> N
             error_growth_on_data("winograd > vendor", a, x)
 
 
+@pytest.mark.parametrize("size", [(4, 0, 4), (4, 1, 4), (0, 4, 4)])
+@pytest.mark.parametrize("terms", [0, 256])
+def test_the_growth_on_matrices_without_whole_blocks_is_one(size: tuple[int, int, int], terms: int) -> None:
+    m, k, n = size
+    assert error_growth_on_data("winograd > vendor", np.ones((m, k)), np.ones((k, n)), terms) == 1.0
+
+
+@pytest.mark.parametrize("terms", [1, 2])
+def test_short_partial_sums_of_complex_products_do_not_become_one_sum(terms: int) -> None:
+    """A real part has half as many terms in a partial sum, and at least one."""
+    a, rng = np.ones((8, 8)), np.random.default_rng(0)
+    whole = data_growth._classical_error_variance(a.astype(complex), a.astype(complex), terms, rng)
+    real = data_growth._classical_error_variance(a, a, 1, np.random.default_rng(0))
+    assert whole == pytest.approx(real)
+
+
 @pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("text", ["strassen > vendor", "winograd > winograd > vendor", "laderman > vendor"])
 @pytest.mark.parametrize("data", ["normal", "positive", "kaporin"])
