@@ -51,15 +51,14 @@ class StreamFlag:
         self.count_address = chunk.host_memory.ptr + 4 * number
         self.stream = stream
         self._counts, self._number = memoryview(chunk.counts), number
-        self._before = int(self._counts[number])  # the count that earlier flags have left in this memory
-        self._backoff = RecomputeBackoff(self._before)
+        self._backoff = RecomputeBackoff()
         self.prepared: dict[int, Any] = {}  # prepared calls of the runtime for this stream and thread
         runtime.memsetAsync(self.address, 0, FLAG_BYTES, stream)
 
     @property
     def recomputed_count(self) -> int:
         """The number of recomputed products that the device has counted in host memory."""
-        return int(self._counts[self._number]) - self._before
+        return int(self._counts[self._number])
 
     def allows_plan(self) -> bool:
         """Return True if the next product may run by a plan, False if the vendor must compute the next product."""
@@ -119,7 +118,7 @@ def reset_flags() -> None:
         for flags in _idle_flags.values():
             for flag in flags:
                 flag.prepared.clear()
-                flag._backoff = RecomputeBackoff(flag._before + flag.recomputed_count)
+                flag._backoff = RecomputeBackoff(flag.recomputed_count)
 
 
 def _acquire_flag(key: StreamKey) -> StreamFlag:
@@ -174,6 +173,8 @@ def _allocate_flag_memory(device: int) -> _ChunkEntry:
         idle = [key for key in _idle_flags if key[0] == device]
         if sum(len(_idle_flags[key]) for key in idle) >= FLAGS_PER_CHUNK // 2 and _wait_for_device():
             free += [flag.entry for key in idle for flag in _idle_flags.pop(key)]
+            for chunk, number in free:  # a new flag's memset sets the device's count to zero, too
+                chunk.counts[number] = 0
         else:
             chunk = _FlagChunk()
             free += [(chunk, number) for number in reversed(range(FLAGS_PER_CHUNK))]

@@ -125,7 +125,8 @@ def test_capture_allocates_instead_of_waiting(flags: Any, monkeypatch: pytest.Mo
     assert len({flags.stream_flag(0, stream).address for stream in range(130)}) == 130
 
 
-def test_a_reused_flag_starts_its_count_anew(flags: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("recomputed", [1, 5])
+def test_a_reused_flag_starts_its_count_anew(recomputed: int, flags: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flags, "FLAGS_PER_CHUNK", 4)
     monkeypatch.setattr(flags, "MAX_FLAGS_PER_THREAD", 1)
     first = flags.stream_flag(0, 0)
@@ -134,8 +135,8 @@ def test_a_reused_flag_starts_its_count_anew(flags: Any, monkeypatch: pytest.Mon
     assert first.recomputed_count == 5 and not first.allows_plan()
     again = next(flag for stream in range(1, 9) if (flag := flags.stream_flag(0, stream)).entry == first.entry)
     assert again.recomputed_count == 0 and again.allows_plan()
-    chunk.counts[number] = 6
-    assert again.recomputed_count == 1 and not again.allows_plan()
+    chunk.counts[number] = recomputed  # the device counts from zero, since a new flag is set to zero
+    assert again.recomputed_count == recomputed and not again.allows_plan()
 
 
 def test_reset_flags(flags: Any) -> None:
