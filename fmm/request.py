@@ -108,10 +108,8 @@ def check_gemm(
     check_out(library, out)
     if c is not None and out is not None:
         library_of(a, b, out)
-    wrap_foreign_arrays = library.wrap_foreign_arrays(a, b, c)
-    if wrap_foreign_arrays is not None:
-        a, b, c = wrap_foreign_arrays
-        out = None if out is None else library.wrap_foreign_arrays(a, b, out)[2]  # type: ignore[index]
+    a, b, c = library.wrap_foreign_arrays(a, b, c) or (a, b, c)
+    a, b, out = library.wrap_foreign_arrays(a, b, out) or (a, b, out)
     if complex in (type(params.alpha), type(params.beta)):
         arrays = [np.asanyarray(x) if library is NUMPY else x for x in (a, b, c) if x is not None]
         if not any(is_complex(x) for x in arrays):

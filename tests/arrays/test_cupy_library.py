@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fmm
+from fmm import dispatch
 from fmm.arrays import select_library
 from fmm.arrays.library import Library
 from fmm.config.files import Configs
@@ -125,6 +126,31 @@ def test_a_plan_runs_where_nothing_else_is_asked(cupy: Any, planned: list[Any]) 
     a = drawn(cupy, 110)
     fmm.matmul(a, a)
     assert planned == [PLAN] and cupy.calls == [{}]
+
+
+class ByInterface:
+    """An array of a library without an adapter, in the memory of a CuPy array."""
+
+    def __init__(self, x: Any) -> None:
+        self.x, self.__cuda_array_interface__ = x, {"shape": x.shape}
+
+
+@pytest.mark.parametrize("foreign", ["", "a", "b", "c", "out", "a out", "a b c out"])
+def test_gemm_and_gram_return_the_callers_out(cupy: Any, foreign: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cupy, "asarray", lambda x: x.x, raising=False)
+    arrays = {name: drawn(cupy, 110) for name in ("a", "b", "c", "out")}
+    a, b, c, out = (ByInterface(x) if name in foreign.split() else x for name, x in arrays.items())
+    ran: list[list[str]] = []
+
+    def run(library: Library, *operands: Any) -> Any:
+        ran.append([name for x in operands[:4] for name, array in arrays.items() if x is array])
+        return arrays["out"]
+
+    monkeypatch.setattr(dispatch, "run_gemm", run)
+    monkeypatch.setattr(dispatch, "run_gram", run)
+    assert fmm.gemm(a, b, c, beta=2, out=out) is fmm.gemm(a, b, c, beta=2, out=(out,)) is out
+    assert fmm.gram(a, b, out) is fmm.gram(a, b, (out,)) is out
+    assert ran == [["a", "b", "c", "out"]] * 2 + [["a", "b", "out"]] * 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "tf32", "bfloat16"])
