@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -79,28 +80,35 @@ class _PooledStream:
 # after all launches that the ended thread made on the stream.
 _free_streams: deque[tuple[int, _PooledStream]] = deque()
 
+_CounterKey = tuple[int, int, int]  # device number, stream, number of counters
+# The keys and addresses of counters on PER_THREAD_STREAM of threads that have ended. Kernels of the ended threads may
+# still write to these counters.
+_abandoned_counters: deque[tuple[_CounterKey, int]] = deque()
+
 
 class _StreamOwner:
-    """The streams that one thread owns, by device number.
+    """The streams that one thread owns, by device number, and the counters of its PER_THREAD_STREAM.
 
-    When the thread ends, its streams become free for other threads, because cuBLAS handles are large. `__del__` takes
-    no lock, because a thread can end at any moment.
+    When the thread ends, its streams become free for other threads, because cuBLAS handles are large, and its counters
+    are abandoned. `__del__` takes no lock, because a thread can end at any moment.
     """
 
     def __init__(self) -> None:
         self.by_device: dict[int, list[_PooledStream]] = {}
+        self.counters: dict[_CounterKey, int] = {}  # addresses of the counters for launches on PER_THREAD_STREAM
 
-    def __del__(self, left: deque[tuple[int, _PooledStream]] = _free_streams) -> None:
+    def __del__(
+        self,
+        left: deque[tuple[int, _PooledStream]] = _free_streams,
+        abandoned: deque[tuple[_CounterKey, int]] = _abandoned_counters,
+    ) -> None:
         left.extend((device, stream) for device, streams in self.by_device.items() for stream in streams)
-
-
-_CounterKey = tuple[int, int, int]  # device number, stream, number of counters
+        abandoned.extend(self.counters.items())
 
 
 class _ThreadStreams(threading.local):
     def __init__(self) -> None:
         self.own = _StreamOwner()
-        self.counters: dict[_CounterKey, int] = {}  # addresses of the counters for launches on PER_THREAD_STREAM
 
 
 _thread_streams = _ThreadStreams()
@@ -154,14 +162,49 @@ def return_capture_stream(device: int, stream: Any) -> None:
 # ---- counters that order the writes of thread blocks; all counters are zero before and after every launch
 
 _cached_counters: dict[_CounterKey, int] = {}  # addresses of the counters for launches on other streams
+_free_counters: dict[_CounterKey, deque[int]] = {}  # addresses of abandoned counters to which no kernel writes
+MAX_ABANDONED_COUNTERS = 64  # number of abandoned counters on a device for which the host waits for the device
 
 
 def stream_counters(device: int, stream: int, count: int) -> int:
     """Return the address of a stream's counters, which all launches on the stream use one after the other."""
     key = device, stream, 1 << (count - 1).bit_length()
-    cached = _thread_streams.counters if stream == PER_THREAD_STREAM else _cached_counters
+    cached = _thread_streams.own.counters if stream == PER_THREAD_STREAM else _cached_counters
     found = cached.get(key)
-    return found if found is not None else cached.setdefault(key, new_counters(key[2], stream))
+    return found if found is not None else cached.setdefault(key, _reuse_counters(key) or new_counters(key[2], stream))
+
+
+def _reuse_counters(key: _CounterKey) -> int | None:
+    """Return the address of counters that an ended thread has abandoned; None if no such counters are free.
+
+    PER_THREAD_STREAM is another stream in each thread. So another thread uses abandoned counters only after the host
+    has waited for the device.
+    """
+    if len(_abandoned_counters) >= MAX_ABANDONED_COUNTERS:
+        _free_abandoned_counters(key[0])
+    try:
+        return _free_counters[key].popleft()
+    except (KeyError, IndexError):
+        return None
+
+
+def _free_abandoned_counters(device: int) -> None:
+    """Move many abandoned counters of the current device to `_free_counters`, after a wait for the device."""
+    abandoned: list[tuple[_CounterKey, int]] = []
+    with suppress(IndexError):
+        while True:
+            abandoned.append(_abandoned_counters.popleft())
+    is_free = sum(key[0] == device for key, _ in abandoned) >= MAX_ABANDONED_COUNTERS
+    try:
+        if is_free:
+            runtime.deviceSynchronize()
+    except runtime.CUDARuntimeError:  # CUDA forbids waiting, as during the capture of a stream
+        is_free = False
+    for key, address in abandoned:
+        if is_free and key[0] == device:
+            _free_counters.setdefault(key, deque()).append(address)
+        else:
+            _abandoned_counters.append((key, address))
 
 
 def new_counters(count: int, stream: int) -> int:

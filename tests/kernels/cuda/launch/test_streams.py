@@ -129,3 +129,36 @@ def test_counters_on_the_default_stream_of_each_thread_are_separate(streams: Any
     assert len(set(at_once([lambda: use(2)] * 4))) == 4
     assert len(set(at_once([lambda: use(5)] * 4))) == 1
     assert module.stream_counters(0, 2, 8) == module.stream_counters(0, 2, 5)
+
+
+def _counters_of_ended_threads(module: Any, count: int) -> list[int]:
+    """Return the addresses of the counters of threads that run and end one after the other."""
+    return [at_once([lambda: module.stream_counters(0, module.PER_THREAD_STREAM, 8)])[0] for _ in range(count)]
+
+
+def test_counters_of_ended_threads_are_reused_after_a_wait_for_the_device(
+    streams: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels of an ended thread may still write to its counters."""
+    module, _ = streams
+    most, waits = module.MAX_ABANDONED_COUNTERS, list[int]()
+    monkeypatch.setattr(module.runtime, "deviceSynchronize", lambda: waits.append(1))
+    found = _counters_of_ended_threads(module, most)
+    assert len(set(found)) == most and not waits
+    own = module.stream_counters(0, module.PER_THREAD_STREAM, 8)
+    assert own in found and len(waits) == 1
+    other_device, other_size = module.stream_counters(1, 2, 8), module.stream_counters(0, 2, 16)
+    later = _counters_of_ended_threads(module, 10 * most)
+    assert {own, other_device, other_size}.isdisjoint(later) and set(later) < set(found) | {later[most - 1]}
+    assert len(waits) <= 12
+
+
+def test_counters_are_allocated_during_a_capture(streams: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _ = streams
+
+    def refuse() -> None:
+        raise numpy_cupy.CUDARuntimeError("cudaErrorStreamCaptureUnsupported")
+
+    monkeypatch.setattr(module.runtime, "deviceSynchronize", refuse)
+    count = 2 * module.MAX_ABANDONED_COUNTERS
+    assert len(set(_counters_of_ended_threads(module, count))) == count
