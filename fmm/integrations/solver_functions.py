@@ -23,7 +23,7 @@ from fmm.linalg.inverse import inverse_panel_width
 from fmm.linalg.least_squares import is_solved_by_cholesky_qr
 from fmm.linalg.lu_recursion import lu_panel_width
 from fmm.linalg.qr_factors import QR_MODES, prefers_cholesky_qr
-from fmm.linalg.solver_library import SOLVER_TYPES, solver_library
+from fmm.linalg.solver_library import SOLVER_TYPES, NumpySolvers, solver_library
 from fmm.linalg.triangular_recursion import triangular_halving_count
 
 SolverFunction = Callable[..., Any]  # returns the solver's result, or None if the library's own function must run
@@ -55,7 +55,10 @@ def solve(a: Any, b: Any) -> Any:
 
 def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
     """Return the result of CuPy's lu_factor; None if no speedup is predicted."""
-    return linalg.lu_factor(a) if is_square(a) and lu_panel_width(solver_library(a), a, None) else None
+    library = solver_library(a)
+    if not is_square(a) or not lu_panel_width(library, a, None) or (check_finite and not are_finite(library, a)):
+        return None
+    return linalg.lu_factor(a)
 
 
 def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
@@ -79,8 +82,8 @@ def solve_triangular(
     library = solver_library(a, b)
     if not is_matrix(a) or not triangular_halving_count(library, a, columns, None):
         return None
-    if check_finite and library.module is np:
-        np.asarray_chkfinite(a), np.asarray_chkfinite(b)
+    if check_finite and not are_finite(library, a, b):
+        return None
     return linalg.solve_triangular(a, b, trans, lower, unit_diagonal)
 
 
@@ -102,6 +105,11 @@ def cho_solve(c_and_lower: Any, b: Any, overwrite_b: bool = False, check_finite:
         return None
     checked_matrix(factor, check_finite), checked_matrix(b, check_finite)
     return linalg.cho_solve((factor, lower), b)
+
+
+def are_finite(library: NumpySolvers, *arrays: Any) -> bool:
+    """Return False if an array has inf or NaN: the library's own function then raises its error, or computes NaN."""
+    return all(bool(library.module.isfinite(x).all()) for x in arrays)
 
 
 def right_side_count(b: Any) -> int:

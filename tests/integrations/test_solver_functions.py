@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,13 @@ import fmm
 from fmm import linalg
 from fmm.integrations import solver_functions
 from fmm.integrations.product_functions import replace_attributes
-from fmm.integrations.solver_functions import CUPY_SOLVER_FUNCTIONS, NUMPY_SOLVER_FUNCTIONS, SCIPY_SOLVER_FUNCTIONS
+from fmm.integrations.solver_functions import (
+    CUPY_SOLVER_FUNCTIONS,
+    CUPYX_SOLVER_FUNCTIONS,
+    NUMPY_SOLVER_FUNCTIONS,
+    SCIPY_SOLVER_FUNCTIONS,
+)
+from fmm.linalg.solver_library import solver_library
 from tests.support.solver_matrices import (
     noted_products,
     positive_matrices,
@@ -175,3 +181,24 @@ def test_cupys_functions_have_cupys_parameters(products: list[str]) -> None:
         assert not products
     finally:
         undo()
+
+
+@pytest.mark.usefixtures("by_products")
+@pytest.mark.parametrize("operands", [(WITH_NAN, B), (S, np.inf * B), (WITH_NAN + 0j, B)])
+@pytest.mark.parametrize("name", CUPYX_SOLVER_FUNCTIONS)
+@pytest.mark.parametrize("check_finite", [True, False])
+def test_cupys_functions_raise_for_nan_unless_check_finite_is_false(
+    name: str, operands: tuple[Any, ...], check_finite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as CuPy is, another module than NumPy
+    monkeypatch.setattr(type(solver_library(S)), "module", SimpleNamespace(**vars(np)))
+    fake: Any = ModuleType("cupyx_linalg")
+    vars(fake).update({name: partial(getattr(scipy_linalg, name)) for name in CUPYX_SOLVER_FUNCTIONS})
+    call = fake, name, operands[:1] if name == "lu_factor" else operands, {"check_finite": check_finite}
+    expected = outcome(call)
+    undo = replace_attributes(solver_functions.solver_replacements(fake, CUPYX_SOLVER_FUNCTIONS, np.ndarray))
+    try:
+        found = outcome(call)
+    finally:
+        undo()
+    assert found == expected if isinstance(expected, str) else not isinstance(found, str)
