@@ -211,8 +211,11 @@ def explain(
         if (explain_call := getattr(a, "explain_call", None)) is None:
             solvers = "solve_triangular, cholesky, inv, qr or lstsq of fmm.linalg"
             raise TypeError(f"explain() takes arrays, or the function {solvers} and its operands, not {a!r}")
-        options = more | ({} if max_error_growth is None else {"max_error_growth": max_error_growth})
-        operands = (b, out) if out is not None else (b,)
+        flags = {"componentwise": componentwise, "reproducible": reproducible, "progress": progress or False}
+        limits = {"plan": plan, "max_error_growth": max_error_growth, "workspace": workspace, "device": device}
+        passed = {name: value for name, value in (flags | limits).items() if value is not None and value is not False}
+        options = {**request.matmul_options(casting, order, dtype, more), **passed}
+        operands = () if b is REQUIRED_ARGUMENT else (b,) if out is None else (b, out)
         solver_decision: Decision = explain_call(*operands, **options)
         return solver_decision
     constraints = plan, max_error_growth, workspace, componentwise, reproducible

@@ -11,6 +11,7 @@ from fmm.linalg.solve import refined_solve, solve
 from fmm.linalg.triangular import solve_triangular
 
 for _name, _explanation in EXPLANATIONS.items():
+    _explanation.__qualname__ = _name  # in the error messages for wrong arguments
     vars(globals()[_name])["explain_call"] = _explanation  # fmm.explain reads the attribute
 
 __all__ = [

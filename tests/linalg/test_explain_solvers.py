@@ -127,3 +127,28 @@ def test_types_without_products_print_one_line() -> None:
     step = Step("qr", 3, 2, 2)
     decision = SolverDecision("qr", (3, 2), StepConditions("", "cpu"), (step,), step)
     assert str(decision) == "fmm.linalg.qr of 3 x 2,  on cpu: the library's own function"
+
+
+OPTIONS_OF_MATMUL: list[dict[str, Any]] = [
+    {"plan": "vendor"},
+    {"workspace": 0},
+    {"componentwise": True},
+    {"reproducible": True},
+    {"device": 0},
+    {"dtype": "float32"},
+    {"casting": "unsafe"},
+    {"order": "F"},
+    {"progress": True},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS_OF_MATMUL, ids=str)
+@pytest.mark.parametrize("function", EXPLANATIONS)
+def test_options_that_a_solver_lacks_raise_the_solvers_error(function: str, options: dict[str, Any]) -> None:
+    operands = (S, B) if function in ("solve_triangular", "lstsq") else (S,)
+    for arguments, keywords in ((operands, options), (operands[:-1], {})):
+        with pytest.raises(TypeError) as expected:
+            getattr(fmm.linalg, function)(*arguments, **keywords)
+        with pytest.raises(TypeError) as found:
+            fmm.explain(getattr(fmm.linalg, function), *arguments, **keywords)
+        assert str(found.value) == str(expected.value)
