@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
 import cupy
@@ -189,10 +190,11 @@ class CupyLibrary(NumpyLikeLibrary):
         return x, y, z
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
-        if self.options or type(a) is not ndarray:
+        if self.options or type(a) is not ndarray or (b is not None and type(b) is not ndarray):
             return None
         dtype = a.dtype
-        mode = get_compute_type(dtype) if get_compute_type is not None and dtype.kind in "fc" else 0
+        common = dtype if b is None or b.dtype is dtype else _promoted_type(dtype, b.dtype)
+        mode = get_compute_type(common) if get_compute_type is not None and common.kind in "fc" else 0
         target = None
         if out is not None:
             if type(out) is not ndarray:
@@ -200,8 +202,6 @@ class CupyLibrary(NumpyLikeLibrary):
             target = out.shape, out.strides, out.dtype, out.data.device_id
         if b is None:
             return mode, a.shape, a.strides, dtype, current_device(), a.data.device_id, target
-        if type(b) is not ndarray:
-            return None
         where = current_device(), a.data.device_id, b.data.device_id, a.data.ptr == b.data.ptr
         return mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where, target
 
@@ -210,10 +210,11 @@ class CupyLibrary(NumpyLikeLibrary):
         return self.call_key(a, b, out), of_c
 
     def decline_key_without_sizes(self, a: Any, b: Any) -> Hashable:
-        dtype, left = a.dtype, a.data
-        mode = get_compute_type(dtype) if get_compute_type and dtype.kind in "fc" else 0
+        dtype, other, left = a.dtype, b.dtype, a.data
+        common = dtype if other is dtype else _promoted_type(dtype, other)
+        mode = get_compute_type(common) if get_compute_type and common.kind in "fc" else 0
         # If A and B have one address, B may be A's transposed view, and the product may have a plan of its own.
-        return dtype, b.dtype, mode, current_device() == left.device_id, left.ptr == b.data.ptr
+        return dtype, other, mode, current_device() == left.device_id, left.ptr == b.data.ptr
 
     def product_setting(self, a: Any, b: Any, out: Any) -> ProductSetting:
         current = current_device()
@@ -291,6 +292,15 @@ class CupyLibrary(NumpyLikeLibrary):
 
     def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
         return get_current_stream().ptr, None
+
+
+@lru_cache(maxsize=256)
+def _promoted_type(x: Any, y: Any) -> Any:
+    """Return the common element type of two types; x if there is none, so that the product raises the error."""
+    try:
+        return np.promote_types(x, y)
+    except TypeError:
+        return x
 
 
 def _common_type(a: Any, b: Any) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,26 @@ def test_a_call_of_two_types_decides_nothing_for_the_next(cupy: Any, planned: li
         for pair in ((a, a), (a, integers), (integers, a), (integers, integers))
     ]
     assert len(set(kinds)) == 4
+
+
+def test_the_keys_of_a_product_of_two_types_have_the_products_compute_type(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library: Library = select_library.cupy_library()
+    modes: dict[str, int] = {}
+    monkeypatch.setattr("fmm.arrays.cupy_library.get_compute_type", lambda dtype: modes.get(dtype.name, 1))
+    pairs = [(drawn(cupy, 4, x), drawn(cupy, 4, y)) for x, y in (("float32", "int64"), ("int64", "float32"))]
+
+    def keys() -> list[Any]:
+        return [
+            key(*x) for x in pairs for key in (library.decline_key_without_sizes, partial(library.call_key, out=None))
+        ]
+
+    before = keys()
+    modes["float32"] = 2
+    assert keys() == before
+    modes["float64"] = 2
+    assert not any(new == old for new, old in zip(keys(), before, strict=True))
 
 
 def test_a_call_on_another_device_decides_nothing_for_the_next(cupy: Any, planned: list[Any]) -> None:
