@@ -20,7 +20,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from fmm.arrays.library import Operand, product_shape
 from fmm.arrays.numpy_library import NumpyLibrary
-from fmm.config.environment import is_emulation_allowed
+from fmm.config.environment import is_componentwise_required, is_emulation_allowed
 from fmm.config.files import current_settings
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.parallel_products import may_share_elements
@@ -105,8 +105,9 @@ def explain_streamed_matmul(
         (size for step in streaming.schedule.multiply_steps for size in streaming.tile_launch_sizes(step.product_size)),
         key=prod,
     )
-    limits = _tile_limits(constraints, streaming.workspace, machine.device)
-    decision = matmul.decide_without_arrays(Problem(*largest, dtype), limits, machine.device, constraints.plan)
+    limits = _tile_limits(constraints, streaming.workspace, dtype, machine.device)
+    problem = Problem(*largest, dtype, componentwise=limits.componentwise)
+    decision = matmul.decide_without_arrays(problem, limits, machine.device, constraints.plan)
     memory = streaming.schedule.total_slot_bytes + _largest_workspace_bytes(streaming, machine.device, constraints)
     lines = list(_schedule_text_lines(streaming, machine.copy_rates, memory))
     if z is not stack[0][2]:
@@ -256,16 +257,16 @@ def _fastest_streamed_product(
     tile_limit: int, size: Shape, dtype: str, limit: int, rates: CopyRates, device: Device, constraints: PlanConstraints
 ) -> StreamedProduct:
     """Return the fastest schedule that uses at most `limit` bytes in all, and at most `tile_limit` bytes for tiles."""
-    first_limits = _tile_limits(constraints, limit // 2, device)
+    first_limits = _tile_limits(constraints, limit // 2, dtype, device)
     plans = {constraints.plan} if constraints.plan else _tile_plans(size, dtype, first_limits, device)
 
     @lru_cache(maxsize=4096)
     def tile_seconds(tile: Shape, limits: Limits) -> float:
         m, k, n = tile
-        return expected_seconds(plans, Problem(m, k, n, dtype), limits, device)
+        return expected_seconds(plans, Problem(m, k, n, dtype, componentwise=limits.componentwise), limits, device)
 
     def product_seconds(free_bytes: int) -> Callable[[Shape], float]:
-        limits = _tile_limits(constraints, free_bytes, device)
+        limits = _tile_limits(constraints, free_bytes, dtype, device)
         return lambda tile: tile_seconds(tile, limits)
 
     schedule, times = choose_schedule(
@@ -290,7 +291,8 @@ def _tile_plans(size: Shape, dtype: str, limits: Limits, device: Device) -> set[
         tuple(max(int(side * share), 1) for side, share in zip(size, shares, strict=True))
         for shares in SAMPLE_TILE_SHARES
     }
-    return {decide_plan(Problem(m, k, n, dtype), limits, device).plan for m, k, n in shapes}
+    problems = (Problem(m, k, n, dtype, componentwise=limits.componentwise) for m, k, n in shapes)
+    return {decide_plan(problem, limits, device).plan for problem in problems}
 
 
 def _tile_workspace_limit(constraints: PlanConstraints, free_bytes: int) -> int:
@@ -298,18 +300,20 @@ def _tile_workspace_limit(constraints: PlanConstraints, free_bytes: int) -> int:
     return _round_bytes_down(free_bytes) if constraints.workspace is None else min(constraints.workspace, free_bytes)
 
 
-def _tile_limits(constraints: PlanConstraints, free_bytes: int, device: Device) -> Limits:
+def _tile_limits(constraints: PlanConstraints, free_bytes: int, dtype: str, device: Device) -> Limits:
+    """Return the limits of a tile product; integers are exact, so a componentwise bound does not limit their plans."""
     growth = device.error_growth if constraints.error_growth is None else constraints.error_growth
     workspace = _tile_workspace_limit(constraints, free_bytes)
-    return Limits(workspace, growth, is_emulation_allowed(), constraints.componentwise)
+    componentwise = (constraints.componentwise or is_componentwise_required()) and not DTYPES[dtype].exact
+    return Limits(workspace, growth, is_emulation_allowed(), componentwise)
 
 
 def _largest_workspace_bytes(streaming: StreamedProduct, device: Device, constraints: PlanConstraints) -> int:
     """Return the largest workspace of the schedule's tile products, in bytes."""
-    limits = _tile_limits(constraints, streaming.workspace, device)
+    limits = _tile_limits(constraints, streaming.workspace, streaming.dtype, device)
     steps = streaming.schedule.multiply_steps
     sizes = {(size, int(step.adds)) for step in steps for size in streaming.tile_launch_sizes(step.product_size)}
-    problems = (Problem(*size, streaming.dtype, beta=adds) for size, adds in sizes)
+    problems = (Problem(*size, streaming.dtype, beta=adds, componentwise=limits.componentwise) for size, adds in sizes)
     return max(matmul.extra_bytes_of_call(problem, limits, device, constraints.plan) for problem in problems)
 
 

@@ -29,7 +29,7 @@ from fmm.out_of_core.transfers import (
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.limits import NO_CONSTRAINTS
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.matmul import extra_bytes_of_call
 from tests.support.device_arrays import EPS, draw
 from tests.support.host_engine import HostEngine, HostMachine
@@ -159,6 +159,21 @@ def test_explaining_describes_the_products_that_run(
     assert f"streamed: C of {m} x {n} " in said
     assert said.count("repeated") == (len(ran) > 1) and (len(ran) == 1 or f"repeated {len(ran)} times" in said)
     assert ("column-major" in said) == (n == left[-2])
+
+
+@pytest.mark.parametrize("emulation", ["0", "1"])
+def test_the_variable_for_componentwise_bounds_is_the_argument(emulation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FMM_EMULATION", emulation)
+    a, machine = np.broadcast_to(np.float32(0), (40000, 40000)), HostMachine(1 << 35)
+
+    def explained(constraints: PlanConstraints) -> Decision:
+        return out_of_core.explain_streamed_matmul(NUMPY, a, a, None, machine, constraints)
+
+    plain, by_argument = explained(NO_CONSTRAINTS), explained(NO_CONSTRAINTS._replace(componentwise=True))
+    assert plain.plan != by_argument.plan
+    assert by_argument.problem is not None and by_argument.problem.componentwise
+    monkeypatch.setenv("FMM_COMPONENTWISE", "1")
+    assert explained(NO_CONSTRAINTS) == by_argument
 
 
 def test_explaining_allocates_no_result() -> None:
