@@ -94,7 +94,8 @@ def refined_solve(
         The solution, with the shape of b.
     report : RefinementReport
         The element type of the factors, the numbers of refinement and GMRES steps, and the backward error: the largest
-        norm of b - a x divided by the norms of a and x. The norm of a matrix is its largest row sum.
+        norm of b - a x divided by the norms of a and x. The norm of a matrix is its largest row sum. The backward error
+        is NaN if x was computed without refinement, also where refinement failed.
 
     Notes
     -----
@@ -118,7 +119,7 @@ def refined_solve(
         x, report = refine_solution(library, a, b, assume_a, max_error_growth)
     if x is None:
         x = solve_columns(library, a, b, assume_a, max_error_growth)
-        report = report._replace(factors=library.type_name(a))
+        report = report._replace(factors=library.type_name(a), backward_error=float("nan"))
     return x[..., 0] if is_vector else x, report
 
 
