@@ -18,7 +18,8 @@ from fmm.arrays.detect import array_kind
 
 def is_jax_array(x: Any) -> bool:
     """Return True for a JAX array and for a JAX tracer."""
-    return "jax" in sys.modules and isinstance(x, sys.modules["jax"].Array)
+    jax_array = getattr(sys.modules.get("jax"), "Array", None)  # missing while another thread imports JAX
+    return jax_array is not None and isinstance(x, jax_array)
 
 
 def array_module(x: Any) -> Any:

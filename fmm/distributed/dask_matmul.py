@@ -169,8 +169,9 @@ def worker_counts() -> tuple[int, int]:
 
     If Dask has a current client, the processes are its cluster's workers; otherwise this process runs the tasks.
     """
-    distributed = sys.modules.get("distributed")
-    client = distributed.client._get_global_client() if distributed else None
+    # the function is missing while another thread imports distributed
+    find_client = getattr(sys.modules.get("distributed.client"), "_get_global_client", None)
+    client = find_client() if find_client else None
     if client is None:
         return 1, dask.config.get("num_workers", None) or CPU_COUNT
     try:

@@ -191,6 +191,7 @@ def _check_negative_cycles(diagonal: Any) -> None:
     if not negative.any():
         return
     error: type[NegativeCycleError] = NegativeCycleError
-    if (scipy := sys.modules.get("scipy.sparse.csgraph")) is not None:
-        error = type("NegativeCycleError", (error, scipy.NegativeCycleError), {})
+    scipy_error = getattr(sys.modules.get("scipy.sparse.csgraph"), "NegativeCycleError", None)
+    if scipy_error is not None:  # None also while another thread imports scipy.sparse.csgraph
+        error = type("NegativeCycleError", (error, scipy_error), {})
     raise error(f"Negative cycle in nodes {np.flatnonzero(negative)}")

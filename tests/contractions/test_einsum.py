@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from importlib import import_module
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -541,6 +541,12 @@ def test_tensors_are_contracted_and_get_gradients() -> None:
     torch.einsum("ijk,kjl->il", a, b).square().sum().backward()
     torch.testing.assert_close(own[0], a.grad)
     torch.testing.assert_close(own[1], b.grad)
+
+
+def test_arrays_are_contracted_while_another_thread_imports_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jax", ModuleType("jax"))  # the module has no names yet
+    a, b = np.ones((3, 4)), np.ones((4, 5))
+    np.testing.assert_array_equal(fmm.einsum("ij,jk->ik", a, b), a @ b)
 
 
 def test_jax_arrays_are_contracted_inside_jit() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -183,6 +185,12 @@ def test_more_workers_than_tasks_have_smaller_ones(monkeypatch: pytest.MonkeyPat
     for workers, expected in (((2, 1), 16), ((4, 2), 32), ((16, 4), 64)):
         monkeypatch.setattr(dask_arrays, "worker_counts", lambda workers=workers: workers)
         assert chosen(4, 512) == (64, expected)
+
+
+def test_tasks_run_in_this_process_while_another_thread_imports_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("distributed", "distributed.client"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))  # the module has no names yet
+    assert dask_arrays.worker_counts()[0] == 1
 
 
 @pytest.mark.usefixtures("two_threads")

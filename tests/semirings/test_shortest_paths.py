@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from itertools import product
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,12 @@ def test_what_scipy_rejects(wrong: Any) -> None:
         csgraph.floyd_warshall(wrong)
     with pytest.raises(ValueError, match=str(scipys.value)):
         fmm.shortest_paths(wrong)
+
+
+def test_negative_cycles_raise_while_another_thread_imports_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.sparse.csgraph", ModuleType("scipy.sparse.csgraph"))  # without names yet
+    with pytest.raises(fmm.NegativeCycleError, match="Negative cycle in nodes"):
+        fmm.shortest_paths([[0.0, -1.0], [-1.0, 0.0]])
 
 
 @pytest.mark.parametrize("dtype", COMPUTED_TYPES)
