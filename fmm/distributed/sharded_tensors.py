@@ -276,11 +276,13 @@ _sharings_by_mesh: dict[Any, dict[str, AgreedSharing | None]] = {}
 def mesh_processes(mesh: Any) -> MeshProcesses:
     """Return the processes of a mesh, in row-major order."""
     world, processes = _processes_by_mesh.get(mesh, (None, None))
-    # the cached processes are not valid if torch's default group was destroyed and created again
-    if processes is None or world is not dist.group.WORLD:
+    own_group = mesh.get_group() if mesh.ndim == 1 else None
+    # The cached processes are not valid if torch's default group was destroyed and created again, or if the mesh is
+    # equal to the cached mesh but has another group.
+    if processes is None or world is not dist.group.WORLD or own_group not in (None, processes.group):
         numbers = tuple(mesh.mesh.flatten().tolist())
-        if mesh.ndim == 1:
-            group = mesh.get_group()
+        if own_group is not None:
+            group = own_group
         elif len(numbers) == dist.get_world_size():
             group = dist.group.WORLD
         elif mesh.device_type == "cuda":  # processes outside the group may have to take part in creating an NCCL group

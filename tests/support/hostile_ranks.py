@@ -181,6 +181,14 @@ def check_submeshes(device: str) -> None:
 def check_recreated_groups(device: str) -> None:
     """Check that an equal mesh uses the new groups after the process groups were destroyed and created
     again."""
+    for _ in range(2):  # a group of the mesh's own, beside torch's default group
+        group = dist.new_group(list(range(dist.get_world_size())))
+        mesh = DeviceMesh.from_group(group, device)
+        x = distribute_tensor(draw_tensor(16, 16), mesh, [Shard(0)])
+        is_close(fmm.distributed.matmul(x, x), draw_tensor(16, 16) @ draw_tensor(16, 16))
+        assert sharded_tensors.mesh_processes(mesh) is sharded_tensors.mesh_processes(mesh)
+        dist.barrier()
+        dist.destroy_process_group(group)
     for _ in range(2):
         mesh = init_device_mesh(device, (dist.get_world_size(),))
         x = distribute_tensor(draw_tensor(16, 16), mesh, [Shard(0)])
