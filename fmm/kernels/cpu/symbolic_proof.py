@@ -24,28 +24,32 @@ from fmm.kernels.plans.levels.scheme_level import scheme_level
 from fmm.kernels.plans.plan import Plan, PlanError
 
 Word = tuple[str, ...]
+Coefficient = int | Fraction
 
 
 class Polynomial:
-    """A sum of words (products of symbols) with exact coefficients; multiplication does not commute."""
+    """A sum of words (products of symbols) with exact coefficients; multiplication does not commute.
+
+    Whole coefficients are ints, which Python adds and multiplies much faster than fractions.
+    """
 
     __slots__ = ("terms",)
 
-    def __init__(self, terms: dict[Word, Fraction]) -> None:
+    def __init__(self, terms: dict[Word, Coefficient]) -> None:
         self.terms = {word: c for word, c in terms.items() if c}
 
     def __add__(self, other: object) -> Polynomial:
-        right = _as_polynomial(other).terms
-        words = self.terms.keys() | right.keys()
-        zero = Fraction(0)
-        return Polynomial({w: self.terms.get(w, zero) + right.get(w, zero) for w in words})
+        terms = self.terms.copy()
+        for word, c in _as_polynomial(other).terms.items():
+            terms[word] = terms.get(word, 0) + c
+        return Polynomial(terms)
 
     __radd__ = __add__
 
     def __mul__(self, other: object) -> Polynomial:
-        terms: dict[Word, Fraction] = {}
+        terms: dict[Word, Coefficient] = {}
         for (x, c), (y, d) in product(self.terms.items(), _as_polynomial(other).terms.items()):
-            terms[x + y] = terms.get(x + y, Fraction(0)) + c * d
+            terms[x + y] = terms.get(x + y, 0) + c * d
         return Polynomial(terms)
 
     def __rmul__(self, other: object) -> Polynomial:
@@ -71,7 +75,8 @@ def _as_polynomial(x: object) -> Polynomial:
     if isinstance(x, Polynomial):
         return x
     if isinstance(x, int | float | Fraction):
-        return Polynomial({(): Fraction(x)})
+        exact = Fraction(x)
+        return Polynomial({(): exact.numerator if exact.denominator == 1 else exact})
     raise TypeError(f"reads {x!r}: a place that nothing was written to")
 
 
@@ -91,7 +96,7 @@ def symbolic_matrix(letter: str, rows: int, cols: int) -> Array:
     """Return a matrix of distinct symbols, named by the letter and the indices."""
     x = np.empty((rows, cols), dtype=object)
     for i, j in np.ndindex(rows, cols):
-        x[i, j] = Polynomial({(f"{letter}{i}.{j}",): Fraction(1)})
+        x[i, j] = Polynomial({(f"{letter}{i}.{j}",): 1})
     return x
 
 
