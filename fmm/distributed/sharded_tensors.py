@@ -271,6 +271,9 @@ def replace_partial_placements(replacement: Any, placements: Sequence[Any]) -> l
 
 _processes_by_mesh: dict[Any, tuple[Any, MeshProcesses]] = {}
 _sharings_by_mesh: dict[Any, dict[str, AgreedSharing | None]] = {}
+# How many groups `_create_process_group` has created, for each default group of torch and each tuple of global ranks.
+_created_groups: dict[tuple[Any, tuple[int, ...]], int] = {}
+FIRST_GROUP_NUMBER = 1 << 40  # torch's own counter of process groups stays below this number
 
 
 def mesh_processes(mesh: Any) -> MeshProcesses:
@@ -296,9 +299,20 @@ def mesh_processes(mesh: Any) -> MeshProcesses:
 
 
 def _create_process_group(numbers: tuple[int, ...], kind: str) -> Any:
-    """Create a process group of these global ranks, with the time-out of torch's default group."""
-    backend = dist.group.WORLD._get_backend(torch.device(kind))
-    return dist.new_group(list(numbers), timeout=backend.options._timeout, use_local_synchronization=True)
+    """Create a process group of these global ranks, with the time-out of torch's default group.
+
+    Only these processes call this function. torch names the groups that all processes create by a counter of its own,
+    which must be equal in all processes; newer versions of torch count this group too. So the counter is restored. For
+    this group, the counter has a number that torch itself does not reach: torch derives the name from the number.
+    """
+    backend, world = dist.group.WORLD._get_backend(torch.device(kind)), dist.distributed_c10d._world
+    counter, created = world.group_count, _created_groups.get((dist.group.WORLD, numbers), 0)
+    _created_groups[dist.group.WORLD, numbers] = created + 1
+    world.group_count = FIRST_GROUP_NUMBER + created
+    try:
+        return dist.new_group(list(numbers), timeout=backend.options._timeout, use_local_synchronization=True)
+    finally:
+        world.group_count = counter
 
 
 def _agree_on_sharing(a: Any, b: Any, options: SharingOptions) -> AgreedSharing | None:
