@@ -301,8 +301,8 @@ def gram(
             return c
     request.check_operands("gram", ("a",), (a,), unknown)
     constraints = plan, max_error_growth, workspace
-    c = dispatch.dispatch_gram(request.check_gram(a, b, out, (rows, fill, alpha, beta), constraints), key)
-    return c if out is None else request.unwrap_out(out)  # `out` of a library without an adapter was wrapped
+    checked = request.check_gram(a, b, out, (rows, fill, alpha, beta), constraints)
+    return request.result_for_caller(checked, dispatch.dispatch_gram(checked, key), a, b, out)
 
 
 @set_public_signature
@@ -441,8 +441,8 @@ def gemm(
             return c_new
     request.check_operands("gemm", ("a", "b"), (a, b), unknown)
     scalars_and_ops, constraints = (alpha, beta, transpose_a, transpose_b), (plan, max_error_growth, workspace)
-    c_new = dispatch.dispatch_gemm(request.check_gemm(a, b, c, out, scalars_and_ops, constraints), key)
-    return c_new if out is None else request.unwrap_out(out)  # `out` of a library without an adapter was wrapped
+    checked = request.check_gemm(a, b, c, out, scalars_and_ops, constraints)
+    return request.result_for_caller(checked, dispatch.dispatch_gemm(checked, key), a, b, out)
 
 
 @set_public_signature

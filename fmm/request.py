@@ -118,6 +118,21 @@ def check_gemm(
     return GemmRequest(library, a, b, c, out, params._replace(alpha=alpha, beta=beta), checked)
 
 
+def result_for_caller(checked: GemmRequest | GramRequest, c: Any, a: Any, b: Any, out: Any) -> Any:
+    """Return the result C of a checked call as an array of the caller's library; the caller's `out` if it was passed.
+
+    `a`, `b`, `out`: the arrays that the caller passed. Arrays of libraries without an adapter, for example Numba's,
+    were wrapped as CuPy arrays.
+    """
+    if out is not None:
+        return unwrap_out(out)
+    if checked.library.processor == "cpu" or checked.library.is_differentiable or (checked.a is a and checked.b is b):
+        return c
+    from fmm.arrays.cupy_library import to_callers_library  # only CuPy wraps arrays
+
+    return to_callers_library(c, a, a if b is None else b)
+
+
 def _gemm_params(alpha: Any, beta: Any, transpose_a: Any, transpose_b: Any) -> BlasGemmParams:
     ops = []
     for name, value in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):

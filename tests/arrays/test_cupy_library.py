@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -152,6 +154,22 @@ def test_gemm_and_gram_return_the_callers_out(cupy: Any, foreign: str, monkeypat
     assert fmm.gemm(a, b, c, beta=2, out=out) is fmm.gemm(a, b, c, beta=2, out=(out,)) is out
     assert fmm.gram(a, b, out) is fmm.gram(a, b, (out,)) is out
     assert ran == [["a", "b", "c", "out"]] * 2 + [["a", "b", "out"]] * 2
+
+
+@pytest.mark.parametrize("foreign", ["a", "b", "a b"])
+def test_gemm_and_gram_return_arrays_of_the_callers_library(
+    cupy: Any, foreign: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numba's arrays are wrapped as CuPy's, and the result as Numba's, as fmm.matmul does."""
+    monkeypatch.setattr(cupy, "asarray", lambda x: x.x, raising=False)
+    monkeypatch.setattr(ByInterface, "__module__", "numba.cuda.cudadrv")
+    numba = SimpleNamespace(cuda=SimpleNamespace(as_cuda_array=lambda x: ("Numba's", x)))
+    monkeypatch.setitem(sys.modules, "numba", numba)
+    product = drawn(cupy, 110)
+    a, b = (ByInterface(drawn(cupy, 110)) if name in foreign.split() else drawn(cupy, 110) for name in ("a", "b"))
+    for name in ("run_gemm", "run_gram"):
+        monkeypatch.setattr(dispatch, name, lambda *operands: product)
+    assert fmm.gemm(a, b) == fmm.gram(a, b) == ("Numba's", product)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "tf32", "bfloat16"])

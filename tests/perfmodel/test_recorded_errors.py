@@ -36,7 +36,7 @@ def recorded_products(folder: str) -> list[Row]:
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", CARDS)
 @pytest.mark.parametrize(
-    ("kind", "largest"), [("all", 0.03), ("few rows or columns of C", 0.05), ("a long inner side", 0.05)]
+    ("kind", "largest"), [("all", 0.035), ("few rows or columns of C", 0.05), ("a long inner side", 0.05)]
 )
 def test_times_of_f16x3_are_predicted_on_all_shapes(folder: str, kind: str, largest: float) -> None:
     model = tuned_model(SHIPPED_CONFIG, "float32", gpu_from_description(CARDS[folder], "9.0", 132))

@@ -31,7 +31,7 @@ from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, choose
+from fmm.perfmodel.choose import Limits, choose, default_error_growth_limit
 from fmm.perfmodel.default_calibration import TENSOR_MEMORY_CAPABILITIES, WARPGROUP_CAPABILITY
 from fmm.perfmodel.predict import quick_prediction
 from fmm.problem import Problem
@@ -160,8 +160,14 @@ def first_product_trial(problem: Problem, limits: Limits, device: Device) -> onl
 
 
 def _trial_on_largest_blocks(problem: Problem, limits: Limits, device: Device) -> online.OnlineTrial | None:
-    """Return a trial on leading blocks of A and B, the largest predicted to take MAX_PREDICTED_SECONDS or less."""
+    """Return a trial on leading blocks of A and B, the largest predicted to take MAX_PREDICTED_SECONDS or less.
+
+    The trial compares a plan with the vendor's product, and its result holds for all products of the type. So if the
+    limits forbid the vendor's product, the plan is the plan of a call without limits.
+    """
     assert device.guess is not None
+    if limits.forbids_vendor:
+        limits = replace(limits, error_growth=default_error_growth_limit(batches=True))
     for side in BLOCK_SIDES:
         block = Problem(min(problem.m, side), min(problem.k, side), min(problem.n, side), problem.dtype)
         plan = choose(block, device.guess, limits).best.plan

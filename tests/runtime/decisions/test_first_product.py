@@ -130,6 +130,15 @@ def test_a_small_gain_lowers_the_predicted_gain() -> None:
     assert "residues(7) > bytes" in unmeasured.rates and "residues(7) > bytes" not in found.rates
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_limit_below_the_vendors_error_measures_the_usual_plan(dtype: str) -> None:
+    """A slow, accurate plan would leave the whole type to the vendor."""
+    problem = Problem(4096, 4096, 4096, dtype)
+    usual, accurate = (decide_plan(problem, x, gpu("A100")) for x in (PLENTY, replace(PLENTY, error_growth=0.02)))
+    assert usual.trial is not None and accurate.trial is not None
+    assert accurate.trial.plan == usual.trial.plan
+
+
 def test_products_that_measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("H200", "H800", "V100", "B200"):
         assert decided(name, "float32").trial is None, name
