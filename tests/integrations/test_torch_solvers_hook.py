@@ -110,7 +110,6 @@ def test_small_matrices_and_fmms_own_calls_are_declined(solved: list[str], monke
     assert len(solved) == 1
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")
 def test_fmms_own_kernels_are_never_freed(solved: list[str]) -> None:
     """A thread may still run a kernel of fmm while another thread uninstalls fmm."""
     fmm.install("torch-cpu")

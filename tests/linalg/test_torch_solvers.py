@@ -192,7 +192,6 @@ def test_inverses_with_gradients_are_torchs() -> None:
         assert torch.equal(found, expected)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")  # of torch's own forward derivatives
 def test_traces_and_transforms_are_torchs() -> None:
     a = tensor(positive_matrices(9, "float64")["normal"])
     stack = torch.stack([a, 2 * a])
@@ -203,7 +202,6 @@ def test_traces_and_transforms_are_torchs() -> None:
     assert_close(tangent, torch.linalg.cholesky(a) / 2, 40)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")  # of torch's own forward derivatives
 @pytest.mark.parametrize("trans", "NTC")
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_solutions_from_factors_under_transforms_are_torchs(dtype: str, trans: str) -> None:
