@@ -43,6 +43,7 @@ from benchmarks.gpu_steps import (
     several_device_steps,
     single_device_steps,
 )
+from benchmarks.harness import recorded_command
 
 ROOT = Path(__file__).parents[1]
 NOTES_FOLDER = ROOT / ".test-cache" / "gpu-check"  # holds the output of the steps, and the list of ended tests
@@ -60,11 +61,6 @@ def code_digest(root: Path = ROOT) -> str:
             if path.is_file() and "__pycache__" not in path.parts:
                 found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:12]
-
-
-def recorded_command(step: Step) -> str:
-    """Return the step's command without the folders of this machine."""
-    return " ".join(step.command[1:]).replace(f"{ROOT}/", "").replace(sys.executable, "python")
 
 
 def merged_checks(recorded: Iterable[Check], found: Iterable[Check], order: Sequence[str]) -> list[Check]:
@@ -114,7 +110,7 @@ class Checks:
 
     def record_outcome(self, step: Step, outcome: str, seconds: float | None = None) -> None:
         """Write and print the outcome of a step."""
-        ran = {} if seconds is None else {"seconds": round(seconds, 1), "command": recorded_command(step)}
+        ran = {} if seconds is None else {"seconds": round(seconds, 1), "command": recorded_command(step.command[1:])}
         row = {"step": step.name, "outcome": outcome, **ran, "commit": self.about["commit"], "code": self.code}
         rows = merged_checks(self.recorded, [row], self.order)
         ours = [row for row in rows if row.get("code") == self.code]

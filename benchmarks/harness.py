@@ -219,10 +219,15 @@ def gpu_environment(**more: Any) -> Row:
         "numpy": np.__version__,
         "python": sys.version.split()[0],
         "commit": source_commit() or "unknown",
-        "command": " ".join([f"python -m {_started_module()}", *sys.argv[1:]]),
+        "command": recorded_command([f"python -m {_started_module()}", *sys.argv[1:]]),
         "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         **more,
     }
+
+
+def recorded_command(parts: Sequence[str]) -> str:
+    """Return a command as one line, without the folders of this machine."""
+    return " ".join(parts).replace(sys.executable, "python").replace(f"{ROOT}/", "")
 
 
 def _started_module() -> str:

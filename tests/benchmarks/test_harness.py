@@ -197,3 +197,8 @@ def test_tables_leave_out_what_was_measured_with_an_old_kernel(tmp_path: Path) -
     for name, environment in {"good": {}, "old": {"blas_warning": "old kernel"}}.items():
         write_result(tmp_path / name / "speed.json", environment, [{"side": 8}])
     assert [path.parent.name for path, *_ in loaded_results(tmp_path, "*/speed.json")] == ["good"]
+
+
+def test_recorded_commands_name_no_folder_of_this_machine() -> None:
+    parts = [sys.executable, "-m benchmarks", "gram", "--output", str(harness.RESULTS / "machine")]
+    assert harness.recorded_command(parts) == "python -m benchmarks gram --output results/machine"
