@@ -34,7 +34,7 @@ from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem, Shape
 from fmm.runtime import matmul
 from fmm.runtime.decisions.decide import Decision, decide_plan, expected_seconds
-from fmm.runtime.decisions.limits import PlanConstraints
+from fmm.runtime.decisions.limits import PlanConstraints, limits_for_operation
 from fmm.runtime.devices import Device
 from fmm.runtime.progress import Progress, show_progress
 
@@ -301,11 +301,10 @@ def _tile_workspace_limit(constraints: PlanConstraints, free_bytes: int) -> int:
 
 
 def _tile_limits(constraints: PlanConstraints, free_bytes: int, dtype: str, device: Device) -> Limits:
-    """Return the limits of a tile product; integers are exact, so a componentwise bound does not limit their plans."""
     growth = device.error_growth if constraints.error_growth is None else constraints.error_growth
     workspace = _tile_workspace_limit(constraints, free_bytes)
-    componentwise = (constraints.componentwise or is_componentwise_required()) and not DTYPES[dtype].exact
-    return Limits(workspace, growth, is_emulation_allowed(), componentwise)
+    componentwise = constraints.componentwise or is_componentwise_required()
+    return limits_for_operation(Limits(workspace, growth, is_emulation_allowed(), componentwise), "product", dtype)
 
 
 def _largest_workspace_bytes(streaming: StreamedProduct, device: Device, constraints: PlanConstraints) -> int:
